@@ -1,1 +1,33 @@
-//! TODO
+//! The heart of qhx: what a model *is*, apart from where it came from and what runs it.
+//!
+//! A model is a [`Program`]: a short, typed list of operations ([`OpKind`]) over named values, with named weights and named state
+//! ([`Slot`]). The forge writes programs; devices ([`Device`]) run them. This crate owns
+//!
+//! * the language: [`dim`] (symbolic shapes), [`op`] (operations), [`program`], and its checks ([`Checked`]);
+//! * [`encoding`]: how weights are stored, with the plain decoder of every form;
+//! * [`device`]: the traits between a program and a machine;
+//!
+//! It knows no model family, no file format but the program's own JSON, and no instruction set.
+
+pub mod bytes;
+pub mod check;
+pub mod device;
+pub mod dim;
+pub mod encoding;
+pub mod op;
+pub mod program;
+
+pub use bytes::{ALIGNMENT, AlignedBytes, Bytes};
+pub use check::{CheckError, Checked, ValueType};
+pub use device::{
+    Artifact, Call, Device, DeviceError, DeviceInfo, Executable, InputData, LoadOptions, Segment, SlotData, State, Tap, Target, Weights,
+};
+pub use dim::{Bindings, Dim, Shape, Symbol};
+pub use encoding::{BlockEncoding, Encoding, Quants, RowBytes, ScaleType, WeightTensor};
+pub use op::{Activation, ActivationForm, Clip, KeyValue, Mask, Op, OpKind, Routing};
+pub use program::{
+    DType, Generator, Input, KvType, Output, PROGRAM_VERSION, Program, Rotary, RotaryVariant, Slot, Stage, Weight, is_under,
+};
+
+/// A name of a value, weight, slot, stage or op: cheap to clone.
+pub type Name = std::sync::Arc<str>;

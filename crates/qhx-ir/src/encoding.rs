@@ -1,0 +1,382 @@
+//! How the numbers of a weight tensor are stored, and the plain decoder of each form.
+//!
+//! There is one layout for all devices. A tensor of any rank is a stack of **rows** (the last dimension); every row starts at a multiple of
+//! [`ALIGNMENT`] bytes. Quantised tensors keep quants, scales and minima apart, as up to three stored tensors:
+//!
+//! | stored | content of one row of `n` numbers |
+//! |---|---|
+//! | `NAME` | the numbers (f32, f16, bf16) or the quants (int8: one byte each; int4: two in a byte) |
+//! | `NAME.scale` | one scale per block (f16 or f32); for `i8_row` the whole tensor is one f32 per row, unpadded |
+//! | `NAME.min` | one minimum per block, in the scale's type; only where the encoding has minima |
+//!
+//! The last block of a row may be partial: its quants are there in full (the surplus has no meaning).
+//!
+//! | quants | value |
+//! |---|---|
+//! | int8 (signed) | `q · scale`, or `q · scale + min` |
+//! | int4 (0..=15) | `(q − 8) · scale`, or `q · scale + min` |
+//!
+//! int4 packing, per 32 numbers (16 bytes): byte `j` holds number `j` in its low and number `j + 16` in its high half.
+
+use crate::bytes::{ALIGNMENT, AlignedBytes, Bytes};
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+use std::{fmt, str::FromStr};
+
+/// How a weight tensor is stored. Its text form (`f16`, `i8_row`, `i4_block32_min`, `i8_block16/f32` …) is what manifests and programs show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Encoding {
+    /// 32-bit floats.
+    F32,
+    /// 16-bit IEEE floats.
+    F16,
+    /// 16-bit brain floats.
+    Bf16,
+    /// int8, symmetric, one f32 scale per row.
+    I8Row,
+    /// int8 or int4 with a scale (and perhaps a minimum) per block.
+    Block(BlockEncoding),
+}
+
+/// A block-quantised form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockEncoding {
+    /// int8 or int4.
+    pub quants: Quants,
+    /// Numbers per scale: 16 or 32.
+    pub block: usize,
+    /// Whether each block has a minimum that is added.
+    pub min: bool,
+    /// The type of scales and minima.
+    pub scale: ScaleType,
+}
+
+/// The integer type of a block's quants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Quants {
+    /// Signed bytes.
+    I8,
+    /// Unsigned halves of bytes.
+    I4,
+}
+
+/// The type of block scales and minima.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ScaleType {
+    /// 16-bit IEEE floats.
+    F16,
+    /// 32-bit floats (products such as GGUF's super-block scales are exact only here).
+    F32,
+}
+
+impl ScaleType {
+    /// Bytes of one scale.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+}
+
+impl Encoding {
+    /// int8 blocks of 32 with f16 scales.
+    pub const I8_BLOCK32: Self = Self::Block(BlockEncoding { quants: Quants::I8, block: 32, min: false, scale: ScaleType::F16 });
+    /// int4 blocks of 32 with f16 scales.
+    pub const I4_BLOCK32: Self = Self::Block(BlockEncoding { quants: Quants::I4, block: 32, min: false, scale: ScaleType::F16 });
+    /// int4 blocks of 32 with f16 scales and minima.
+    pub const I4_BLOCK32_MIN: Self = Self::Block(BlockEncoding { quants: Quants::I4, block: 32, min: true, scale: ScaleType::F16 });
+
+    /// Whether the numbers are floats, stored one by one.
+    pub fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::F16 | Self::Bf16)
+    }
+
+    /// Every encoding there is, for tests and tables.
+    pub fn all() -> Vec<Self> {
+        let mut all = vec![Self::F32, Self::F16, Self::Bf16, Self::I8Row];
+        for quants in [Quants::I8, Quants::I4] {
+            for block in [32, 16] {
+                for min in [false, true] {
+                    for scale in [ScaleType::F16, ScaleType::F32] {
+                        if (quants, block) != (Quants::I4, 16) {
+                            all.push(Self::Block(BlockEncoding { quants, block, min, scale }));
+                        }
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// Bytes of one row of `columns` numbers in each stored tensor, padding included. `None` when a size overflows.
+    pub fn row_bytes(self, columns: usize) -> Option<RowBytes> {
+        let pad = |bytes: usize| bytes.checked_next_multiple_of(ALIGNMENT);
+        Some(match self {
+            Self::F32 => RowBytes { data: pad(columns.checked_mul(4)?)?, scale: 0, min: 0 },
+            Self::F16 | Self::Bf16 => RowBytes { data: pad(columns.checked_mul(2)?)?, scale: 0, min: 0 },
+            Self::I8Row => RowBytes { data: pad(columns)?, scale: 4, min: 0 },
+            Self::Block(b) => {
+                let data = match b.quants {
+                    Quants::I8 => columns.checked_next_multiple_of(b.block)?,
+                    Quants::I4 => columns.checked_next_multiple_of(32)? / 2,
+                };
+                let scale = pad(columns.div_ceil(b.block).checked_mul(b.scale.bytes())?)?;
+                RowBytes { data: pad(data)?, scale, min: if b.min { scale } else { 0 } }
+            }
+        })
+    }
+}
+
+/// Bytes that one row takes in the stored tensors `NAME`, `NAME.scale` and `NAME.min`; 0 where there is no such tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowBytes {
+    /// In `NAME`.
+    pub data: usize,
+    /// In `NAME.scale`.
+    pub scale: usize,
+    /// In `NAME.min`.
+    pub min: usize,
+}
+
+impl fmt::Display for Encoding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::F32 => f.write_str("f32"),
+            Self::F16 => f.write_str("f16"),
+            Self::Bf16 => f.write_str("bf16"),
+            Self::I8Row => f.write_str("i8_row"),
+            Self::Block(b) => {
+                let quants = match b.quants {
+                    Quants::I8 => "i8",
+                    Quants::I4 => "i4",
+                };
+                write!(f, "{quants}_block{}{}", b.block, if b.min { "_min" } else { "" })?;
+                match b.scale {
+                    ScaleType::F16 => Ok(()),
+                    ScaleType::F32 => f.write_str("/f32"),
+                }
+            }
+        }
+    }
+}
+
+impl FromStr for Encoding {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::all().into_iter().find(|e| e.to_string() == text).ok_or_else(|| {
+            let names: Vec<_> = Self::all().iter().map(Self::to_string).collect();
+            format!("unknown weight encoding `{text}`; known are {}", names.join(", "))
+        })
+    }
+}
+
+impl Serialize for Encoding {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Encoding {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// A weight tensor in memory, in the one layout. Lengths are checked when it is made, so row access cannot go wrong.
+#[derive(Clone, Debug)]
+pub struct WeightTensor {
+    encoding: Encoding,
+    shape: Vec<usize>,
+    row_bytes: RowBytes,
+    data: Bytes,
+    scale: Option<Bytes>,
+    min: Option<Bytes>,
+}
+
+impl WeightTensor {
+    /// Puts the stored parts together; an error says which part has the wrong length.
+    pub fn new(encoding: Encoding, shape: Vec<usize>, data: Bytes, scale: Option<Bytes>, min: Option<Bytes>) -> Result<Self, String> {
+        let overflow = || format!("a tensor of shape {shape:?} is too large");
+        let columns = *shape.last().ok_or("a weight needs at least one dimension")?;
+        let rows = shape[..shape.len() - 1].iter().try_fold(1usize, |n, &d| n.checked_mul(d)).ok_or_else(overflow)?;
+        let row_bytes = encoding.row_bytes(columns).ok_or_else(overflow)?;
+        let parts =
+            [("data", row_bytes.data, Some(&data)), ("scale", row_bytes.scale, scale.as_ref()), ("min", row_bytes.min, min.as_ref())];
+        for (part, per_row, bytes) in parts {
+            let expected = rows.checked_mul(per_row).ok_or_else(overflow)?;
+            match bytes {
+                Some(bytes) if bytes.len() != expected || per_row == 0 => {
+                    return Err(format!(
+                        "{part} of a {encoding} tensor of shape {shape:?} must have {expected} bytes, found {}",
+                        bytes.len()
+                    ));
+                }
+                None if per_row != 0 => return Err(format!("a {encoding} tensor needs its `.{part}` tensor")),
+                _ => {}
+            }
+            if bytes.is_some_and(|b| b.as_ptr() as usize % 4 != 0) {
+                return Err(format!("{part} is not aligned to 4 bytes"));
+            }
+        }
+        Ok(Self { encoding, shape, row_bytes, data, scale, min })
+    }
+
+    /// An f32 tensor holding a copy of `values` (rows padded as the layout asks).
+    pub fn from_f32(shape: &[usize], values: &[f32]) -> Result<Self, String> {
+        let columns = *shape.last().ok_or("a weight needs at least one dimension")?;
+        let row_bytes = Encoding::F32.row_bytes(columns).ok_or("tensor too large")?.data;
+        let rows = values.len().checked_div(columns).unwrap_or(0);
+        let mut data = AlignedBytes::zeroed(rows * row_bytes);
+        for (row, values) in values.chunks_exact(columns.max(1)).enumerate() {
+            data.as_mut()[row * row_bytes..][..columns * 4].copy_from_slice(bytemuck::cast_slice(values));
+        }
+        Self::new(Encoding::F32, shape.to_vec(), data.into(), None, None)
+    }
+
+    /// How the numbers are stored.
+    pub fn encoding(&self) -> Encoding {
+        self.encoding
+    }
+
+    /// The logical shape (no padding).
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Length of a row: the last dimension.
+    pub fn columns(&self) -> usize {
+        self.shape.last().copied().unwrap_or(0)
+    }
+
+    /// Number of rows: the product of all dimensions but the last.
+    pub fn rows(&self) -> usize {
+        self.shape[..self.shape.len().saturating_sub(1)].iter().product()
+    }
+
+    /// Bytes of a row in each stored tensor.
+    pub fn row_bytes(&self) -> RowBytes {
+        self.row_bytes
+    }
+
+    /// All stored bytes: data, scales and minima.
+    pub fn stored_bytes(&self) -> usize {
+        self.rows() * (self.row_bytes.data + self.row_bytes.scale + self.row_bytes.min)
+    }
+
+    /// The numbers or quants, row after row.
+    pub fn data(&self) -> &[u8] {
+        &self.data
+    }
+
+    /// The scales (empty for floats).
+    pub fn scale(&self) -> &[u8] {
+        self.scale.as_deref().unwrap_or(&[])
+    }
+
+    /// The minima (empty where the encoding has none).
+    pub fn min(&self) -> &[u8] {
+        self.min.as_deref().unwrap_or(&[])
+    }
+
+    /// Decodes row `row` into `out`, which has `columns` places. Plain and obviously right; devices have faster ones.
+    pub fn decode_row(&self, row: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), self.columns(), "decode_row needs room for exactly one row");
+        let bytes = &self.data()[row * self.row_bytes.data..][..self.row_bytes.data];
+        match self.encoding {
+            Encoding::F32 => out.copy_from_slice(&bytemuck::cast_slice(bytes)[..out.len()]),
+            Encoding::F16 => out.iter_mut().zip(bytemuck::cast_slice::<u8, f16>(bytes)).for_each(|(o, v)| *o = v.to_f32()),
+            Encoding::Bf16 => out.iter_mut().zip(bytemuck::cast_slice::<u8, bf16>(bytes)).for_each(|(o, v)| *o = v.to_f32()),
+            Encoding::I8Row => {
+                let scale = bytemuck::cast_slice::<u8, f32>(self.scale())[row];
+                out.iter_mut().zip(bytes).for_each(|(o, &q)| *o = q as i8 as f32 * scale);
+            }
+            Encoding::Block(b) => {
+                for (i, o) in out.iter_mut().enumerate() {
+                    let scale = self.block_number(self.scale(), self.row_bytes.scale, b.scale, row, i / b.block);
+                    let min = if b.min { self.block_number(self.min(), self.row_bytes.min, b.scale, row, i / b.block) } else { 0.0 };
+                    *o = self.quant(row, i) as f32 * scale + min;
+                }
+            }
+        }
+    }
+
+    /// The integer that number `column` of row `row` is stored as: int8 as it is, int4 without minima moved to −8..=7.
+    /// Meaningless (0) for floats.
+    pub fn quant(&self, row: usize, column: usize) -> i32 {
+        let bytes = &self.data()[row * self.row_bytes.data..][..self.row_bytes.data];
+        match self.encoding {
+            Encoding::I8Row | Encoding::Block(BlockEncoding { quants: Quants::I8, .. }) => bytes[column] as i8 as i32,
+            Encoding::Block(BlockEncoding { quants: Quants::I4, min, .. }) => {
+                let byte = bytes[column / 32 * 16 + column % 16];
+                let q = if column % 32 < 16 { byte & 15 } else { byte >> 4 };
+                q as i32 - if min { 0 } else { 8 }
+            }
+            _ => 0,
+        }
+    }
+
+    /// The scale that applies to number `column` of row `row` (1 for floats).
+    pub fn scale_at(&self, row: usize, column: usize) -> f32 {
+        match self.encoding {
+            Encoding::I8Row => bytemuck::cast_slice::<u8, f32>(self.scale())[row],
+            Encoding::Block(b) => self.block_number(self.scale(), self.row_bytes.scale, b.scale, row, column / b.block),
+            _ => 1.0,
+        }
+    }
+
+    /// The minimum that applies to number `column` of row `row` (0 where there is none).
+    pub fn min_at(&self, row: usize, column: usize) -> f32 {
+        match self.encoding {
+            Encoding::Block(b) if b.min => self.block_number(self.min(), self.row_bytes.min, b.scale, row, column / b.block),
+            _ => 0.0,
+        }
+    }
+
+    fn block_number(&self, bytes: &[u8], row_bytes: usize, kind: ScaleType, row: usize, block: usize) -> f32 {
+        let row = &bytes[row * row_bytes..][..row_bytes];
+        match kind {
+            ScaleType::F16 => bytemuck::cast_slice::<u8, f16>(row)[block].to_f32(),
+            ScaleType::F32 => bytemuck::cast_slice::<u8, f32>(row)[block],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip() {
+        for encoding in Encoding::all() {
+            assert_eq!(encoding.to_string().parse::<Encoding>().unwrap(), encoding);
+        }
+        assert!("i4_block16".parse::<Encoding>().unwrap_err().contains("known are"));
+    }
+
+    #[test]
+    fn rows_are_padded_and_sizes_checked() {
+        assert_eq!(Encoding::I4_BLOCK32_MIN.row_bytes(576).unwrap(), RowBytes { data: 320, scale: 64, min: 64 });
+        assert_eq!(Encoding::F32.row_bytes(1).unwrap().data, 64);
+        assert!(Encoding::F32.row_bytes(usize::MAX / 2).is_none());
+        let short = WeightTensor::new(Encoding::F16, vec![2, 3], AlignedBytes::zeroed(64).into(), None, None);
+        assert!(short.unwrap_err().contains("must have 128 bytes, found 64"));
+        let bare = WeightTensor::new(Encoding::I8Row, vec![2, 3], AlignedBytes::zeroed(128).into(), None, None);
+        assert!(bare.unwrap_err().contains(".scale"));
+    }
+
+    #[test]
+    fn int4_packing() {
+        let mut data = AlignedBytes::zeroed(64);
+        data.as_mut()[0] = 0x2f; // number 0 is 15, number 16 is 2
+        let scale = AlignedBytes::copy_of(&{
+            let mut s = [0u8; 64];
+            s[..2].copy_from_slice(&f16::from_f32(0.5).to_le_bytes());
+            s
+        });
+        let w = WeightTensor::new(Encoding::I4_BLOCK32, vec![1, 32], data.into(), Some(scale.into()), None).unwrap();
+        let mut row = [0.0; 32];
+        w.decode_row(0, &mut row);
+        assert_eq!((row[0], row[16], row[1]), (3.5, -3.0, -4.0));
+    }
+}

@@ -1,0 +1,316 @@
+//! Programs: typed lists of ops over named values, with named weights, rotaries and state slots.
+
+use crate::{Encoding, Name, Op, Shape};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The version of the program format that this code reads and writes.
+pub const PROGRAM_VERSION: u32 = 1;
+
+/// A model, or a tower of one, as data. JSON is its readable form: see [`Program::to_json`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Program {
+    /// [`PROGRAM_VERSION`].
+    pub program_version: u32,
+    /// `text`, `vision`, `audio` …
+    pub name: Name,
+    /// What a call brings, in the order in which it brings them.
+    pub inputs: Vec<Input>,
+    /// What a call gives back.
+    pub outputs: Vec<Output>,
+    /// State that outlives a call.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub slots: BTreeMap<Name, Slot>,
+    /// Total lengths beyond which constants change: epoch `e` holds while exactly `e` of these are below the total length.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub epochs: Vec<usize>,
+    /// Rotary tables.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub rotaries: BTreeMap<Name, Rotary>,
+    /// The default stages, in order. Every op's path lies under exactly one.
+    pub stages: Vec<Stage>,
+    /// Weights by name, as the bundle stores them.
+    pub weights: BTreeMap<Name, Weight>,
+    /// The steps, in order.
+    pub ops: Vec<Op>,
+}
+
+/// A value that a call brings.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Input {
+    /// The value's name.
+    pub name: Name,
+    /// Its type.
+    pub dtype: DType,
+    /// Its shape.
+    pub shape: Shape,
+    /// Who makes it, by behaviour.
+    pub generator: Generator,
+}
+
+/// How the runtime makes an input. By behaviour, never by model family.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Generator {
+    /// Token ids `[T]`.
+    #[serde(rename = "ids")]
+    Ids,
+    /// Token ids with media placeholders replaced by the padding id `[T]`.
+    #[serde(rename = "ids_media_as_pad")]
+    IdsMediaAsPad,
+    /// The row's index in its session, `[1, T]`.
+    #[serde(rename = "positions.sequence")]
+    PositionsSequence,
+    /// Time, height and width positions, `[3, T]`; equal to the sequence for text.
+    #[serde(rename = "positions.mrope")]
+    PositionsMrope,
+    /// Numbers of the rows whose outputs are wanted, `[L]`.
+    #[serde(rename = "wanted_rows")]
+    WantedRows,
+    /// Soft rows (encoded media) `[R, hidden]`.
+    #[serde(rename = "soft_rows")]
+    SoftRows,
+    /// Rows to be added after a text layer, by number of the deepstack output, `[R, hidden]`.
+    #[serde(rename = "deepstack_rows")]
+    DeepstackRows(usize),
+    /// The call's row numbers at which soft rows land, `[R]`.
+    #[serde(rename = "soft_rows_at")]
+    SoftRowsAt,
+    /// Image patches `[T, numbers]`, in merge- or pool-block order.
+    #[serde(rename = "patches")]
+    Patches,
+    /// Row and column of each patch, `[2, T]`.
+    #[serde(rename = "patch_grid")]
+    PatchGrid,
+    /// Column of each patch, `[T]`, as a table row number.
+    #[serde(rename = "patch_columns")]
+    PatchColumns,
+    /// Row of each patch, `[T]`, as a table row number.
+    #[serde(rename = "patch_rows")]
+    PatchRows,
+    /// Table rows for interpolated positions `[T, 4]`.
+    #[serde(rename = "interpolation_taps.index")]
+    InterpolationIndex,
+    /// Their factors `[T, 4]`.
+    #[serde(rename = "interpolation_taps.factor")]
+    InterpolationFactor,
+    /// Audio feature frames `[T, bins]`, valid ones only.
+    #[serde(rename = "frames")]
+    Frames,
+    /// A value made by another part of a program that was cut in two.
+    #[serde(rename = "carried")]
+    Carried,
+}
+
+/// A value that a call gives back.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Output {
+    /// What callers ask for: `logits`, `soft_rows`, `deepstack.0` …
+    pub name: Name,
+    /// The value.
+    pub value: Name,
+}
+
+/// The type of a value's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DType {
+    /// Activations.
+    F32,
+    /// Ids, positions, row numbers.
+    I32,
+}
+
+/// State that outlives a call. The session owns it; ops name it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Slot {
+    /// Keys and values, a row per committed position: canonical form `[position, kv_heads, head_dim]`.
+    Kv {
+        /// Key/value heads.
+        kv_heads: usize,
+        /// Numbers per head.
+        head_dim: usize,
+        /// The largest window of its readers; absent: all rows are read.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        window: Option<usize>,
+        /// How rows are kept.
+        dtype: KvType,
+    },
+    /// The last `rows` inputs of a causal convolution, oldest first, zeros at the start: `[rows, channels]`, f32.
+    Fifo {
+        /// Kernel length − 1.
+        rows: usize,
+        /// Channels.
+        channels: usize,
+    },
+    /// Delta-rule state `[heads, key_dim, value_dim]`, f32, zeros at the start.
+    Delta {
+        /// Value heads.
+        heads: usize,
+        /// Numbers per key.
+        key_dim: usize,
+        /// Numbers per value.
+        value_dim: usize,
+    },
+}
+
+impl Slot {
+    /// Whether the slot holds a running state instead of rows by position.
+    pub fn is_recurrent(&self) -> bool {
+        !matches!(self, Self::Kv { .. })
+    }
+
+    /// Bytes for a session of `context` rows.
+    pub fn bytes(&self, context: usize) -> u64 {
+        match *self {
+            Self::Kv { kv_heads, head_dim, dtype, .. } => 2 * (context * kv_heads * head_dim * dtype.bytes()) as u64,
+            // Double-buffered: a step is a transaction.
+            Self::Fifo { rows, channels } => 2 * (rows * channels * 4) as u64,
+            Self::Delta { heads, key_dim, value_dim } => 2 * (heads * key_dim * value_dim * 4) as u64,
+        }
+    }
+}
+
+/// The type in which a KV slot keeps its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KvType {
+    /// 32-bit floats.
+    F32,
+    /// 16-bit IEEE floats, rounded to nearest even.
+    F16,
+}
+
+impl KvType {
+    /// Bytes of one number.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 => 2,
+        }
+    }
+}
+
+/// A rotary embedding as data. Frequency `f` turns one pair of numbers by the angle `positions[stream[f]] · inv_freq[f]`.
+///
+/// A block (start, length) has `length / 2` frequencies; its frequency `i` pairs number `start + i` with `start + i + length / 2`:
+/// `(a, b) → (a·cos − b·sin, b·cos + a·sin)`, cos and sin multiplied by the amplitude. Frequencies are counted through all blocks.
+/// Numbers outside the blocks pass unchanged.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rotary {
+    /// (start, length) in the head.
+    pub blocks: Vec<(usize, usize)>,
+    /// Position stream per frequency; empty: stream 0 for all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub streams: Vec<usize>,
+    /// One for all epochs, or one per epoch.
+    pub variants: Vec<RotaryVariant>,
+}
+
+/// The numbers of a [`Rotary`] in one epoch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RotaryVariant {
+    /// One per frequency.
+    pub inv_freq: Vec<f32>,
+    /// Factor on cos and sin.
+    pub amplitude: f32,
+}
+
+impl Rotary {
+    /// The numbers that hold in `epoch`.
+    pub fn variant(&self, epoch: usize) -> &RotaryVariant {
+        &self.variants[epoch.min(self.variants.len() - 1)]
+    }
+
+    /// The position stream of frequency `f`.
+    pub fn stream(&self, f: usize) -> usize {
+        self.streams.get(f).copied().unwrap_or(0)
+    }
+}
+
+/// A named part of the program: all ops whose path starts with its name.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stage {
+    /// `embed`, `layers.3.attn`, `lm_head` …
+    pub name: Name,
+    /// The value that shows the stage's effect: as a rule the residual stream after it. Absent in a part of a program that does not complete the stage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tap: Option<Name>,
+}
+
+/// A weight as the program expects it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Weight {
+    /// Logical shape.
+    pub shape: Vec<usize>,
+    /// How it is stored.
+    pub encoding: Encoding,
+}
+
+impl Program {
+    /// The epoch that holds for a total length (prompt and answer so far).
+    pub fn epoch(&self, total: usize) -> usize {
+        self.epochs.iter().filter(|&&limit| limit < total).count()
+    }
+
+    /// The default stage under which a path lies: the longest one that is a dotted prefix of it.
+    pub fn stage_of(&self, path: &str) -> Option<&Stage> {
+        self.stages.iter().filter(|s| is_under(path, &s.name)).max_by_key(|s| s.name.len())
+    }
+
+    /// The readable form: one line for each input, stage, weight and op.
+    pub fn to_json(&self) -> String {
+        use serde_json::Value;
+        let line = |value: &Value| value.to_string();
+        let fields = match serde_json::to_value(self) {
+            Ok(Value::Object(fields)) => fields,
+            // A struct of strings, numbers and lists always serialises to an object.
+            other => unreachable!("a program serialises to an object, not {other:?}"),
+        };
+        let mut text = String::from("{");
+        for (i, (name, value)) in fields.iter().enumerate() {
+            text += if i == 0 { "\n  " } else { ",\n  " };
+            text += &format!("{}: ", Value::from(name.as_str()));
+            match value {
+                Value::Array(items) if items.iter().any(Value::is_object) => {
+                    let lines: Vec<_> = items.iter().map(|item| format!("    {}", line(item))).collect();
+                    text += &format!("[\n{}\n  ]", lines.join(",\n"));
+                }
+                Value::Object(items) if !items.is_empty() => {
+                    let lines: Vec<_> = items.iter().map(|(k, v)| format!("    {}: {}", Value::from(k.as_str()), line(v))).collect();
+                    text += &format!("{{\n{}\n  }}", lines.join(",\n"));
+                }
+                value => text += &line(value),
+            }
+        }
+        text + "\n}\n"
+    }
+
+    /// Reads a program; unknown fields and other versions are errors. Call [`crate::Checked::new`] before use.
+    pub fn from_json(text: &str) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Version {
+            program_version: u32,
+        }
+        let version: Version = serde_json::from_str(text).map_err(|e| format!("not a program: {e}"))?;
+        if version.program_version != PROGRAM_VERSION {
+            return Err(format!(
+                "program_version {} is not {PROGRAM_VERSION}, the one this qhx reads: forge the bundle again or update qhx",
+                version.program_version
+            ));
+        }
+        serde_json::from_str(text).map_err(|e| format!("not a program: {e}"))
+    }
+}
+
+/// Whether `path` is `stage` or lies under it.
+pub fn is_under(path: &str, stage: &str) -> bool {
+    path.strip_prefix(stage).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
