@@ -243,8 +243,6 @@ impl Call<'_> {
             return wrong(format!("epoch {} of {}", self.epoch, program.epochs.len() + 1));
         }
         let (mut next, step) = (0, program.limits().segment_step);
-        let divisor =
-            program.ops.iter().flat_map(|op| op.outputs()).filter_map(|v| program.value_type(&v).shape.first()?.rows_per_row()).max();
         for segment in self.segments.iter() {
             let end = segment.first_row.saturating_add(segment.valid_rows);
             if segment.first_row < next || end > rows || segment.valid_rows == 0 || segment.first_row % step != 0 {
