@@ -1,0 +1,182 @@
+"""Runs a checkpoint in transformers and records what it computes: greedy tokens, the logits behind them, residual streams."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+import weights
+from families import Family
+
+CHUNK = 64
+NEW_TOKENS = 24
+LENGTHS = [1, 5, 17, 63, 64, 65, 70, 529, 1100]
+STEP_LOGITS = ["len5", "len17", "len70"]
+TAPPED = "len17"
+ATTEMPTS = 400
+CACHE_TOLERANCE = 1e-3
+
+
+@dataclass
+class Answer:
+    """A greedy continuation and the logits each of its tokens was chosen from."""
+
+    ids: list[int]
+    greedy: list[int] = field(default_factory=list)
+    logits: torch.Tensor | None = None
+    text: str | None = None
+    messages: list[dict] | None = None
+
+    @property
+    def margins(self) -> torch.Tensor:
+        best = self.logits.topk(2, dim=-1).values
+        return best[:, 0] - best[:, 1]
+
+
+@dataclass
+class Health:
+    """What an answer must be like to be worth comparing with: clear choices, and not always the same token."""
+
+    new_tokens: int = NEW_TOKENS
+    margin: float = 0.03
+    distinct: int = 12
+
+    def accepts(self, answer: Answer) -> bool:
+        return (len(answer.greedy) == self.new_tokens and len(set(answer.greedy)) >= self.distinct
+                and answer.margins.min().item() >= self.margin)
+
+
+def record(family: Family, name: str, seed: int, model: torch.nn.Module, tokenizer, folder: Path) -> None:
+    """Write `oracle.json` and `oracle.safetensors` for the model in `folder`."""
+    plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model.generation_config.eos_token_id = None  # answers have a fixed length
+    ordinary = ordinary_ids(folder)
+    answers = {}
+    for length in prompt_lengths(model.config.get_text_config()):
+        prompt = f"len{length}"
+        answers[prompt] = find_healthy(
+            model, Health(), lambda attempt: Answer(random_ids(seed, prompt, attempt, length, ordinary)))
+    answers["gen300"] = find_healthy(
+        model, Health(new_tokens=300, margin=0.005, distinct=40),
+        lambda attempt: Answer(random_ids(seed, "gen300", attempt, 17, ordinary)))
+    answers["chat"] = find_healthy(model, Health(), lambda attempt: chat_prompt(tokenizer, plain, attempt))
+    for answer in answers.values():
+        check_without_cache(model, answer)
+
+    tensors = {f"{prompt}.step_logits": answers[prompt].logits for prompt in STEP_LOGITS}
+    streams, logits = residual_streams(family, model, answers[TAPPED].ids)
+    tensors |= {f"{TAPPED}.tap.{stage}": stream for stage, stream in streams.items()}
+    tensors[f"{TAPPED}.prompt_logits"] = logits
+    save_file({key: value.contiguous() for key, value in tensors.items()}, folder / "oracle.safetensors")
+    write_answers(name, seed, answers, folder)
+
+
+def find_healthy(model: torch.nn.Module, health: Health, prompt) -> Answer:
+    """The first prompt among those that `prompt(attempt)` proposes whose answer is healthy."""
+    for attempt in range(ATTEMPTS):
+        answer = prompt(attempt)
+        generate(model, answer, health)
+        if health.accepts(answer):
+            return answer
+    raise SystemExit(f"no healthy answer in {ATTEMPTS} attempts for {health}; change the weights' scales or the seed")
+
+
+def generate(model: torch.nn.Module, answer: Answer, health: Health) -> None:
+    """Greedy decoding as transformers does it, with its cache; gives up at the first unclear choice."""
+    inputs = torch.tensor([answer.ids])
+    result = model.generate(
+        inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=health.new_tokens,
+        return_dict_in_generate=True, output_logits=True, output_scores=True,
+        stopping_criteria=StoppingCriteriaList([ThinMargin(health.margin)]),
+    )
+    answer.greedy = result.sequences[0, len(answer.ids):].tolist()
+    answer.logits = torch.cat(result.logits).float()
+
+
+class ThinMargin(StoppingCriteria):
+    """Stops where the two best tokens are too close to tell right from wrong."""
+
+    def __init__(self, margin: float):
+        self.margin = margin
+
+    def __call__(self, input_ids, scores, **kwargs):
+        best = scores[-1].topk(2, dim=-1).values
+        return best[:, 0] - best[:, 1] < self.margin
+
+
+@torch.no_grad()
+def check_without_cache(model: torch.nn.Module, answer: Answer) -> None:
+    """One pass over prompt and answer must choose the same tokens: the cached path is not trusted blindly."""
+    everything = torch.tensor([answer.ids + answer.greedy[:-1]])
+    logits = model(input_ids=everything, use_cache=False).logits[0, len(answer.ids) - 1:]
+    worst = (logits - answer.logits).abs().max().item()
+    if logits.argmax(-1).tolist() != answer.greedy or worst > CACHE_TOLERANCE:
+        raise SystemExit(f"cached and uncached logits differ by {worst} on a prompt of {len(answer.ids)} tokens")
+
+
+@torch.no_grad()
+def residual_streams(family: Family, model: torch.nn.Module, ids: list[int]) -> tuple[dict, torch.Tensor]:
+    """The residual stream after each stage for one prompt, and the logits of all its rows."""
+    streams, hooks = {}, []
+
+    def keep(stage: str, value: torch.Tensor) -> None:
+        streams[stage] = value[0].detach().clone()
+
+    layers = (getattr(model.model, "language_model", None) or model.model).layers
+    hooks.append(layers[0].register_forward_pre_hook(lambda module, args: keep("embed", args[0])))
+    for index, layer in enumerate(layers):
+        norm = getattr(layer, family.attention_residual)
+        hooks.append(norm.register_forward_pre_hook(
+            lambda module, args, stage=f"layers.{index}.attn": keep(stage, args[0])))
+        hooks.append(layer.register_forward_hook(
+            lambda module, args, output, stage=f"layers.{index}.{family.feed_forward_stage}":
+            keep(stage, output[0] if isinstance(output, tuple) else output)))
+    logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    for hook in hooks:
+        hook.remove()
+    return streams, logits
+
+
+def prompt_lengths(config) -> list[int]:
+    """The usual lengths, and those at the edge of a sliding window when there is one."""
+    window = getattr(config, "sliding_window", None)
+    edges = [window - 1, window, window + 1, 2 * window + 3] if window else []
+    return sorted({length for length in LENGTHS + edges if length > 0})
+
+
+def random_ids(seed: int, name: str, attempt: int, length: int, ordinary: list[int]) -> list[int]:
+    picks = weights.generator(seed, f"{name}/{attempt}").integers(len(ordinary), size=length)
+    return [ordinary[pick] for pick in picks]
+
+
+def ordinary_ids(folder: Path) -> list[int]:
+    """Ids that stand for text: no added tokens, no placeholders."""
+    described = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    added = {token["id"] for token in described["added_tokens"]}
+    return sorted(index for index in described["model"]["vocab"].values() if index not in added)
+
+
+def chat_prompt(tokenizer, plain: Tokenizer, attempt: int) -> Answer:
+    messages = [{"role": "user", "content": f"What is the answer to question {attempt}?"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return Answer(plain.encode(text, add_special_tokens=False).ids, text=text, messages=messages)
+
+
+def write_answers(name: str, seed: int, answers: dict[str, Answer], folder: Path) -> None:
+    """One line per prompt, so that a change is readable in a diff."""
+    head = {"family": name, "transformers": transformers.__version__, "seed": seed, "chunk_hint": CHUNK}
+    lines = [f'  "{key}": {json.dumps(value)},' for key, value in head.items()]
+    prompts = []
+    for prompt, answer in answers.items():
+        entry = {"name": prompt, "ids": answer.ids, "greedy": answer.greedy,
+                 "min_margin": round(answer.margins.min().item(), 4)}
+        if answer.text is not None:
+            entry |= {"messages": answer.messages, "text": answer.text}
+        prompts.append("    " + json.dumps(entry, ensure_ascii=False))
+    text = "{\n" + "\n".join(lines) + '\n  "prompts": [\n' + ",\n".join(prompts) + "\n  ]\n}\n"
+    (folder / "oracle.json").write_text(text, encoding="utf-8")
