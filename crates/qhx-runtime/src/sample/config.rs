@@ -1,0 +1,81 @@
+//! The sampling settings and their limits.
+
+use serde::{Deserialize, Serialize};
+
+/// How tokens are chosen. The default is greedy: the most probable token, exactly.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SamplerConfig {
+    /// 0 is greedy; above it, larger is more random.
+    pub temperature: f32,
+    /// Keep only this many of the most probable tokens; 0 keeps all.
+    pub top_k: usize,
+    /// Keep the smallest set of most probable tokens that together reach this probability; 1 keeps all.
+    pub top_p: f32,
+    /// Keep tokens at least this fraction as probable as the most probable one; 0 keeps all.
+    pub min_p: f32,
+    /// Above 1 makes tokens that were already used less likely; 1 is off.
+    pub repetition_penalty: f32,
+    /// How many of the latest tokens the repetition penalty looks at; absent means all, prompt included.
+    pub repetition_window: Option<usize>,
+    /// Starting point of the random numbers: the same seed repeats the same text.
+    pub seed: u64,
+    /// Whether temperature acts before or after the filters.
+    pub order: FilterOrder,
+}
+
+/// Where temperature stands among the filters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FilterOrder {
+    /// Temperature, then top-k, top-p, min-p: the order of transformers and vLLM, for which model cards give their numbers.
+    #[default]
+    TemperatureFirst,
+    /// Top-k, top-p, min-p, then temperature: the order of several local runners; a high temperature does not widen the choice.
+    TemperatureLast,
+}
+
+/// A sampling setting outside its limits.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("sampling: {field} must be {expected}, found {found}")]
+pub struct SamplerConfigError {
+    /// The setting, spelled as in [`SamplerConfig`].
+    pub field: &'static str,
+    /// What it may be.
+    pub expected: &'static str,
+    /// What it was.
+    pub found: f32,
+}
+
+impl Default for SamplerConfig {
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            repetition_window: None,
+            seed: 0,
+            order: FilterOrder::default(),
+        }
+    }
+}
+
+impl SamplerConfig {
+    /// Checks each setting against its limits; the error names the first that is wrong.
+    pub fn validate(&self) -> Result<(), SamplerConfigError> {
+        let limits = [
+            ("temperature", self.temperature, "a number from 0 up", self.temperature >= 0.0),
+            ("top_p", self.top_p, "above 0 and at most 1", self.top_p > 0.0 && self.top_p <= 1.0),
+            ("min_p", self.min_p, "from 0 to 1", (0.0..=1.0).contains(&self.min_p)),
+            ("repetition_penalty", self.repetition_penalty, "a number above 0", self.repetition_penalty > 0.0),
+        ];
+        for (field, found, expected, within) in limits {
+            if !within || !found.is_finite() {
+                return Err(SamplerConfigError { field, expected, found });
+            }
+        }
+        Ok(())
+    }
+}
