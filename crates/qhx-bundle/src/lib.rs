@@ -1,1 +1,13 @@
-//! TODO
+//! Bundles: a folder with a manifest, programs, weights and a tokenizer, and the checks that make it safe to run.
+//!
+//! This crate owns the manifest and its schema, paths that cannot leave the folder, integrity sums, weights over a mapping or over
+//! memory, and atomic writing. It knows neither checkpoints nor devices, and no model family.
+
+mod hash;
+mod json;
+pub mod manifest;
+mod path;
+
+pub use hash::Digest;
+pub use manifest::{Manifest, ManifestError};
+pub use path::{BundlePath, PathError};
