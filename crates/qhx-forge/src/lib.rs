@@ -1,1 +1,56 @@
-//! TODO
+//! The forge: turns Hugging Face checkpoints and GGUF files into bundles.
+//!
+//! ```text
+//! checkpoint ──read──▶ config, tensors ──families──▶ programs + recipes ──forge──▶ bundle
+//!   folder or GGUF                          precision decides encodings      streamed, row by row
+//! ```
+//!
+//! [`read`] knows file formats, [`families`] know models, [`model`] is the pen they write with, [`precision`] and [`encode`] know how weights are stored, and
+//! [`forge`] runs the whole. Nothing here knows a device.
+
+pub mod config;
+pub mod encode;
+pub mod families;
+pub mod forge;
+pub mod model;
+pub mod precision;
+pub mod read;
+pub mod rotary;
+pub mod synth;
+
+pub use config::Config;
+pub use forge::{ForgeOptions, Forged, Progress, forge_checkpoint, forge_synthetic};
+pub use precision::Precision;
+
+/// Why no bundle was made.
+#[derive(Debug, thiserror::Error)]
+pub enum ForgeError {
+    /// The checkpoint cannot be read.
+    #[error(transparent)]
+    Read(#[from] read::ReadError),
+    /// The configuration is wrong, or of a variant that is not supported.
+    #[error("config.json: `{field}` {reason}")]
+    Config {
+        /// The field, with its section.
+        field: String,
+        /// What was expected and found.
+        reason: String,
+    },
+    /// A tensor does not fit what the configuration says.
+    #[error("tensor `{tensor}`: {reason}")]
+    Tensor {
+        /// Its name in the checkpoint.
+        tensor: String,
+        /// What was expected and found.
+        reason: String,
+    },
+    /// The program that was written does not type-check.
+    #[error(transparent)]
+    Program(#[from] qhx_ir::CheckError),
+    /// The bundle could not be written.
+    #[error(transparent)]
+    Bundle(#[from] qhx_bundle::BundleError),
+    /// Somebody asked to stop; nothing was left behind.
+    #[error("cancelled: nothing was written")]
+    Cancelled,
+}
