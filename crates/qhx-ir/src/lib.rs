@@ -6,6 +6,7 @@
 //! * the language: [`dim`] (symbolic shapes), [`op`] (operations), [`program`], and its checks ([`Checked`]);
 //! * [`encoding`]: how weights are stored, with the plain decoder of every form;
 //! * [`device`]: the traits between a program and a machine;
+//! * [`reference`]: the plain interpreter that says what every op means;
 //!
 //! It knows no model family, no file format but the program's own JSON, and no instruction set.
 
@@ -16,6 +17,7 @@ pub mod dim;
 pub mod encoding;
 pub mod op;
 pub mod program;
+pub mod reference;
 
 pub use bytes::{ALIGNMENT, AlignedBytes, Bytes};
 pub use check::{CheckError, Checked, ValueType};

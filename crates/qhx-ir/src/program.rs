@@ -163,13 +163,14 @@ impl Slot {
         !matches!(self, Self::Kv { .. })
     }
 
-    /// Bytes for a session of `context` rows.
+    /// Bytes for a session of `context` rows (the largest number where they are beyond counting).
     pub fn bytes(&self, context: usize) -> u64 {
+        let product = |sizes: &[usize]| sizes.iter().fold(2u64, |bytes, &n| bytes.saturating_mul(n as u64));
         match *self {
-            Self::Kv { kv_heads, head_dim, dtype, .. } => 2 * (context * kv_heads * head_dim * dtype.bytes()) as u64,
+            Self::Kv { kv_heads, head_dim, dtype, .. } => product(&[context, kv_heads, head_dim, dtype.bytes()]),
             // Double-buffered: a step is a transaction.
-            Self::Fifo { rows, channels } => 2 * (rows * channels * 4) as u64,
-            Self::Delta { heads, key_dim, value_dim } => 2 * (heads * key_dim * value_dim * 4) as u64,
+            Self::Fifo { rows, channels } => product(&[rows, channels, 4]),
+            Self::Delta { heads, key_dim, value_dim } => product(&[heads, key_dim, value_dim, 4]),
         }
     }
 }

@@ -1,0 +1,138 @@
+//! What one call of the interpreter works on: the values made so far, the segments, and what their states would become.
+
+use super::state::{Pending, ReferenceState};
+use crate::{Bindings, Checked, DeviceError, Name, Segment, WeightTensor, dim};
+use std::{collections::HashMap, ops::Range};
+
+/// A value's numbers, row-major.
+pub(super) enum Data {
+    F32(Vec<f32>),
+    I32(Vec<i32>),
+}
+
+/// A value with its shape in this call.
+pub(super) struct Value {
+    pub(super) shape: Vec<usize>,
+    pub(super) data: Data,
+}
+
+impl Value {
+    /// The numbers as callers get them: integers (chosen experts that cross a cut) become floats, which is exact for any count of experts.
+    pub(super) fn to_f32(&self) -> Vec<f32> {
+        match &self.data {
+            Data::F32(x) => x.clone(),
+            Data::I32(x) => x.iter().map(|&i| i as f32).collect(),
+        }
+    }
+}
+
+/// The rows of one segment, with its state.
+pub(super) struct Span<'a> {
+    first_row: usize,
+    valid_rows: usize,
+    pub(super) state: Option<&'a ReferenceState>,
+    pub(super) pending: Pending,
+}
+
+impl Span<'_> {
+    /// The segment's valid rows in a value of which one row stands for `n` rows of the call.
+    pub(super) fn rows(&self, n: usize) -> Range<usize> {
+        let start = self.first_row / n;
+        start..start + self.valid_rows.div_ceil(n)
+    }
+}
+
+pub(super) struct Frame<'a> {
+    pub(super) program: &'a Checked,
+    pub(super) epoch: usize,
+    pub(super) spans: Vec<Span<'a>>,
+    bindings: Bindings,
+    weights: &'a HashMap<Name, WeightTensor>,
+    values: HashMap<Name, Value>,
+}
+
+impl<'a> Frame<'a> {
+    pub(super) fn new(
+        program: &'a Checked,
+        weights: &'a HashMap<Name, WeightTensor>,
+        bindings: Bindings,
+        epoch: usize,
+        segments: &'a [Segment<'_>],
+    ) -> Result<Self, DeviceError> {
+        let spans = segments.iter().map(|segment| {
+            let state = segment.state.as_deref().map(|state| ReferenceState::of(state, program)).transpose()?;
+            let pending = Pending::new(segment.valid_rows);
+            Ok(Span { first_row: segment.first_row, valid_rows: segment.valid_rows, state, pending })
+        });
+        let spans = spans.collect::<Result<_, DeviceError>>()?;
+        Ok(Self { program, weights, bindings, epoch, spans, values: HashMap::new() })
+    }
+
+    pub(super) fn insert(&mut self, name: &Name, data: Data) -> Result<(), DeviceError> {
+        let shape = dim::bind_shape(&self.program.value_type(name).shape, &self.bindings).map_err(DeviceError::Call)?;
+        let length = match &data {
+            Data::F32(x) => x.len(),
+            Data::I32(x) => x.len(),
+        };
+        assert_eq!(shape.iter().product::<usize>(), length, "`{name}` must have shape {shape:?}");
+        self.values.insert(name.clone(), Value { shape, data });
+        Ok(())
+    }
+
+    pub(super) fn value(&self, name: &Name) -> &Value {
+        &self.values[name]
+    }
+
+    pub(super) fn shape(&self, name: &Name) -> &[usize] {
+        &self.value(name).shape
+    }
+
+    /// The last dimension.
+    pub(super) fn width(&self, name: &Name) -> usize {
+        *self.shape(name).last().expect("a checked value has dimensions")
+    }
+
+    pub(super) fn f32s(&self, name: &Name) -> &[f32] {
+        match &self.value(name).data {
+            Data::F32(x) => x,
+            Data::I32(_) => unreachable!("the checked program reads `{name}` as f32"),
+        }
+    }
+
+    pub(super) fn i32s(&self, name: &Name) -> &[i32] {
+        match &self.value(name).data {
+            Data::I32(x) => x,
+            Data::F32(_) => unreachable!("the checked program reads `{name}` as i32"),
+        }
+    }
+
+    /// How many rows of the call one row of a value stands for.
+    pub(super) fn rows_per_row(&self, name: &Name) -> usize {
+        self.program.value_type(name).shape[0].rows_per_row().expect("the checked program has rows of the call here")
+    }
+
+    pub(super) fn weight(&self, name: &Name) -> &'a WeightTensor {
+        &self.weights[name]
+    }
+
+    /// All numbers of a weight, without padding.
+    pub(super) fn plain_weight(&self, name: &Name) -> Vec<f32> {
+        let weight = self.weight(name);
+        let mut numbers = vec![0.0; weight.rows() * weight.columns()];
+        numbers.chunks_exact_mut(weight.columns()).enumerate().for_each(|(row, out)| weight.decode_row(row, out));
+        numbers
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.values.values().map(|v| 4 * v.shape.iter().product::<usize>() as u64).sum()
+    }
+
+    pub(super) fn into_pending(self) -> Vec<Pending> {
+        self.spans.into_iter().map(|span| span.pending).collect()
+    }
+}
+
+/// Σ a·b in f64.
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(&a, &b)| a as f64 * b as f64).sum()
+}

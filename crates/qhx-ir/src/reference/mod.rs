@@ -1,0 +1,197 @@
+//! The reference interpreter: every op in its plainest form, the yardstick that all devices are held to.
+//!
+//! It computes what an op states and nothing else: one op after the other, no fusion, no threads, sums in f64 (so that its own rounding
+//! is no part of a comparison), results in f32. It is slow on purpose and must stay readable: a doubt about an op's meaning is settled here.
+
+mod attend;
+mod conv;
+mod elementwise;
+mod frame;
+mod linear;
+mod moe;
+mod norm;
+mod recurrent;
+mod rope;
+mod rows;
+mod state;
+
+#[cfg(test)]
+mod tests;
+
+pub use state::ReferenceState;
+
+use crate::{
+    Call, Checked, Device, DeviceError, DeviceInfo, Executable, InputData, LoadOptions, Name, Op, OpKind, State, Tap, WeightTensor, Weights,
+};
+use frame::{Data, Frame, Value};
+use state::Pending;
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+/// The device that is obviously right. Takes every op.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReferenceDevice;
+
+impl Device for ReferenceDevice {
+    fn describe(&self) -> DeviceInfo {
+        DeviceInfo {
+            name: "reference".into(),
+            description: "plain interpreter, for comparison only".into(),
+            memory_bytes: None,
+            threads: 1,
+            facts: BTreeMap::new(),
+        }
+    }
+
+    fn accepts(&self, _program: &Checked, _op: &Op) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
+        let declared = program.weights.keys().map(|name| Ok((name.clone(), weights.declared(program, name)?)));
+        Ok(Box::new(ReferenceExecutable {
+            program: program.clone(),
+            weights: declared.collect::<Result<_, DeviceError>>()?,
+            options: options.clone(),
+            outputs: HashMap::new(),
+            scratch_bytes: 0,
+        }))
+    }
+}
+
+struct ReferenceExecutable {
+    program: Checked,
+    weights: HashMap<Name, WeightTensor>,
+    options: LoadOptions,
+    outputs: HashMap<Name, Vec<f32>>,
+    scratch_bytes: u64,
+}
+
+impl Executable for ReferenceExecutable {
+    fn program(&self) -> &Checked {
+        &self.program
+    }
+
+    fn new_state(&self, context: usize) -> Result<Box<dyn State>, DeviceError> {
+        Ok(Box::new(ReferenceState::new(&self.program, context)))
+    }
+
+    fn run(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
+        call.check(&self.program)?;
+        self.check_limits(call)?;
+        for segment in call.segments.iter_mut() {
+            if let Some(state) = &mut segment.state {
+                ReferenceState::of_mut(&mut **state, &self.program)?.forget_pending();
+            }
+        }
+        let (outputs, pending) = self.interpret(call)?;
+        self.outputs = outputs;
+        for (segment, pending) in call.segments.iter_mut().zip(pending) {
+            if let Some(state) = &mut segment.state {
+                ReferenceState::of_mut(&mut **state, &self.program)?.set_pending(pending);
+            }
+        }
+        Ok(())
+    }
+
+    fn output(&self, name: &str) -> Option<&[f32]> {
+        self.outputs.get(name).map(Vec::as_slice)
+    }
+
+    fn scratch_bytes(&self) -> u64 {
+        self.scratch_bytes
+    }
+}
+
+impl ReferenceExecutable {
+    fn check_limits(&self, call: &Call<'_>) -> Result<(), DeviceError> {
+        let (found, limit) = (call.bindings, &self.options);
+        if found.rows > limit.max_rows || found.soft_rows > limit.max_soft_rows || found.wanted > limit.max_wanted {
+            return Err(DeviceError::Call(format!(
+                "a call of T = {}, R = {}, L = {} rows is beyond the {}, {}, {} that program `{}` was loaded for",
+                found.rows, found.soft_rows, found.wanted, limit.max_rows, limit.max_soft_rows, limit.max_wanted, self.program.name
+            )));
+        }
+        Ok(())
+    }
+
+    /// Runs all ops; gives the outputs and what each segment's state would become.
+    fn interpret(&mut self, call: &mut Call<'_>) -> Result<(HashMap<Name, Vec<f32>>, Vec<Pending>), DeviceError> {
+        let program = self.program.clone();
+        let mut frame = Frame::new(&program, &self.weights, call.bindings, call.epoch, call.segments)?;
+        for (input, data) in program.inputs.iter().zip(call.inputs) {
+            let data = match data {
+                InputData::F32(x) => Data::F32(x.to_vec()),
+                InputData::I32(x) => Data::I32(x.to_vec()),
+            };
+            frame.insert(&input.name, data)?;
+            deliver(&frame, &input.name, &mut call.taps);
+        }
+        for op in &program.ops {
+            if call.cancel.is_some_and(|flag| flag.load(std::sync::atomic::Ordering::Relaxed)) {
+                return Err(DeviceError::Cancelled);
+            }
+            let results = step(&mut frame, op);
+            for (name, data) in op.outputs().iter().zip(results) {
+                frame.insert(name, data)?;
+                deliver(&frame, name, &mut call.taps);
+            }
+        }
+        self.scratch_bytes = frame.bytes();
+        let outputs = program.outputs.iter().map(|o| (o.name.clone(), frame.value(&o.value).to_f32())).collect();
+        Ok((outputs, frame.into_pending()))
+    }
+}
+
+/// Hands a value to the tap of every stage that it stands for.
+fn deliver(frame: &Frame<'_>, name: &Name, taps: &mut Option<&mut dyn FnMut(Tap<'_>)>) {
+    let Some(taps) = taps else { return };
+    for stage in frame.program.stages.iter().filter(|s| s.tap.as_ref() == Some(name)) {
+        let Value { shape, .. } = frame.value(name);
+        taps(Tap { stage: &stage.name, shape, values: &frame.value(name).to_f32() });
+    }
+}
+
+/// The results of one op, in the order of [`Op::outputs`].
+fn step(frame: &mut Frame<'_>, op: &Op) -> Vec<Data> {
+    let one = |numbers| vec![Data::F32(numbers)];
+    match &op.op {
+        OpKind::Embed { ids, table, scale } => one(linear::embed(frame, ids, table, *scale)),
+        OpKind::Interpolate { index, factor, table } => one(linear::interpolate(frame, index, factor, table)),
+        OpKind::Linear { x, weight, bias, activation, clip } => {
+            one(linear::linear(frame, x, weight, bias.as_ref(), *activation, clip.as_ref()))
+        }
+        OpKind::RmsNorm { x, weight, eps } => one(norm::rms_norm(frame, x, weight.as_ref(), *eps)),
+        OpKind::LayerNorm { x, weight, bias, eps } => one(norm::layer_norm(frame, x, weight, bias.as_ref(), *eps)),
+        OpKind::Rope { x, positions, rotary } => one(rope::rope(frame, x, positions, rotary)),
+        OpKind::Attend { .. } => one(attend::attend(frame, &op.op)),
+        OpKind::ShortConv { x, weight, bias, slot, activation } => {
+            one(recurrent::short_conv(frame, x, weight, bias.as_ref(), slot.as_ref(), *activation))
+        }
+        OpKind::GatedDelta { .. } => one(recurrent::gated_delta(frame, &op.op)),
+        OpKind::Route { scores, method } => {
+            let (experts, weights) = moe::route(frame, scores, method);
+            vec![Data::I32(experts), Data::F32(weights)]
+        }
+        OpKind::Experts { .. } => one(moe::experts(frame, &op.op)),
+        OpKind::GateAct { gate, up, activation } => {
+            one(elementwise::zip(frame, gate, up, |g, u| elementwise::activate(g, *activation) * u))
+        }
+        OpKind::Activate { x, activation } => one(elementwise::map(frame, x, |v| elementwise::activate(v, *activation))),
+        OpKind::Add { a, b } => one(elementwise::zip(frame, a, b, |a, b| a + b)),
+        OpKind::Mul { a, b } => one(elementwise::zip(frame, a, b, |a, b| a * b)),
+        OpKind::Scale { x, factor, weight } => one(elementwise::scale(frame, x, *factor, weight.as_ref())),
+        OpKind::Softcap { x, cap } => one(elementwise::map(frame, x, |v| elementwise::softcap(v, *cap as f64))),
+        OpKind::Clamp { x, low, high } => one(elementwise::map(frame, x, |v| v.max(*low as f64).min(*high as f64))),
+        OpKind::Concat { xs } => one(rows::concat(frame, xs)),
+        OpKind::Slice { x, axis, start, length } => one(rows::slice(frame, x, *axis, *start, *length)),
+        OpKind::Reshape { x, .. } => one(frame.f32s(x).to_vec()),
+        OpKind::Gather { x, rows } => one(rows::gather(frame, x, rows)),
+        OpKind::ScatterRows { x, rows, at } => one(rows::scatter(frame, x, rows, at, |_, new| new)),
+        OpKind::ScatterAddRows { x, rows, at } => one(rows::scatter(frame, x, rows, at, |old, new| old + new)),
+        OpKind::Conv2d { x, weight, bias, stride } => one(conv::conv2d(frame, x, weight, bias.as_ref(), *stride)),
+        OpKind::Pool { x, size } => one(conv::pool(frame, x, *size)),
+    }
+}
