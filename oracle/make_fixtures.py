@@ -22,7 +22,7 @@ import record
 import tokenizer_cases
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-COMMITTED = {name: (name, "base") for name in families.NAMES}
+COMMITTED = {name: (name, "base") for name in families.NAMES} | {"phimoe_longrope": ("phimoe", "longrope")}
 """Folder in `fixtures/` to (family, variant)."""
 
 

@@ -39,6 +39,10 @@ class Family:
     """The norm whose input is the residual stream after the attention (or its substitute)."""
     feed_forward_stage: str = "ffn"
     """Name of the second stage of a layer."""
+    forward_options: dict = field(default_factory=dict)
+    """Arguments that make a forward pass return what `decision_margin` looks at."""
+    decision_margin: Callable[[object, object], float] | None = None
+    """Given the outputs of a pass and the configuration: how far its closest hard choice is from the other outcome."""
     quiet: list[str] = field(default_factory=list)
     """Placeholder tokens that must not be generated: their output rows are drawn small."""
 
