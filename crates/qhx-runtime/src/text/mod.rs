@@ -1,1 +1,19 @@
-//! Text.
+//! Between people's text and the model's ids.
+//!
+//! Owns the tokenizer, the incremental detokeniser, chat templates, the encoding of whole conversations and stop strings. Knows nothing of
+//! models, devices or sessions: all it has of a model is the bytes of its tokenizer file and the source of its chat template.
+//!
+//! Two promises hold throughout. Text that a user wrote never turns into control tokens unless the caller asks for it; and what is
+//! streamed piece by piece is, put together, exactly what decoding everything at once gives.
+
+mod added;
+mod check;
+mod detokenize;
+mod stop;
+#[cfg(test)]
+mod testing;
+mod tokenizer;
+
+pub use detokenize::Detokenizer;
+pub use stop::{StopStrings, StopStringsError, Stopped};
+pub use tokenizer::{SpecialTokens, Tokenizer, TokenizerError};
