@@ -1,0 +1,358 @@
+//! The folder behind [`BundleWriter`](super::BundleWriter): a hidden sibling of the final place, locked, removed unless it is published.
+//!
+//! For the final place `dir/NAME` there are, while a process writes: `dir/.NAME.lock` (held by that process), `dir/.NAME.tmp-PID-RANDOM`, and, for the moment in
+//! which one bundle replaces another, `dir/.NAME.old-PID-RANDOM`. Only the holder of the lock touches any of them.
+
+use crate::{BundleError, BundlePath, manifest::MANIFEST_FILE};
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    hash::{BuildHasher, Hasher, RandomState},
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+/// A folder that goes away unless it is published.
+pub(crate) struct TemporaryFolder {
+    path: PathBuf,
+    place: PathBuf,
+    replace: bool,
+    published: bool,
+    // Dropped in this order, after the folder is cleared away: the lock's file stands in the last ancestor.
+    _lock: Option<Lock>,
+    _ancestors: CreatedAncestors,
+}
+
+impl TemporaryFolder {
+    /// Locks `place`, clears what dead processes left there, and makes the folder.
+    pub(crate) fn create(place: &Path, replace: bool) -> Result<Self, BundleError> {
+        let (place, ancestors) = resolve(place)?;
+        let lock = Lock::take(&place)?;
+        if lock.is_some() {
+            clear_leftovers(&place);
+        }
+        check_free(&place, replace)?;
+        let path = sibling(&place, "tmp");
+        fs::create_dir(&path).map_err(BundleError::io("create the folder", &path))?;
+        Ok(Self { path, place, replace, published: false, _lock: lock, _ancestors: ancestors })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the bundle will stand.
+    pub(crate) fn place(&self) -> &Path {
+        &self.place
+    }
+
+    /// The writer was given something that does not fit.
+    pub(crate) fn wrong(&self, reason: String) -> BundleError {
+        BundleError::Write { path: self.place.clone(), reason }
+    }
+
+    /// Makes the folders that `file` needs and says where it goes.
+    pub(crate) fn make_room(&self, file: &BundlePath) -> Result<PathBuf, BundleError> {
+        let path = self.path.join(file.to_relative());
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(BundleError::io("create the folder", folder))?;
+        }
+        Ok(path)
+    }
+
+    /// Writes a file and waits until it is on the disk.
+    pub(crate) fn add(&self, file: &BundlePath, content: &[u8]) -> Result<(), BundleError> {
+        write_synced(&self.make_room(file)?, content)
+    }
+
+    /// The rename that makes the bundle appear.
+    pub(crate) fn publish(mut self) -> Result<PathBuf, BundleError> {
+        sync_folders(&self.path)?;
+        check_free(&self.place, self.replace)?;
+        self.move_to(&self.place.clone())
+    }
+
+    /// The same, to `NAME.rejected`.
+    pub(crate) fn reject(mut self) -> Result<PathBuf, BundleError> {
+        let mut name = self.place.clone().into_os_string();
+        name.push(".rejected");
+        let place = PathBuf::from(name);
+        sync_folders(&self.path)?;
+        check_free(&place, true)?;
+        self.move_to(&place)
+    }
+
+    /// Renames the folder to `place`, setting aside what is there. If that fails, what was there is put back.
+    fn move_to(&mut self, place: &Path) -> Result<PathBuf, BundleError> {
+        let old = place.exists().then(|| sibling(&self.place, "old"));
+        if let Some(old) = &old {
+            fs::rename(place, old).map_err(BundleError::io("set aside", place))?;
+        }
+        if let Err(e) = fs::rename(&self.path, place) {
+            if let Some(old) = &old {
+                fs::rename(old, place).map_err(BundleError::io("put back", old))?;
+            }
+            return Err(BundleError::io("rename", &self.path)(e));
+        }
+        self.published = true;
+        if let Some(old) = &old {
+            // If this fails the next writer clears it away.
+            let _ = fs::remove_dir_all(old);
+        }
+        if let Some(parent) = place.parent() {
+            sync_folder(parent)?;
+        }
+        Ok(place.to_path_buf())
+    }
+}
+
+impl Drop for TemporaryFolder {
+    fn drop(&mut self) {
+        if !self.published {
+            let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// Writes a file and waits until it is on the disk.
+pub(crate) fn write_synced(path: &Path, content: &[u8]) -> Result<(), BundleError> {
+    let mut file = File::create(path).map_err(BundleError::io("create", path))?;
+    file.write_all(content).and_then(|()| file.sync_all()).map_err(BundleError::io("write", path))
+}
+
+/// The absolute form of `place`; makes the folder above it.
+fn resolve(place: &Path) -> Result<(PathBuf, CreatedAncestors), BundleError> {
+    if let Ok(place) = place.canonicalize() {
+        return Ok((place, CreatedAncestors::default()));
+    }
+    let place = std::path::absolute(place).map_err(BundleError::io("use", place))?;
+    let (Some(parent), Some(name)) = (place.parent(), place.file_name()) else {
+        return Err(BundleError::Write { path: place, reason: "is not a place for a new folder".into() });
+    };
+    let missing = parent.ancestors().take_while(|folder| !folder.exists()).map(Path::to_path_buf).collect();
+    fs::create_dir_all(parent).map_err(BundleError::io("create the folder", parent))?;
+    let parent = parent.canonicalize().map_err(BundleError::io("open", parent))?;
+    Ok((parent.join(name), CreatedAncestors(missing)))
+}
+
+/// Folders that were made for a bundle; those still empty at the end go away again.
+#[derive(Default)]
+struct CreatedAncestors(Vec<PathBuf>);
+
+impl Drop for CreatedAncestors {
+    fn drop(&mut self) {
+        for folder in &self.0 {
+            let _ = fs::remove_dir(folder);
+        }
+    }
+}
+
+/// Whether a bundle may be put at `place`: nothing is there, or an empty folder, or a bundle that may be replaced.
+fn check_free(place: &Path, replace: bool) -> Result<(), BundleError> {
+    let mut entries = match fs::read_dir(place) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::NotADirectory => return Err(BundleError::Exists(place.into())),
+        Err(e) => return Err(BundleError::io("look into", place)(e)),
+    };
+    if entries.next().is_none() {
+        return Ok(());
+    }
+    if !replace {
+        return Err(BundleError::Exists(place.into()));
+    }
+    if place.join(MANIFEST_FILE).is_file() {
+        return Ok(());
+    }
+    Err(BundleError::Write { path: place.into(), reason: "there is a folder that is not a bundle; it is not replaced".into() })
+}
+
+/// `.NAME.KIND-PID-RANDOM` beside `place`.
+fn sibling(place: &Path, kind: &str) -> PathBuf {
+    let random = RandomState::new().build_hasher().finish();
+    place.with_file_name(format!("{}{}-{random:016x}", prefix(place, kind), std::process::id()))
+}
+
+fn prefix(place: &Path, kind: &str) -> String {
+    format!(".{}.{kind}-", place.file_name().unwrap_or_default().to_string_lossy())
+}
+
+/// Removes half-written folders of processes that are gone (the lock is held, so none of them lives), and puts back a bundle that was set aside when
+/// its replacement did not come.
+fn clear_leftovers(place: &Path) {
+    let Some(entries) = place.parent().and_then(|parent| fs::read_dir(parent).ok()) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let is = |kind: &str| name.strip_prefix(&prefix(place, kind)).is_some_and(is_own_suffix);
+        if is("old") && !place.exists() {
+            let _ = fs::rename(entry.path(), place);
+        } else if is("old") || is("tmp") {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// `PID-RANDOM`, exactly: the hidden folders of a place whose own name looks like one are not touched.
+fn is_own_suffix(suffix: &str) -> bool {
+    let hex = |c: u8| matches!(c, b'0'..=b'9' | b'a'..=b'f');
+    suffix.split_once('-').is_some_and(|(pid, random)| pid.parse::<u32>().is_ok() && random.len() == 16 && random.bytes().all(hex))
+}
+
+/// The right to write at a place. The system gives it back when the process ends, however it ends.
+struct Lock {
+    file: Option<File>,
+    path: PathBuf,
+}
+
+impl Lock {
+    /// `None` on file systems that know no locks.
+    fn take(place: &Path) -> Result<Option<Self>, BundleError> {
+        let path = place.with_file_name(format!(".{}.lock", place.file_name().unwrap_or_default().to_string_lossy()));
+        loop {
+            let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+            let file = file.map_err(BundleError::io("create", &path))?;
+            match file.try_lock() {
+                // A holder that finished meanwhile has removed the file that was opened: take the new one.
+                Ok(()) if !is_at(&file, &path) => continue,
+                Ok(()) => return Ok(Some(Self { file: Some(file), path })),
+                Err(TryLockError::WouldBlock) => return Err(BundleError::Busy(place.into())),
+                Err(TryLockError::Error(_)) => {
+                    let _ = fs::remove_file(&path);
+                    return Ok(None);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Where open files cannot be removed the lock must go first.
+        if cfg!(windows) {
+            self.file = None;
+        }
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(unix)]
+fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let same = |a: fs::Metadata, b: fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
+    file.metadata().ok().zip(fs::metadata(path).ok()).is_some_and(|(a, b)| same(a, b))
+}
+
+#[cfg(not(unix))]
+fn is_at(_: &File, path: &Path) -> bool {
+    path.exists()
+}
+
+/// Waits until the names in a folder and all folders below it are on the disk.
+fn sync_folders(folder: &Path) -> Result<(), BundleError> {
+    for entry in fs::read_dir(folder).map_err(BundleError::io("look into", folder))?.flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            sync_folders(&entry.path())?;
+        }
+    }
+    sync_folder(folder)
+}
+
+fn sync_folder(folder: &Path) -> Result<(), BundleError> {
+    if cfg!(unix) {
+        File::open(folder).and_then(|f| f.sync_all()).map_err(BundleError::io("sync", folder))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn nothing_remains_of_an_abandoned_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = TemporaryFolder::create(&dir.path().join("a/b/model"), false).unwrap();
+        folder.add(&BundlePath::new("x/y").unwrap(), b"1").unwrap();
+        assert_eq!(names(&dir.path().join("a/b")).len(), 2, "lock and temporary folder");
+        drop(folder);
+        assert!(names(dir.path()).is_empty());
+    }
+
+    #[test]
+    fn published_under_the_final_name_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("a/model");
+        let folder = TemporaryFolder::create(&place, false).unwrap();
+        folder.add(&BundlePath::new("x/y").unwrap(), b"1").unwrap();
+        assert!(!place.exists());
+        assert_eq!(folder.publish().unwrap(), place.canonicalize().unwrap());
+        assert_eq!(names(&dir.path().join("a")), ["model"]);
+        assert_eq!(fs::read(place.join("x/y")).unwrap(), b"1");
+    }
+
+    #[test]
+    fn one_writer_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("model");
+        let first = TemporaryFolder::create(&place, false).unwrap();
+        assert!(matches!(TemporaryFolder::create(&place, false), Err(BundleError::Busy(_))));
+        assert!(first.path().exists(), "the second must not clear away the first's work");
+        TemporaryFolder::create(&dir.path().join("other"), false).unwrap();
+        drop(first);
+        TemporaryFolder::create(&place, false).unwrap();
+        assert!(names(dir.path()).is_empty());
+    }
+
+    #[test]
+    fn what_dead_writers_left_is_cleared() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("model");
+        let left = [".model.tmp-7-0123456789abcdef", ".model.old-7-0123456789abcdef"];
+        let foreign = [".model.tmp-7.tmp-8-0123456789abcdef", ".model.tmp-notes", ".other.tmp-7-0123456789abcdef"];
+        for name in left.iter().chain(&foreign) {
+            fs::create_dir(dir.path().join(name)).unwrap();
+            fs::write(dir.path().join(name).join("file"), name).unwrap();
+        }
+        drop(TemporaryFolder::create(&place, true));
+        // The bundle that was set aside is back; the half-written one is gone.
+        let mut expected: Vec<_> = foreign.iter().map(|name| name.to_string()).chain(["model".into()]).collect();
+        expected.sort();
+        assert_eq!(names(dir.path()), expected);
+    }
+
+    #[test]
+    fn a_place_is_taken_only_when_asked_and_only_from_a_bundle() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("model");
+        fs::create_dir(&place).unwrap();
+        drop(TemporaryFolder::create(&place, false).unwrap());
+        fs::write(place.join("letter.txt"), "dear").unwrap();
+        assert!(matches!(TemporaryFolder::create(&place, false), Err(BundleError::Exists(_))));
+        let error = TemporaryFolder::create(&place, true).err().unwrap().to_string();
+        assert!(error.contains("not a bundle"), "{error}");
+        fs::write(place.join(MANIFEST_FILE), "{}").unwrap();
+        let folder = TemporaryFolder::create(&place, true).unwrap();
+        assert!(place.join("letter.txt").exists(), "the old one stays until the new one is complete");
+        folder.publish().unwrap();
+        assert_eq!((names(dir.path()), names(&place)), (vec!["model".to_string()], vec![]));
+        fs::write(dir.path().join("file"), "").unwrap();
+        assert!(matches!(TemporaryFolder::create(&dir.path().join("file"), true), Err(BundleError::Exists(_))));
+    }
+
+    #[test]
+    fn rejected_beside_the_place() {
+        let dir = tempfile::tempdir().unwrap();
+        for content in ["1", "2"] {
+            let folder = TemporaryFolder::create(&dir.path().join("model"), false).unwrap();
+            folder.add(&BundlePath::new(MANIFEST_FILE).unwrap(), content.as_bytes()).unwrap();
+            folder.reject().unwrap();
+            assert_eq!(names(dir.path()), ["model.rejected"]);
+            assert_eq!(fs::read_to_string(dir.path().join("model.rejected").join(MANIFEST_FILE)).unwrap(), content);
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Writing a bundle: complete under its final name, or not there at all.
+//!
+//! ```no_run
+//! # use qhx_bundle::{*, write::*};
+//! # fn example(program: &qhx_ir::Program, rows: &[u8], manifest: Manifest) -> Result<(), BundleError> {
+//! let mut writer = BundleWriter::create("my-model", WriteOptions::default())?;
+//! writer.add_program(program)?;
+//! writer.declare_weights(TensorSpec::of_programs([program]))?;
+//! writer.write_rows("embed_tokens", layout::Part::Data, 0, rows)?; // and so on, in any order, from any thread
+//! let mut staged = writer.stage(manifest)?;                        // everything is on disk, under a temporary name
+//! let bundle = staged.open()?;                                     // … so the gates can run it
+//! staged.set_parity(b"{}")?;
+//! staged.publish()?;                                               // or `reject`; dropping it removes everything
+//! # Ok(()) }
+//! ```
+
+mod folder;
+mod tensors;
+
+use crate::{
+    Bundle, BundleError, BundlePath, Digest, Manifest, OpenOptions, Verify,
+    layout::Part,
+    manifest::{FileEntry, MANIFEST_FILE, ProgramEntry},
+};
+use folder::{TemporaryFolder, write_synced};
+use qhx_ir::{Program, WeightTensor};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+pub use tensors::TensorSpec;
+use tensors::WeightFiles;
+
+/// The file that holds what the gates measured.
+const PARITY_FILE: &str = "parity.json";
+
+/// How a bundle is written.
+#[derive(Clone, Debug)]
+pub struct WriteOptions {
+    /// Whether a bundle that is there already is replaced. Anything else that is there never is.
+    pub replace: bool,
+    /// Data bytes per weight file; a larger tensor gets a file of its own.
+    pub weight_file_bytes: u64,
+    /// Ends the writing with [`BundleError::Cancelled`] when set.
+    pub cancel: Option<Arc<AtomicBool>>,
+}
+
+impl Default for WriteOptions {
+    fn default() -> Self {
+        Self { replace: false, weight_file_bytes: 4 << 30, cancel: None }
+    }
+}
+
+/// A bundle that is being written. Dropping it removes everything.
+pub struct BundleWriter {
+    folder: TemporaryFolder,
+    options: WriteOptions,
+    programs: BTreeMap<String, ProgramEntry>,
+    files: BTreeMap<BundlePath, FileEntry>,
+    weights: Option<WeightFiles>,
+}
+
+/// A complete bundle under a temporary name. Dropping it removes it.
+pub struct Staged {
+    folder: TemporaryFolder,
+    manifest: Manifest,
+}
+
+impl BundleWriter {
+    /// Starts a bundle that will stand at `place`. What dead processes left half-written for that place is removed.
+    pub fn create(place: impl AsRef<Path>, options: WriteOptions) -> Result<Self, BundleError> {
+        let folder = TemporaryFolder::create(place.as_ref(), options.replace)?;
+        Ok(Self { folder, options, programs: BTreeMap::new(), files: BTreeMap::new(), weights: None })
+    }
+
+    /// Writes a file: a tokenizer, a template …
+    pub fn add_file(&mut self, path: &BundlePath, content: &[u8]) -> Result<(), BundleError> {
+        self.check_cancel()?;
+        if path.as_str() == MANIFEST_FILE || self.files.contains_key(path) {
+            return Err(self.folder.wrong(format!("`{path}` is written twice")));
+        }
+        self.folder.add(path, content)?;
+        self.files.insert(path.clone(), FileEntry { bytes: content.len() as u64, sha256: Digest::of(content) });
+        Ok(())
+    }
+
+    /// Writes a program as `programs/NAME.json`.
+    pub fn add_program(&mut self, program: &Program) -> Result<(), BundleError> {
+        let file = BundlePath::new(format!("programs/{}.json", program.name)).map_err(|e| self.folder.wrong(e.to_string()))?;
+        self.add_file(&file, program.to_json().as_bytes())?;
+        self.programs.insert(program.name.to_string(), ProgramEntry { file });
+        Ok(())
+    }
+
+    /// Says which weights there will be, once, so that every place in the files is known before the first number is.
+    pub fn declare_weights(&mut self, tensors: impl IntoIterator<Item = TensorSpec>) -> Result<(), BundleError> {
+        self.check_cancel()?;
+        if self.weights.is_some() {
+            return Err(self.folder.wrong("weights are declared twice".into()));
+        }
+        self.weights = Some(WeightFiles::create(&self.folder, tensors, self.options.weight_file_bytes)?);
+        Ok(())
+    }
+
+    /// Writes whole rows of one stored part of a weight: `bytes` are rows as stored, padding included. Rows come in any order, each once.
+    pub fn write_rows(&self, name: &str, part: Part, first_row: usize, bytes: &[u8]) -> Result<(), BundleError> {
+        match &self.weights {
+            Some(weights) => weights.write_rows(&self.folder, name, part, first_row, bytes, || self.check_cancel()),
+            None => Err(self.folder.wrong("weights are written before they are declared".into())),
+        }
+    }
+
+    /// Writes all parts of consecutive rows, given as a tensor of the same encoding and row length.
+    pub fn write_tensor_rows(&self, name: &str, first_row: usize, rows: &WeightTensor) -> Result<(), BundleError> {
+        if let Some(reason) = self.weights.as_ref().and_then(|weights| weights.misfit(name, rows)) {
+            return Err(self.folder.wrong(reason));
+        }
+        for (part, bytes) in [(Part::Data, rows.data()), (Part::Scale, rows.scale()), (Part::Min, rows.min())] {
+            if !bytes.is_empty() {
+                self.write_rows(name, part, first_row, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Completes all files under the temporary name. `programs`, `weights` and `files` of the manifest are filled in here.
+    pub fn stage(self, manifest: Manifest) -> Result<Staged, BundleError> {
+        self.check_cancel()?;
+        let Self { folder, options, programs, mut files, weights } = self;
+        let weights = match weights {
+            Some(weights) => weights.complete(&folder, options.cancel.as_deref())?,
+            None => Vec::new(),
+        };
+        let names = weights.iter().map(|(path, _)| path.clone()).collect();
+        files.extend(weights);
+        let staged = Staged { folder, manifest: Manifest { programs, weights: names, files, ..manifest } };
+        staged.write_manifest()?;
+        Ok(staged)
+    }
+
+    /// Completes the bundle, opens it once as a reader would, and gives it its final name, which is returned.
+    pub fn finish(self, manifest: Manifest) -> Result<PathBuf, BundleError> {
+        let staged = self.stage(manifest)?;
+        staged.open()?;
+        staged.publish()
+    }
+
+    fn check_cancel(&self) -> Result<(), BundleError> {
+        match &self.options.cancel {
+            Some(flag) if flag.load(Ordering::Relaxed) => Err(BundleError::Cancelled),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Staged {
+    /// Where it is now.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Its manifest.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Opens it with every check but the sums of large files, which were taken a moment ago.
+    pub fn open(&self) -> Result<Bundle, BundleError> {
+        Bundle::open_with(self.path(), &OpenOptions { verify: Verify::Written, cache_dir: None, cancel: None })
+    }
+
+    /// Adds, or replaces, what the gates measured.
+    pub fn set_parity(&mut self, content: &[u8]) -> Result<(), BundleError> {
+        let path = BundlePath::new(PARITY_FILE).map_err(|e| self.folder.wrong(e.to_string()))?;
+        self.folder.add(&path, content)?;
+        self.manifest.files.insert(path.clone(), FileEntry { bytes: content.len() as u64, sha256: Digest::of(content) });
+        self.manifest.parity = Some(path);
+        self.write_manifest()
+    }
+
+    /// Gives it its final name, which is returned. Until the one rename that does it, nothing at the final place has changed.
+    pub fn publish(self) -> Result<PathBuf, BundleError> {
+        self.folder.publish()
+    }
+
+    /// Gives it the final name with `.rejected` behind it, for a person to look at: it has not passed its gate. An earlier rejected one is replaced.
+    pub fn reject(self) -> Result<PathBuf, BundleError> {
+        self.folder.reject()
+    }
+
+    fn write_manifest(&self) -> Result<(), BundleError> {
+        let wrong = |source| BundleError::Manifest { manifest: self.folder.place().display().to_string(), source };
+        self.manifest.check().map_err(wrong)?;
+        let text = self.manifest.to_json().map_err(wrong)?;
+        let (new, place) = (self.path().join(".qhx.json.new"), self.path().join(MANIFEST_FILE));
+        write_synced(&new, text.as_bytes())?;
+        std::fs::rename(&new, &place).map_err(BundleError::io("rename", &new))
+    }
+}
