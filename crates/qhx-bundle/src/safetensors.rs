@@ -8,7 +8,7 @@ use serde::{
     de::{Error as _, MapAccess, Visitor},
 };
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, btree_map::Entry as MapEntry},
     fmt,
     ops::Range,
 };
@@ -141,10 +141,15 @@ impl<'de> Deserialize<'de> for Header {
                 while let Some(name) = access.next_key::<String>()? {
                     if name == METADATA {
                         access.next_value::<BTreeMap<String, String>>()?;
-                    } else if entries.contains_key(&name) {
-                        return Err(A::Error::custom(format_args!("tensor `{}` is there twice", shown(&name))));
-                    } else {
-                        entries.insert(name, access.next_value()?);
+                        continue;
+                    }
+                    match entries.entry(name) {
+                        MapEntry::Occupied(known) => {
+                            return Err(A::Error::custom(format_args!("tensor `{}` is there twice", shown(known.key()))));
+                        }
+                        MapEntry::Vacant(place) => {
+                            place.insert(access.next_value()?);
+                        }
                     }
                 }
                 Ok(Header(entries.into_iter().collect()))
