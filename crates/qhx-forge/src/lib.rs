@@ -50,7 +50,4 @@ pub enum ForgeError {
     /// The bundle could not be written.
     #[error(transparent)]
     Bundle(#[from] qhx_bundle::BundleError),
-    /// Somebody asked to stop; nothing was left behind.
-    #[error("cancelled: nothing was written")]
-    Cancelled,
 }

@@ -189,3 +189,6 @@ fn without_config(folder: &Path) -> String {
 fn unsupported(path: &Path, reason: &str) -> ReadError {
     ReadError::Unsupported { path: path.to_path_buf(), reason: reason.to_string() }
 }
+
+#[cfg(test)]
+mod tests;

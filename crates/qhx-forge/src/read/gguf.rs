@@ -49,7 +49,7 @@ pub fn parse(file: &[u8]) -> Result<Gguf, Problem> {
     let tensor_count = cursor.u64("the number of tensors")?;
     let key_count = cursor.u64("the number of metadata keys")?;
 
-    let key_count = cursor.count(key_count, 13, "metadata keys")?; // an empty key, its type, one byte
+    let key_count = cursor.count(key_count, 13, "the metadata")?; // an empty key, its type, one byte
     let mut metadata = Metadata::default();
     for i in 0..key_count {
         let key = cursor.text(&format!("metadata key {i}"))?;
@@ -60,7 +60,7 @@ pub fn parse(file: &[u8]) -> Result<Gguf, Problem> {
     }
     let alignment = alignment(&metadata)?;
 
-    let tensor_count = cursor.count(tensor_count, 24, "tensors")?; // an empty name, no dimensions, a type, an offset
+    let tensor_count = cursor.count(tensor_count, 24, "the tensor table")?; // an empty name, no dimensions, a type, an offset
     let mut table = Vec::new(); // grows as lines are really found
     for i in 0..tensor_count {
         table.push(cursor.tensor(i)?);
@@ -196,7 +196,7 @@ impl<'a> Cursor<'a> {
     fn count(&self, count: u64, least: u64, what: &str) -> Result<usize, Problem> {
         let left = (self.file.len() - self.at) as u64;
         if count > left / least {
-            malformed!("it claims {count} {what} at byte {} but only {left} bytes are left: is it truncated?", self.at);
+            malformed!("{what} at byte {} claims {count} entries but only {left} bytes are left: is it truncated?", self.at);
         }
         Ok(count as usize)
     }
@@ -371,3 +371,6 @@ fn source_type(tensor: &str, number: u32) -> Result<SourceType, Problem> {
 pub(crate) fn type_number(source_type: SourceType) -> Option<u32> {
     READABLE.iter().find(|(_, t)| *t == source_type).map(|(n, _)| *n)
 }
+
+#[cfg(test)]
+mod tests;

@@ -323,3 +323,6 @@ fn gather(tensor: &GgufTensor, file: &[u8], order: RowOrder, gathered: &mut Vec<
     }
     Ok(start..gathered.len())
 }
+
+#[cfg(test)]
+mod tests;

@@ -270,3 +270,6 @@ fn only_file(folder: &Path) -> Result<PathBuf, ReadError> {
         n => unsupported(format!("there are {n} .safetensors files but no `{INDEX}` that says which holds what")),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,210 @@
+//! Gemma 4 (text): sliding and full attention layers with two head sizes, norms before and after each part, keys and values of late layers
+//! shared with earlier ones, and a small embedding per token and layer mixed into the residual stream.
+
+use super::{Family, Programs};
+use crate::{
+    Config, ForgeError,
+    model::{Kv, Model, Value},
+    precision::{Precision, StoredTensors},
+    rotary::{RopeConfig, frequencies, one_block},
+};
+use qhx_ir::{Activation::GeluTanh, Dim, Mask, Rotary};
+
+pub(super) const FAMILY: Family = Family { name: "Gemma 4", model_types: &["gemma4", "gemma4_text"], write };
+
+struct Gemma4 {
+    vocabulary: usize,
+    hidden: usize,
+    layers: Vec<Layer>,
+    heads: usize,
+    kv_heads: usize,
+    /// Width of the per-layer embeddings, and rows of their table.
+    per_layer: usize,
+    per_layer_rows: usize,
+    eps: f64,
+    softcap: Option<f64>,
+    context: usize,
+    sliding: Rotary,
+    full: Rotary,
+}
+
+/// What differs from layer to layer.
+struct Layer {
+    sliding: bool,
+    head_dim: usize,
+    mask: Mask,
+    ffn: usize,
+    /// The layer whose keys and values it reads; itself for most.
+    donor: usize,
+}
+
+impl Gemma4 {
+    fn read(c: Config<'_>) -> Result<Self, ForgeError> {
+        c.only("hidden_activation", &["gelu_pytorch_tanh".into()])?;
+        for unsupported in ["attention_bias", "attention_k_eq_v", "enable_moe_block"] {
+            c.only(unsupported, &[false.into()])?;
+        }
+        c.only("use_bidirectional_attention", &[])?;
+        c.only("tie_word_embeddings", &[true.into()])?;
+        let (heads, kv_heads) = (c.size("num_attention_heads")?, c.size("num_key_value_heads")?);
+        if heads % kv_heads != 0 {
+            return Err(c.error("num_key_value_heads", format!("({kv_heads}) must divide num_attention_heads ({heads})")));
+        }
+        let layers = layers(c)?;
+        let full_dim = layers.iter().find(|l| !l.sliding).map_or(c.size("head_dim")?, |l| l.head_dim);
+        Ok(Self {
+            vocabulary: c.size("vocab_size")?,
+            hidden: c.size("hidden_size")?,
+            heads,
+            kv_heads,
+            per_layer: c.size("hidden_size_per_layer_input")?,
+            per_layer_rows: c.size("vocab_size_per_layer_input")?,
+            eps: c.number("rms_norm_eps")?,
+            softcap: c.number_if_any("final_logit_softcapping")?,
+            context: c.size("max_position_embeddings")?,
+            sliding: rotary(c, "sliding_attention", c.size("head_dim")?, ("default", 1e4, 1.0))?,
+            full: rotary(c, "full_attention", full_dim, ("proportional", 1e6, 0.25))?,
+            layers,
+        })
+    }
+}
+
+fn layers(c: Config<'_>) -> Result<Vec<Layer>, ForgeError> {
+    let count = c.size("num_hidden_layers")?;
+    let types = match c.texts_if_any("layer_types")? {
+        Some(types) if types.len() != count => {
+            return Err(c.error("layer_types", format!("has {} entries for {count} layers", types.len())));
+        }
+        Some(types) => types,
+        None => (0..count).map(|n| if (n + 1) % 6 == 0 { "full_attention" } else { "sliding_attention" }).collect(),
+    };
+    let shared = c.count_or("num_kv_shared_layers", 0)?;
+    let first_shared = count.checked_sub(shared).filter(|&n| n > 0).ok_or_else(|| c.error("num_kv_shared_layers", "leaves no layer"))?;
+    let (head_dim, ffn, window) = (c.size("head_dim")?, c.size("intermediate_size")?, c.size("sliding_window")?);
+    let double = c.flag_or("use_double_wide_mlp", false)?;
+    let mut layers = Vec::new();
+    for (n, kind) in types.iter().enumerate() {
+        // The last layer is a full one, whatever the list says.
+        let sliding = match *kind {
+            "full_attention" => false,
+            "sliding_attention" => n + 1 != count,
+            other => return Err(c.error("layer_types", format!("has `{other}`; known are sliding_attention and full_attention"))),
+        };
+        let is_shared = n >= first_shared;
+        let donor = match is_shared {
+            false => n,
+            true => (0..first_shared).rev().find(|&d| (types[d] == "sliding_attention") == sliding).ok_or_else(|| {
+                c.error("num_kv_shared_layers", format!("leaves layer {n} ({kind}) no earlier layer of its kind to share with"))
+            })?,
+        };
+        layers.push(Layer {
+            sliding,
+            head_dim: if sliding { head_dim } else { full_head_dim(c, n)? },
+            mask: if sliding { Mask::Window(window) } else { Mask::Causal },
+            ffn: if double && is_shared { 2 * ffn } else { ffn },
+            donor,
+        });
+    }
+    Ok(layers)
+}
+
+/// `global_head_dim` in published files; transformers 5 writes an override per layer, under keys such as `"05"`.
+fn full_head_dim(c: Config<'_>, layer: usize) -> Result<usize, ForgeError> {
+    if let Some(overrides) = c.section("per_layer_config") {
+        let keys = [format!("{layer}"), format!("{layer:02}"), format!("{layer:03}")];
+        let own = keys.iter().find_map(|key| overrides.get(key));
+        let head_dim = own.and_then(|own| own.get("head_dim")).and_then(serde_json::Value::as_u64);
+        return match head_dim {
+            Some(n) if n > 0 => Ok(n as usize),
+            _ => c.size("head_dim"),
+        };
+    }
+    Ok(c.size_if_any("global_head_dim")?.unwrap_or(512))
+}
+
+/// `proportional`: frequencies of the whole head, of which only the first part turns (the rest have frequency 0).
+fn rotary(c: Config<'_>, kind: &'static str, head_dim: usize, default: (&str, f64, f64)) -> Result<Rotary, ForgeError> {
+    let (form, theta, factor) = match RopeConfig::of_layer_type(c, kind) {
+        Some(rope) => (rope.kind()?, rope.theta()?, rope.partial_factor(c)?),
+        None if c.get("rope_parameters").is_none() => default,
+        None => return Err(c.error("rope_parameters", format!("has no section `{kind}`"))),
+    };
+    let mut inv_freq = frequencies(theta, head_dim);
+    match form {
+        "default" => {}
+        "proportional" => inv_freq[(factor * head_dim as f64 / 2.0) as usize..].fill(0.0),
+        other => return Err(c.error("rope_parameters", format!("has rope_type `{other}` for {kind}; known are default and proportional"))),
+    }
+    Ok(one_block(head_dim, inv_freq, 1.0))
+}
+
+fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) -> Result<Programs, ForgeError> {
+    let c = Gemma4::read(config.section_or_self("text_config"))?;
+    let m = Model::new("text", precision, tensors, &["model.language_model.", "model."], "embed_tokens.weight");
+    m.rotary("sliding", c.sliding.clone());
+    m.rotary("full", c.full.clone());
+    let (ids, positions) = (m.ids_media_as_pad(), m.positions());
+    let mut x = m.stage("embed", "", || m.embed("embed_tokens", &ids, c.vocabulary, c.hidden, (c.hidden as f32).sqrt()));
+    let per_layer = m.stage("per_layer_embed", "", || per_layer_embeddings(&c, &m, &ids, &x));
+    for (n, own) in c.layers.iter().enumerate() {
+        let layer = format!("layers.{n}");
+        x = m.stage(format!("{layer}.attn"), &layer, || {
+            let h = m.rms_norm("input_layernorm", &x, c.eps);
+            let a = attention(&c, &m, own, &h, &positions, n);
+            m.add(&x, &m.rms_norm("post_attention_layernorm", &a, c.eps))
+        });
+        x = m.stage(format!("{layer}.ffn"), &layer, || {
+            let h = m.rms_norm("pre_feedforward_layernorm", &x, c.eps);
+            let (gate, up) = (m.linear("mlp.gate_proj", &h, own.ffn), m.linear("mlp.up_proj", &h, own.ffn));
+            let down = m.linear("mlp.down_proj", &m.gate(&gate, &up, GeluTanh), c.hidden);
+            let x = m.add(&x, &m.rms_norm("post_feedforward_layernorm", &down, c.eps));
+            let gate = m.linear("per_layer_input_gate", &x, c.per_layer);
+            let ple = m.flatten(&m.slice("per_layer_row", &per_layer, 1, n, 1));
+            let mixed = m.linear("per_layer_projection", &m.gate(&gate, &ple, GeluTanh), c.hidden);
+            m.scale_by("layer_scalar", &m.add(&x, &m.rms_norm("post_per_layer_input_norm", &mixed, c.eps)))
+        });
+    }
+    let logits = m.stage("lm_head", "", || {
+        let logits = m.tied_head("embed_tokens", &m.rms_norm("norm", &m.wanted_rows(&x), c.eps), c.vocabulary);
+        c.softcap.map_or(logits.clone(), |cap| m.softcap(&logits, cap))
+    });
+    m.output("logits", &logits);
+    Ok(Programs {
+        programs: vec![m.finish()?],
+        vocabulary: c.vocabulary,
+        hidden: c.hidden,
+        context: c.context,
+        ignored: |tensor| {
+            let towers = ["model.vision_tower.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio.", "lm_head."];
+            // Published files hold keys and values for the layers that share, too; they must not be used.
+            let stray = [".self_attn.k_proj.weight", ".self_attn.v_proj.weight", ".self_attn.k_norm.weight"];
+            towers.iter().any(|prefix| tensor.starts_with(prefix)) || stray.iter().any(|suffix| tensor.ends_with(suffix))
+        },
+    })
+}
+
+/// `[T, layers, width]`: what the token says to each layer, and what its embedding says.
+fn per_layer_embeddings(c: &Gemma4, m: &Model<'_>, ids: &Value, x: &Value) -> Value {
+    let (layers, width) = (c.layers.len(), c.per_layer);
+    let shape = vec![Dim::T, Dim::Fixed(layers), Dim::Fixed(width)];
+    let token = m.embed("embed_tokens_per_layer", ids, c.per_layer_rows, layers * width, (width as f32).sqrt());
+    let context = m.linear("per_layer_model_projection", x, layers * width);
+    let context = m.reshape("context", &m.scale("scaled", &context, (c.hidden as f32).powf(-0.5)), shape.clone());
+    let context = m.rms_norm("per_layer_projection_norm", &context, c.eps);
+    m.scale("per_layer", &m.add(&context, &m.reshape("token", &token, shape)), 0.5f32.sqrt())
+}
+
+/// Attention with scale 1; values are normed too. A sharing layer has queries only.
+fn attention(c: &Gemma4, m: &Model<'_>, own: &Layer, h: &Value, positions: &Value, n: usize) -> Value {
+    let (rotary, slot) = (if own.sliding { "sliding" } else { "full" }, format!("layers.{}.kv", own.donor));
+    let project = |name: &str, heads: usize| m.heads(&m.linear(name, h, heads * own.head_dim), heads);
+    let q = m.rope(&m.rms_norm("self_attn.q_norm", &project("self_attn.q_proj", c.heads), c.eps), positions, rotary);
+    let a = if own.donor == n {
+        let k = m.rope(&m.rms_norm("self_attn.k_norm", &project("self_attn.k_proj", c.kv_heads), c.eps), positions, rotary);
+        let v = m.rms_norm_plain("v_norm", &project("self_attn.v_proj", c.kv_heads), c.eps);
+        m.attend(&q, Kv::Own(&slot, &k, &v), own.mask, 1.0)
+    } else {
+        m.attend(&q, Kv::Shared(&slot), own.mask, 1.0)
+    };
+    m.linear("self_attn.o_proj", &m.flatten(&a), c.hidden)
+}

@@ -1,0 +1,114 @@
+//! Model families: from a configuration to programs. One file each; none knows a device.
+
+mod gemma4;
+mod llama;
+mod phimoe;
+mod qwen3;
+mod qwen3_5;
+
+use crate::{
+    Config, ForgeError,
+    model::Written,
+    precision::{Precision, StoredTensors},
+};
+
+/// What a family makes of a configuration.
+pub struct Family {
+    /// Its name, for people.
+    pub name: &'static str,
+    /// The `model_type`s of `config.json` that it reads.
+    pub model_types: &'static [&'static str],
+    /// Writes the programs. Everything wrong in the configuration is found here, before any weight is read.
+    pub write: fn(Config<'_>, Precision, &dyn StoredTensors) -> Result<Programs, ForgeError>,
+}
+
+/// The programs of a model and what the manifest says of it.
+pub struct Programs {
+    /// `text` first.
+    pub programs: Vec<Written>,
+    /// Rows of the logits.
+    pub vocabulary: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// The longest text the model was made for.
+    pub context: usize,
+    /// Tensors that are left out on purpose where no program uses them (other towers, draft heads, the head of a tied model).
+    pub ignored: fn(&str) -> bool,
+}
+
+/// All families.
+pub const FAMILIES: &[Family] = &[llama::FAMILY, qwen3::FAMILY, qwen3::VL_FAMILY, phimoe::FAMILY, qwen3_5::FAMILY, gemma4::FAMILY];
+
+/// The family that reads this configuration.
+pub fn of(config: Config<'_>) -> Result<&'static Family, ForgeError> {
+    let model_type = config.text_if_any("model_type")?.ok_or_else(|| config.error("model_type", "is missing"))?;
+    FAMILIES.iter().find(|f| f.model_types.contains(&model_type)).ok_or_else(|| {
+        let known: Vec<_> = FAMILIES.iter().flat_map(|f| f.model_types).copied().collect();
+        config.error("model_type", format!("is `{model_type}`; known are {}", known.join(", ")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+    use std::path::Path;
+
+    fn fixture(name: &str) -> Value {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name).join("config.json");
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    }
+
+    fn write(config: &Value) -> Result<Programs, ForgeError> {
+        let config = Config::new(config);
+        (of(config)?.write)(config, Precision::F32, &())
+    }
+
+    #[test]
+    fn every_precision_type_checks() {
+        for name in ["llama", "qwen3", "qwen3_vl", "phimoe", "qwen3_5", "gemma4"] {
+            let config = fixture(name);
+            for (precision, label) in Precision::ALL {
+                let config = Config::new(&config);
+                let programs = (of(config).unwrap().write)(config, precision, &());
+                let programs = programs.unwrap_or_else(|e| panic!("{name} at {label}: {e}"));
+                let text = &programs.programs[0].program;
+                let again = qhx_ir::Program::from_json(&text.to_json()).unwrap();
+                assert_eq!(**text, again, "{name}: a program survives its JSON form");
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_configurations_name_the_field() {
+        let cases: &[(&str, &str, Value, &str)] = &[
+            ("llama", "hidden_size", Value::Null, "`hidden_size` is missing"),
+            ("llama", "num_key_value_heads", json!(5), "`num_key_value_heads` (5) must divide"),
+            ("llama", "hidden_act", json!("relu"), "`hidden_act` is \"relu\", a variant that is not supported"),
+            ("qwen3", "attention_bias", json!(true), "`attention_bias` is true, a variant that is not supported"),
+            ("phimoe", "num_experts_per_tok", json!(3), "`num_experts_per_tok` is 3"),
+            ("phimoe", "num_local_experts", json!("many"), "`num_local_experts` must be a positive integer, found \"many\""),
+        ];
+        for (name, field, value, expected) in cases {
+            let mut config = fixture(name);
+            config[*field] = value.clone();
+            let error = write(&config).err().map(|e| e.to_string()).unwrap_or_default();
+            assert!(error.contains(expected), "{name}: {error}");
+        }
+        for (field, value, expected) in [
+            ("attention_k_eq_v", json!(true), "attention_k_eq_v` is true, a variant that is not supported"),
+            ("enable_moe_block", json!(true), "enable_moe_block` is true"),
+            ("use_bidirectional_attention", json!("vision"), "use_bidirectional_attention` is \"vision\""),
+            ("num_kv_shared_layers", json!(1000), "num_kv_shared_layers` leaves no layer"),
+            ("layer_types", json!(["full_attention"]), "layer_types` has 1 entries"),
+        ] {
+            let mut config = fixture("gemma4");
+            let section = if config.get("text_config").is_some() { &mut config["text_config"] } else { &mut config };
+            section[field] = value;
+            let error = write(&config).err().map(|e| e.to_string()).unwrap_or_default();
+            assert!(error.contains(expected), "{error}");
+        }
+        let error = write(&json!({"model_type": "bert"})).err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(error.contains("`model_type` is `bert`; known are llama"), "{error}");
+    }
+}

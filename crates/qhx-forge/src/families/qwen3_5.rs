@@ -1,0 +1,184 @@
+//! Qwen3.5: a hybrid decoder. Most layers mix rows by a gated delta rule over short-convolved queries, keys and values; every fourth by
+//! softmax attention whose output is gated per number. Norms are zero-centred (they multiply by 1 + w), but for the one inside the delta mixer.
+
+use super::{Family, Programs};
+use crate::{
+    Config, ForgeError,
+    model::{Kv, Model, Value},
+    precision::{Precision, StoredTensors},
+    rotary::{RopeConfig, interleaved_streams},
+};
+use qhx_ir::{
+    Activation::{Sigmoid, Silu},
+    Mask, Rotary,
+};
+
+pub(super) const FAMILY: Family = Family { name: "Qwen3.5", model_types: &["qwen3_5", "qwen3_5_text"], write };
+
+struct Qwen35 {
+    vocabulary: usize,
+    hidden: usize,
+    /// Per layer: whether it mixes by softmax attention.
+    attention: Vec<bool>,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    delta: Delta,
+    ffn: usize,
+    eps: f64,
+    tied: bool,
+    context: usize,
+    rotary: Rotary,
+}
+
+/// Sizes of the delta mixer.
+struct Delta {
+    key_heads: usize,
+    key_dim: usize,
+    value_heads: usize,
+    value_dim: usize,
+    kernel: usize,
+}
+
+impl Qwen35 {
+    /// `c` is the text section; `tie_word_embeddings` may stand there or at the top.
+    fn read(c: Config<'_>, top: Config<'_>) -> Result<Self, ForgeError> {
+        c.only("hidden_act", &["silu".into()])?;
+        c.only("attention_bias", &[false.into()])?;
+        c.only("attn_output_gate", &[true.into()])?;
+        let (heads, kv_heads, head_dim) = (c.size("num_attention_heads")?, c.size("num_key_value_heads")?, c.size("head_dim")?);
+        if heads % kv_heads != 0 {
+            return Err(c.error("num_key_value_heads", format!("({kv_heads}) must divide num_attention_heads ({heads})")));
+        }
+        let delta = Delta {
+            key_heads: c.size("linear_num_key_heads")?,
+            key_dim: c.size("linear_key_head_dim")?,
+            value_heads: c.size("linear_num_value_heads")?,
+            value_dim: c.size("linear_value_head_dim")?,
+            kernel: c.size("linear_conv_kernel_dim")?,
+        };
+        if delta.value_heads % delta.key_heads != 0 || delta.kernel < 2 {
+            return Err(c.error("linear_num_value_heads", "must be a multiple of linear_num_key_heads (and the kernel at least 2)"));
+        }
+        Ok(Self {
+            vocabulary: c.size("vocab_size")?,
+            hidden: c.size("hidden_size")?,
+            attention: attention_layers(c)?,
+            heads,
+            kv_heads,
+            head_dim,
+            delta,
+            ffn: c.size("intermediate_size")?,
+            eps: c.number("rms_norm_eps")?,
+            tied: top.flag_or("tie_word_embeddings", c.flag_or("tie_word_embeddings", false)?)?,
+            context: c.size("max_position_embeddings")?,
+            rotary: rotary(c, head_dim)?,
+        })
+    }
+}
+
+fn attention_layers(c: Config<'_>) -> Result<Vec<bool>, ForgeError> {
+    let layers = c.size("num_hidden_layers")?;
+    let Some(types) = c.texts_if_any("layer_types")? else {
+        let interval = c.size_if_any("full_attention_interval")?.unwrap_or(4);
+        return Ok((0..layers).map(|n| (n + 1) % interval == 0).collect());
+    };
+    if types.len() != layers {
+        return Err(c.error("layer_types", format!("has {} entries for {layers} layers", types.len())));
+    }
+    let is_attention = |kind: &&str| match *kind {
+        "full_attention" => Ok(true),
+        "linear_attention" => Ok(false),
+        other => Err(c.error("layer_types", format!("has `{other}`; known are full_attention and linear_attention"))),
+    };
+    types.iter().map(is_attention).collect()
+}
+
+/// Rotates the first part of the head, by three position streams.
+fn rotary(c: Config<'_>, head_dim: usize) -> Result<Rotary, ForgeError> {
+    let rope = RopeConfig::of(c);
+    let factor = match rope.partial_factor(c)? {
+        1.0 if c.get("partial_rotary_factor").is_none() && rope.parameters().is_ok_and(|p| p.get("partial_rotary_factor").is_none()) => {
+            0.25
+        }
+        factor => factor,
+    };
+    let length = (head_dim as f64 * factor) as usize;
+    if length == 0 || length % 2 != 0 {
+        return Err(c.error(
+            "partial_rotary_factor",
+            format!("({factor}) leaves {length} numbers of {head_dim} to rotate: an even number is needed"),
+        ));
+    }
+    let mut rotary = rope.plain(length)?;
+    if let Some(sections) = rope.parameters()?.numbers_if_any("mrope_section")? {
+        let [time, height, width] = sections[..] else {
+            return Err(rope.parameters()?.error("mrope_section", "must be three numbers"));
+        };
+        rotary.streams = interleaved_streams([time as usize, height as usize, width as usize], length / 2);
+    }
+    Ok(rotary)
+}
+
+fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) -> Result<Programs, ForgeError> {
+    let c = Qwen35::read(config.section_or_self("text_config"), config)?;
+    let m = Model::new("text", precision, tensors, &["model.language_model.", "model."], "embed_tokens.weight");
+    m.rotary("rope", c.rotary.clone());
+    let (ids, positions) = (m.ids(), m.mrope_positions());
+    let mut x = m.stage("embed", "", || m.embed("embed_tokens", &ids, c.vocabulary, c.hidden, 1.0));
+    for (n, &attention) in c.attention.iter().enumerate() {
+        let layer = format!("layers.{n}");
+        x = m.stage(format!("{layer}.attn"), &layer, || {
+            let h = m.rms_norm_zero_centred("input_layernorm", &x, c.eps);
+            let mixed = if attention { gated_attention(&c, &m, &h, &positions, &layer) } else { delta_mixer(&c, &m, &h, &layer) };
+            m.add(&x, &mixed)
+        });
+        x = m.stage(format!("{layer}.ffn"), &layer, || {
+            let h = m.rms_norm_zero_centred("post_attention_layernorm", &x, c.eps);
+            let (gate, up) = (m.linear("mlp.gate_proj", &h, c.ffn), m.linear("mlp.up_proj", &h, c.ffn));
+            m.add(&x, &m.linear("mlp.down_proj", &m.gate(&gate, &up, Silu), c.hidden))
+        });
+    }
+    let logits = m.stage("lm_head", "", || {
+        let h = m.rms_norm_zero_centred("norm", &m.wanted_rows(&x), c.eps);
+        if c.tied { m.tied_head("embed_tokens", &h, c.vocabulary) } else { m.head("lm_head", &h, c.vocabulary, false) }
+    });
+    m.output("logits", &logits);
+    Ok(Programs {
+        programs: vec![m.finish()?],
+        vocabulary: c.vocabulary,
+        hidden: c.hidden,
+        context: c.context,
+        ignored: |tensor| ["mtp.", "model.visual.", "lm_head."].iter().any(|prefix| tensor.starts_with(prefix)),
+    })
+}
+
+/// Softmax attention; `q_proj` holds, per head, the query and the gate of its output.
+fn gated_attention(c: &Qwen35, m: &Model<'_>, h: &Value, positions: &Value, layer: &str) -> Value {
+    let query_and_gate = m.heads(&m.linear("self_attn.q_proj", h, 2 * c.heads * c.head_dim), c.heads);
+    let q = m.slice("query", &query_and_gate, 2, 0, c.head_dim);
+    let gate = m.slice("gate", &query_and_gate, 2, c.head_dim, c.head_dim);
+    let k = m.heads(&m.linear("self_attn.k_proj", h, c.kv_heads * c.head_dim), c.kv_heads);
+    let v = m.heads(&m.linear("self_attn.v_proj", h, c.kv_heads * c.head_dim), c.kv_heads);
+    let q = m.rope(&m.rms_norm_zero_centred("self_attn.q_norm", &q, c.eps), positions, "rope");
+    let k = m.rope(&m.rms_norm_zero_centred("self_attn.k_norm", &k, c.eps), positions, "rope");
+    let a = m.attend(&q, Kv::Own(&format!("{layer}.kv"), &k, &v), Mask::Causal, (c.head_dim as f32).powf(-0.5));
+    m.linear("self_attn.o_proj", &m.flatten(&m.gate(&gate, &a, Sigmoid)), c.hidden)
+}
+
+/// Gated delta rule: one short convolution over q | k | v, then the rule, a norm, and a gate.
+fn delta_mixer(c: &Qwen35, m: &Model<'_>, h: &Value, layer: &str) -> Value {
+    let d = &c.delta;
+    let (keys, values) = (d.key_heads * d.key_dim, d.value_heads * d.value_dim);
+    let qkv = m.linear("linear_attn.in_proj_qkv", h, 2 * keys + values);
+    let z = m.heads(&m.linear("linear_attn.in_proj_z", h, values), d.value_heads);
+    let b = m.linear("linear_attn.in_proj_b", h, d.value_heads);
+    let a = m.linear("linear_attn.in_proj_a", h, d.value_heads);
+    let qkv = m.short_conv("linear_attn.conv1d", &qkv, d.kernel, &format!("{layer}.conv"), Silu);
+    let q = m.heads(&m.slice("query", &qkv, 1, 0, keys), d.key_heads);
+    let k = m.heads(&m.slice("key", &qkv, 1, keys, keys), d.key_heads);
+    let v = m.heads(&m.slice("value", &qkv, 1, 2 * keys, values), d.value_heads);
+    let o = m.gated_delta(&q, &k, &v, &a, &b, &format!("{layer}.delta"), "linear_attn", 1e-6);
+    let y = m.gate(&z, &m.rms_norm("linear_attn.norm", &o, c.eps), Silu);
+    m.linear("linear_attn.out_proj", &m.flatten(&y), c.hidden)
+}

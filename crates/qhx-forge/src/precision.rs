@@ -1,0 +1,110 @@
+//! Precisions: how each weight of a bundle is stored and how activations meet it.
+
+use crate::model::Recipe;
+use qhx_ir::{ActivationForm, Encoding, KvType};
+use std::{fmt, str::FromStr};
+
+/// What the user asks for with `--precision`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// Weights as the checkpoint stores them, without loss.
+    Native,
+    /// Everything in f32: what the oracle computes.
+    F32,
+    /// Matrices in f16.
+    F16,
+    /// All matrices, tables and the head in int8 with a scale per row.
+    W8,
+    /// As `w8`, with the output head in f16.
+    W8F16Head,
+    /// Experts in int8, the rest in f16.
+    MoeI8,
+    /// Matrices in int4 blocks of 32; tables and the head in int8.
+    W4,
+}
+
+/// What a weight is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A table of rows that are looked up.
+    Embedding,
+    /// The output head (also a tied table).
+    Head,
+    /// A matrix of a layer.
+    Matrix,
+    /// The stacked matrices of experts.
+    Expert,
+    /// Norms, biases, routers, convolutions.
+    Small,
+}
+
+/// What is known of a checkpoint's tensors when a program is written.
+pub trait StoredTensors {
+    /// The encoding that holds the tensor without loss; `None` where there is no such tensor (or no checkpoint).
+    fn encoding(&self, tensor: &str) -> Option<Encoding>;
+}
+
+/// No checkpoint: for synthetic bundles.
+impl StoredTensors for () {
+    fn encoding(&self, _tensor: &str) -> Option<Encoding> {
+        None
+    }
+}
+
+impl Precision {
+    /// All of them, with the names that users type.
+    pub const ALL: [(Self, &'static str); 7] = [
+        (Self::Native, "native"),
+        (Self::F32, "f32"),
+        (Self::F16, "f16"),
+        (Self::W8, "w8"),
+        (Self::W8F16Head, "w8-f16head"),
+        (Self::MoeI8, "moe-i8"),
+        (Self::W4, "w4"),
+    ];
+
+    /// How a weight is stored.
+    pub fn encoding(self, role: Role, recipe: &Recipe, tensors: &dyn StoredTensors) -> Encoding {
+        use Encoding::{F16, F32, I8Row};
+        match (self, role) {
+            (_, Role::Small) | (Self::F32, _) => F32,
+            (Self::Native, _) => recipe.tensors().first().and_then(|t| tensors.encoding(t)).unwrap_or(F32),
+            (Self::F16, _) | (Self::W8F16Head, Role::Head) => F16,
+            (Self::W8 | Self::W8F16Head, _) | (Self::MoeI8, Role::Expert) => I8Row,
+            (Self::MoeI8, _) => F16,
+            (Self::W4, Role::Embedding | Role::Head) => I8Row,
+            (Self::W4, _) => Encoding::I4_BLOCK32,
+        }
+    }
+
+    /// How activations meet a weight stored like that.
+    pub fn activation(self, weight: Encoding) -> ActivationForm {
+        match weight {
+            Encoding::I8Row => ActivationForm::I8Row,
+            Encoding::Block(_) => ActivationForm::I8Block32,
+            Encoding::F32 | Encoding::F16 | Encoding::Bf16 => ActivationForm::F32,
+        }
+    }
+
+    /// How keys and values are kept: in f32 where the weights are, else in f16.
+    pub fn kv(self, matrices: Encoding) -> KvType {
+        if matrices == Encoding::F32 { KvType::F32 } else { KvType::F16 }
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Self::ALL.iter().find(|(p, _)| p == self).map_or("?", |(_, name)| name);
+        f.write_str(name)
+    }
+}
+
+impl FromStr for Precision {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL.iter().find(|(_, name)| *name == text).map(|(p, _)| *p).ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(|(_, name)| *name).collect();
+            format!("`{text}` is no precision; use one of {}", names.join(", "))
+        })
+    }
+}
