@@ -3,5 +3,28 @@
 //! The crate knows bundles, programs and devices; it never knows a model family by name. What differs between models
 //! (tokenizer, chat template, end-of-turn ids) arrives as data from the bundle.
 
+pub mod bench;
+mod cancel;
+mod error;
+mod files;
+pub mod generate;
+mod inputs;
+pub mod memory;
+mod model;
+pub mod placement;
+mod prompt;
+pub mod registry;
 pub mod sample;
+mod session;
+pub mod tensors;
 pub mod text;
+pub mod timing;
+pub mod trace;
+
+pub use cancel::Cancel;
+pub use error::Error;
+pub use generate::{FinishReason, GenerateOptions, Generation, Piece, generate};
+pub use model::{DEFAULT_CHUNK, DEFAULT_CONTEXT, LoadOptions, LoadPlan, Model, ModelParts, Vocabulary};
+pub use prompt::Prompt;
+pub use registry::DeviceChoice;
+pub use session::{Prepared, Session, Work};

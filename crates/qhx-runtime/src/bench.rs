@@ -1,0 +1,202 @@
+//! How fast a model reads and writes, in the usual notation: `pp512` reads a prompt of 512 tokens, `tg64` writes 64 one by one.
+
+use crate::{Cancel, Error, Model, Session, memory, sample::random::uniform};
+use serde::Serialize;
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
+
+/// What to measure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BenchOptions {
+    /// Prompt lengths (`pp`).
+    pub prompt: Vec<usize>,
+    /// Numbers of written tokens (`tg`).
+    pub generate: Vec<usize>,
+    /// Measured runs of each; one more before them warms up.
+    pub repeats: usize,
+}
+
+impl Default for BenchOptions {
+    fn default() -> Self {
+        Self { prompt: vec![512], generate: vec![64], repeats: 5 }
+    }
+}
+
+/// Tokens per second of one test.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BenchResult {
+    /// `pp512`, `tg64` …
+    pub test: String,
+    /// Mean of the runs.
+    pub mean: f64,
+    /// Standard deviation of the runs (of a sample: 0 for one run).
+    pub sd: f64,
+    /// Each run.
+    pub runs: Vec<f64>,
+}
+
+impl BenchResult {
+    /// The figures of a test from its runs.
+    pub fn new(test: String, runs: Vec<f64>) -> Self {
+        let count = runs.len() as f64;
+        let mean = runs.iter().sum::<f64>() / count.max(1.0);
+        let variance = runs.iter().map(|run| (run - mean).powi(2)).sum::<f64>() / (count - 1.0).max(1.0);
+        Self { test, mean, sd: variance.sqrt(), runs }
+    }
+}
+
+/// Everything that `bench --json` prints about one model on one device.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BenchReport {
+    /// The bundle, as people call it.
+    pub bundle: String,
+    /// The label of its precision.
+    pub precision: String,
+    /// The device.
+    pub device: String,
+    /// Threads it worked with.
+    pub threads: usize,
+    /// One entry per test.
+    pub results: Vec<BenchResult>,
+    /// The most memory that this process has held.
+    pub peak_rss_bytes: u64,
+    /// Bytes of weights that one decode step reads.
+    pub weight_bytes_per_token: u64,
+    /// What this machine can read from memory, measured here.
+    pub read_bandwidth_bytes_per_s: f64,
+    /// The share of it that the fastest `tg` test used; 0 where there was none.
+    pub bandwidth_share: f64,
+}
+
+/// Runs the tests on `model`. Each result is shown as soon as it is there.
+pub fn bench(
+    model: &Model,
+    precision: &str,
+    options: &BenchOptions,
+    cancel: &Cancel,
+    on_result: &mut dyn FnMut(&BenchResult),
+) -> Result<BenchReport, Error> {
+    let tests = options.prompt.iter().map(|&n| (Test::Prompt, n)).chain(options.generate.iter().map(|&n| (Test::Generate, n)));
+    let tests: Vec<_> = tests.filter(|&(_, tokens)| tokens > 0).collect();
+    if options.repeats == 0 {
+        return Err(Error::Option { option: "repeats", found: "0".into(), expected: "1 or more".into() });
+    }
+    if let Some(&(_, longest)) = tests.iter().max_by_key(|(_, tokens)| tokens)
+        && longest > model.context()
+    {
+        return Err(Error::PromptTooLong { prompt: longest, context: model.context(), limit: model.context_limit() });
+    }
+    let mut session = model.session()?;
+    let mut results = Vec::new();
+    for (test, tokens) in tests {
+        let ids = some_ids(model, tokens);
+        test.run(&mut session, &ids, cancel)?;
+        let mut runs = Vec::with_capacity(options.repeats);
+        for _ in 0..options.repeats {
+            let time = test.run(&mut session, &ids, cancel)?;
+            runs.push(tokens as f64 / time.as_secs_f64());
+        }
+        let result = BenchResult::new(format!("{}{tokens}", test.name()), runs);
+        on_result(&result);
+        results.push(result);
+    }
+    let threads = model.device().threads;
+    let weight_bytes_per_token = memory::weight_bytes_per_token(model.program());
+    let read_bandwidth = read_bandwidth(threads);
+    let fastest = results.iter().filter(|r| r.test.starts_with("tg")).map(|r| r.mean).fold(0.0, f64::max);
+    Ok(BenchReport {
+        bundle: model.name().to_owned(),
+        precision: precision.to_owned(),
+        device: model.device().name.clone(),
+        threads,
+        results,
+        peak_rss_bytes: memory::peak_rss_bytes(),
+        weight_bytes_per_token,
+        read_bandwidth_bytes_per_s: read_bandwidth,
+        bandwidth_share: fastest * weight_bytes_per_token as f64 / read_bandwidth,
+    })
+}
+
+#[derive(Clone, Copy)]
+enum Test {
+    Prompt,
+    Generate,
+}
+
+impl Test {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Prompt => "pp",
+            Self::Generate => "tg",
+        }
+    }
+
+    fn run(self, session: &mut Session, ids: &[u32], cancel: &Cancel) -> Result<Duration, Error> {
+        session.reset();
+        let started = Instant::now();
+        match self {
+            Self::Prompt => drop(session.append(ids, cancel)?),
+            Self::Generate => {
+                for &id in ids {
+                    session.append(&[id], cancel)?;
+                }
+            }
+        }
+        Ok(started.elapsed())
+    }
+}
+
+/// Ids from all over the vocabulary, the same each time.
+fn some_ids(model: &Model, count: usize) -> Vec<u32> {
+    let vocabulary = model.vocabulary().ids as f64;
+    (0..count as u64).map(|n| (uniform(1, n) * vocabulary) as u32).collect()
+}
+
+/// Bytes per second that `threads` threads together read from memory, the best of a few passes over more than any cache holds.
+pub fn read_bandwidth(threads: usize) -> f64 {
+    const BYTES: usize = 256 << 20;
+    let room = memory::available_bytes().map_or(BYTES, |bytes| usize::try_from(bytes / 4).unwrap_or(BYTES));
+    let numbers = vec![1u64; BYTES.min(room).max(1 << 20) / 8];
+    let share = numbers.len().div_ceil(threads.max(1));
+    let pass = || {
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            for part in numbers.chunks(share) {
+                scope.spawn(move || black_box(sum(part)));
+            }
+        });
+        (numbers.len() * 8) as f64 / started.elapsed().as_secs_f64()
+    };
+    (0..5).map(|_| pass()).fold(0.0, f64::max)
+}
+
+/// A sum in many independent lanes, so that reading is what takes the time.
+fn sum(numbers: &[u64]) -> u64 {
+    let mut lanes = [0u64; 32];
+    for block in numbers.chunks_exact(32) {
+        for (lane, &number) in lanes.iter_mut().zip(block) {
+            *lane = lane.wrapping_add(number);
+        }
+    }
+    lanes.iter().fold(0, |a, &b| a.wrapping_add(b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mean_and_deviation() {
+        let result = BenchResult::new("tg8".into(), vec![2.0, 4.0, 6.0]);
+        assert_eq!((result.mean, result.sd), (4.0, 2.0));
+        assert_eq!(BenchResult::new("tg8".into(), vec![3.0]).sd, 0.0);
+    }
+
+    #[test]
+    fn bandwidth_is_plausible() {
+        let bytes = read_bandwidth(1);
+        assert!((1e8..1e13).contains(&bytes), "{bytes}");
+    }
+}

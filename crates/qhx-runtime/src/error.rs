@@ -1,0 +1,179 @@
+//! What can go wrong between a bundle and its text.
+
+use crate::{
+    memory::MemoryEstimate,
+    sample::{SampleError, SamplerConfigError},
+    text::{StopStringsError, TokenizerError},
+};
+use qhx_ir::DeviceError;
+use std::{io, path::PathBuf};
+
+/// Why the runtime could not do what it was asked. Each text says what was expected, what was found and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// `--device` names something that does not exist.
+    #[error("there is no device `{found}`; expected one of {known}")]
+    UnknownDevice {
+        /// What was asked for.
+        found: String,
+        /// What could be.
+        known: String,
+    },
+    /// `--device` names a device that this build has not.
+    #[error("device `{asked}` cannot be used: this build of qhx {reason}; it offers {offered}")]
+    NoDevice {
+        /// What was asked for.
+        asked: String,
+        /// Why there is none.
+        reason: String,
+        /// What there is.
+        offered: String,
+    },
+    /// No device takes every stage.
+    #[error("program `{program}` cannot run on `{device}`: {refusals}")]
+    NotPlaced {
+        /// The program's name.
+        program: String,
+        /// What was asked for.
+        device: String,
+        /// Who refused what, and why.
+        refusals: String,
+    },
+    /// The model needs more memory than there is.
+    #[error("the model does not fit into memory: it needs {0}; use a smaller context (--context), a smaller precision, or free memory")]
+    DoesNotFit(Box<MemoryEstimate>),
+    /// A setting outside its limits.
+    #[error("{option} is {found}, expected {expected}")]
+    Option {
+        /// The setting's name.
+        option: &'static str,
+        /// What it was.
+        found: String,
+        /// What it may be.
+        expected: String,
+    },
+    /// The program wants an input that comes with media or from another part, not with text.
+    #[error("program `{program}` wants the input `{input}` made by {generator}, which a text session cannot make")]
+    CannotMake {
+        /// The program's name.
+        program: String,
+        /// The input's name.
+        input: String,
+        /// Its generator.
+        generator: String,
+    },
+    /// The program is not one that a text session can run.
+    #[error("program `{program}` is no text program: {reason}")]
+    NotText {
+        /// The program's name.
+        program: String,
+        /// What is missing.
+        reason: String,
+    },
+    /// Nothing to read.
+    #[error("the prompt is empty: give at least one token")]
+    EmptyPrompt,
+    /// An id outside the vocabulary.
+    #[error("id {id} (number {at} of the prompt) is not in the vocabulary: ids are 0 to {}", vocabulary - 1)]
+    UnknownId {
+        /// The id.
+        id: u32,
+        /// Where it stands, counted from 0.
+        at: usize,
+        /// How many ids there are.
+        vocabulary: usize,
+    },
+    /// The prompt alone is longer than the session.
+    #[error(
+        "the prompt has {prompt} tokens, the context holds {context}: shorten the prompt{}",
+        if *limit > *context { format!(" or raise --context (this model allows up to {limit})") } else { String::new() }
+    )]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Rows a session can hold.
+        context: usize,
+        /// The most this model can be asked for.
+        limit: usize,
+    },
+    /// The session has no room for more rows.
+    #[error("the session is full: {rows} rows and {more} more are beyond its context of {context}")]
+    ContextFull {
+        /// Rows in the session.
+        rows: usize,
+        /// Rows that were to come.
+        more: usize,
+        /// Rows it can hold.
+        context: usize,
+    },
+    /// A rollback to a place that the session has not reached.
+    #[error("cannot roll back to row {to}: the session has {rows} rows")]
+    Rollback {
+        /// Where to.
+        to: usize,
+        /// Rows in the session.
+        rows: usize,
+    },
+    /// Somebody asked to stop; the session is as it was.
+    #[error("cancelled")]
+    Cancelled,
+    /// The device failed.
+    #[error(transparent)]
+    Device(DeviceError),
+    /// A sampling setting is wrong.
+    #[error(transparent)]
+    Sampler(#[from] SamplerConfigError),
+    /// No token could be chosen.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    /// The model has no tokenizer, so it takes and gives ids only.
+    #[error("{what} needs a tokenizer, and this bundle has none: give token ids")]
+    NoTokenizer {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// The tokenizer failed.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// A stop string is wrong.
+    #[error(transparent)]
+    StopStrings(#[from] StopStringsError),
+    /// A snapshot cannot be restored.
+    #[error("snapshot {}: {reason}", path.display())]
+    Snapshot {
+        /// The file.
+        path: PathBuf,
+        /// What was expected and found.
+        reason: String,
+    },
+    /// A tensor file cannot be read.
+    #[error("{}: {reason}", path.display())]
+    Tensors {
+        /// The file.
+        path: PathBuf,
+        /// What was expected and found.
+        reason: String,
+    },
+    /// A file cannot be read or written.
+    #[error("cannot {what} {}: {source}", path.display())]
+    File {
+        /// `read`, `write` …
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The bundle is wrong.
+    #[error(transparent)]
+    Bundle(#[from] qhx_bundle::BundleError),
+}
+
+impl From<DeviceError> for Error {
+    fn from(error: DeviceError) -> Self {
+        match error {
+            DeviceError::Cancelled => Self::Cancelled,
+            other => Self::Device(other),
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! How much memory a model needs, and how much this machine has.
+//!
+//! The estimate is made before anything is allocated, from the program alone. Numbers about the machine come from the kernel's own files
+//! where there are any; elsewhere they are unknown, and nothing is refused for lack of them.
+
+use qhx_ir::{Bindings, Checked, DType, Encoding, OpKind, Program, dim};
+use serde::Serialize;
+use std::{collections::HashMap, fmt, fs, path::Path};
+
+/// What a model will need, and what there is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryEstimate {
+    /// Weights that the programs name. They are mapped from files: read into memory as they are used, never copied.
+    pub weight_bytes: u64,
+    /// State of one session of `context` rows: keys and values, recurrent state.
+    pub state_bytes: u64,
+    /// Activations of a call of `chunk` rows.
+    pub scratch_bytes: u64,
+    /// The sum.
+    pub total_bytes: u64,
+    /// What this machine can give now; absent where it cannot be known.
+    pub available_bytes: Option<u64>,
+    /// The longest session counted for.
+    pub context: usize,
+    /// The rows per call counted for.
+    pub chunk: usize,
+}
+
+impl MemoryEstimate {
+    /// The needs of `program` for one session of `context` rows, read `chunk` rows at a time, with the outputs of up to `wanted` rows per call.
+    pub fn of(program: &Checked, context: usize, chunk: usize, wanted: usize) -> Self {
+        let weight_bytes = program.weights.values().map(|w| tensor_bytes(w.encoding, &w.shape)).fold(0, u64::saturating_add);
+        let state_bytes = state_bytes(program, context);
+        let scratch_bytes = peak_activation_bytes(program, &Bindings { rows: chunk, soft_rows: 0, wanted });
+        Self {
+            weight_bytes,
+            state_bytes,
+            scratch_bytes,
+            total_bytes: weight_bytes.saturating_add(state_bytes).saturating_add(scratch_bytes),
+            available_bytes: available_bytes(),
+            context,
+            chunk,
+        }
+    }
+
+    /// Whether it fits into what is available (yes, where that is unknown).
+    pub fn fits(&self) -> bool {
+        self.available_bytes.is_none_or(|available| self.total_bytes <= available)
+    }
+}
+
+impl fmt::Display for MemoryEstimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} (weights {}, state for a context of {} {}, scratch {}) of {} available",
+            show_bytes(self.total_bytes),
+            show_bytes(self.weight_bytes),
+            self.context,
+            show_bytes(self.state_bytes),
+            show_bytes(self.scratch_bytes),
+            self.available_bytes.map_or("an unknown amount".into(), show_bytes),
+        )
+    }
+}
+
+/// A number of bytes for people: `12.3 MiB`.
+pub fn show_bytes(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
+}
+
+/// State of one session of `context` rows.
+pub fn state_bytes(program: &Program, context: usize) -> u64 {
+    program.slots.values().map(|slot| slot.bytes(context)).fold(0, u64::saturating_add)
+}
+
+/// Bytes of weights that one decode step reads: whole matrices, one row of each look-up table, the chosen experts only.
+pub fn weight_bytes_per_token(program: &Program) -> u64 {
+    let mut read: HashMap<&str, u64> = HashMap::new();
+    for op in &program.ops {
+        for name in op.op.weights() {
+            let Some(weight) = program.weights.get(name) else { continue };
+            let whole = tensor_bytes(weight.encoding, &weight.shape);
+            let rows = weight.shape.first().copied().unwrap_or(1).max(1) as u64;
+            let bytes = match &op.op {
+                OpKind::Embed { .. } => whole / rows,
+                OpKind::Interpolate { .. } => 4 * (whole / rows),
+                OpKind::Experts { experts, .. } => whole / rows * experts_per_row(program, experts).min(rows),
+                _ => whole,
+            };
+            // A tied table is looked up and multiplied with: the larger use counts.
+            let entry = read.entry(name).or_default();
+            *entry = (*entry).max(bytes);
+        }
+    }
+    read.values().fold(0, |sum, &bytes| sum.saturating_add(bytes))
+}
+
+fn experts_per_row(program: &Program, chosen: &str) -> u64 {
+    let made_by = program.ops.iter().find(|op| op.outputs().iter().any(|name| &**name == chosen));
+    match made_by.map(|op| &op.op) {
+        Some(OpKind::Route { method, .. }) => method.experts_per_row() as u64,
+        _ => u64::MAX,
+    }
+}
+
+/// Stored bytes of a tensor, padding included.
+pub fn tensor_bytes(encoding: Encoding, shape: &[usize]) -> u64 {
+    let columns = shape.last().copied().unwrap_or(0);
+    let rows = shape.iter().rev().skip(1).fold(1u64, |n, &d| n.saturating_mul(d as u64));
+    let row = encoding.row_bytes(columns).map_or(u64::MAX, |r| (r.data as u64).saturating_add(r.scale as u64).saturating_add(r.min as u64));
+    rows.saturating_mul(row)
+}
+
+/// The most bytes of values that are alive at once when the ops run in order: what a device needs at least for a call.
+fn peak_activation_bytes(program: &Checked, bindings: &Bindings) -> u64 {
+    let size = |name: &str| {
+        let value = program.value_type(name);
+        let element = match value.dtype {
+            DType::F32 | DType::I32 => 4u64,
+        };
+        let numbers = dim::bind_shape(&value.shape, bindings).unwrap_or_default();
+        numbers.iter().fold(element, |n, &d| n.saturating_mul(d as u64))
+    };
+    let mut last_use: HashMap<&str, usize> = HashMap::new();
+    for (at, op) in program.ops.iter().enumerate() {
+        op.op.inputs().into_iter().for_each(|name| {
+            last_use.insert(name, at);
+        });
+    }
+    program.outputs.iter().for_each(|output| {
+        last_use.insert(&output.value, usize::MAX);
+    });
+    let mut alive: u64 = program.inputs.iter().map(|input| size(&input.name)).fold(0, u64::saturating_add);
+    let mut peak = alive;
+    for (at, op) in program.ops.iter().enumerate() {
+        alive = op.outputs().iter().fold(alive, |sum, name| sum.saturating_add(size(name)));
+        peak = peak.max(alive);
+        let mut freed: Vec<_> = op.op.inputs().into_iter().filter(|name| last_use.get(&***name) == Some(&at)).collect();
+        freed.sort();
+        freed.dedup();
+        alive = freed.iter().fold(alive, |sum, name| sum.saturating_sub(size(name)));
+    }
+    peak
+}
+
+/// Memory that can be had now without swapping: the machine's, or what is left of this process's control group where that is less.
+pub fn available_bytes() -> Option<u64> {
+    let machine = proc_field(Path::new("/proc/meminfo"), "MemAvailable:").map(|kib| kib.saturating_mul(1024));
+    [machine, control_group_left()].into_iter().flatten().min()
+}
+
+/// The most memory this process has held so far; 0 where the system does not say.
+pub fn peak_rss_bytes() -> u64 {
+    proc_field(Path::new("/proc/self/status"), "VmHWM:").map_or(0, |kib| kib.saturating_mul(1024))
+}
+
+fn proc_field(file: &Path, field: &str) -> Option<u64> {
+    let text = fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(field))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+fn control_group_left() -> Option<u64> {
+    let folder = Path::new("/sys/fs/cgroup");
+    let number = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
+    let limit = number("memory.max")?;
+    // Cached file pages count as used but are given back when needed.
+    let cached = proc_field(&folder.join("memory.stat"), "file ").unwrap_or(0);
+    Some(limit.saturating_sub(number("memory.current")?.saturating_sub(cached)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_for_people() {
+        assert_eq!(show_bytes(17), "17 B");
+        assert_eq!(show_bytes(3 << 19), "1.5 MiB");
+        assert_eq!(show_bytes(u64::MAX), "16.0 EiB");
+    }
+
+    #[test]
+    fn stored_tensors_count_their_padding() {
+        assert_eq!(tensor_bytes(Encoding::F32, &[3, 1]), 3 * 64);
+        assert_eq!(tensor_bytes(Encoding::I8Row, &[2, 5, 70]), 10 * (128 + 4));
+        assert_eq!(tensor_bytes(Encoding::F32, &[usize::MAX, usize::MAX]), u64::MAX);
+    }
+}

@@ -1,0 +1,322 @@
+//! A model that is loaded and ready for sessions.
+//!
+//! Puts together what a bundle brings (program, weights, tokenizer, template, ids with a meaning) and a device from the registry. Knows no
+//! model family: everything that differs between models is data of the bundle.
+
+use crate::{
+    Error, Session, inputs,
+    memory::MemoryEstimate,
+    placement::{self, Placement},
+    registry::{self, DeviceChoice},
+    text::Tokenizer,
+};
+use qhx_bundle::{Bundle, manifest::TEXT_PROGRAM};
+use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Dim, Executable, Generator, OpKind, State, Weights};
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// The session length that is chosen when nobody asks for one and the model allows it.
+pub const DEFAULT_CONTEXT: usize = 4096;
+/// Rows per call in prefill when nobody asks for another number.
+pub const DEFAULT_CHUNK: usize = 256;
+
+/// How a model is to be loaded.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Where it runs.
+    pub device: DeviceChoice,
+    /// Threads of the processor; absent: the device's own choice.
+    pub threads: Option<usize>,
+    /// Longest session; absent: the model's own limit, at most [`DEFAULT_CONTEXT`].
+    pub context: Option<usize>,
+    /// Rows per call in prefill.
+    pub chunk: usize,
+    /// The most rows per call whose logits are wanted: 1 for generating, more for checking many rows at once.
+    pub wanted: usize,
+    /// Load even what does not fit into memory. Weights are mapped, so it may run, slowly, from the disk.
+    pub overcommit: bool,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self { device: DeviceChoice::Auto, threads: None, context: None, chunk: DEFAULT_CHUNK, wanted: 1, overcommit: false }
+    }
+}
+
+/// Everything a model is made from, apart from a device.
+#[derive(Clone)]
+pub struct ModelParts {
+    /// What people call it.
+    pub name: String,
+    /// The text program.
+    pub program: Checked,
+    /// Its weights.
+    pub weights: Arc<dyn Weights>,
+    /// The longest session that the model was made for.
+    pub context_limit: usize,
+    /// Ids that end an answer.
+    pub eos: Vec<u32>,
+    /// Text to ids and back; a model without one takes ids only.
+    pub tokenizer: Option<Tokenizer>,
+    /// What ties saved sessions to this model.
+    pub fingerprint: String,
+}
+
+impl ModelParts {
+    /// The parts of a bundle.
+    pub fn of(bundle: &Bundle) -> Result<Self, Error> {
+        let manifest = bundle.manifest();
+        let missing = || Error::NotText { program: TEXT_PROGRAM.into(), reason: "the bundle has no such program".into() };
+        let tokenizer = match &manifest.tokenizer {
+            Some(file) => Some(Tokenizer::from_bytes(&bundle.read(file)?)?),
+            None => None,
+        };
+        Ok(Self {
+            name: manifest.model.name.clone(),
+            program: bundle.program(TEXT_PROGRAM).ok_or_else(missing)?.clone(),
+            weights: bundle.weights(),
+            context_limit: manifest.model.context_length,
+            eos: manifest.tokens.eos.clone(),
+            tokenizer,
+            fingerprint: bundle.fingerprint().to_string(),
+        })
+    }
+}
+
+/// Sizes that ids and logits of a model have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vocabulary {
+    /// Ids that may be put in: `0..ids`.
+    pub ids: usize,
+    /// Numbers in a row of logits.
+    pub logits: usize,
+}
+
+/// A loaded model. Clones share it.
+#[derive(Clone)]
+pub struct Model(Arc<Loaded>);
+
+struct Loaded {
+    name: String,
+    program: Checked,
+    executable: Mutex<Box<dyn Executable>>,
+    device: DeviceInfo,
+    placement: Placement,
+    memory: MemoryEstimate,
+    vocabulary: Vocabulary,
+    context_limit: usize,
+    wanted: usize,
+    eos: Vec<u32>,
+    tokenizer: Option<Tokenizer>,
+    fingerprint: String,
+    load_time: Duration,
+}
+
+/// What loading would do: the choices and numbers that `inspect` shows, made without allocating anything.
+#[derive(Clone)]
+pub struct LoadPlan {
+    /// Where each stage goes.
+    pub placement: Placement,
+    /// What it needs and what there is.
+    pub memory: MemoryEstimate,
+    /// The device itself.
+    pub device: Arc<dyn Device>,
+}
+
+impl LoadPlan {
+    /// Chooses device, context and chunk for a program.
+    pub fn new(program: &Checked, context_limit: usize, options: &LoadOptions) -> Result<Self, Error> {
+        Self::among(program, context_limit, options, &registry::candidates(options.device, options.threads)?)
+    }
+
+    fn among(program: &Checked, context_limit: usize, options: &LoadOptions, candidates: &[Arc<dyn Device>]) -> Result<Self, Error> {
+        let between = |option, found: usize, most: usize| match (1..=most).contains(&found) {
+            true => Ok(found),
+            false => Err(Error::Option { option, found: found.to_string(), expected: format!("1 to {most}") }),
+        };
+        let context = between("context", options.context.unwrap_or(DEFAULT_CONTEXT.min(context_limit)), context_limit)?;
+        let chunk = between("chunk", options.chunk, 1 << 20)?.min(context);
+        let wanted = between("wanted", options.wanted, 1 << 20)?.min(chunk);
+        let memory = MemoryEstimate::of(program, context, chunk, wanted);
+        let (device, placement) = placement::place(program, options.device, candidates)?;
+        Ok(Self { placement, memory, device })
+    }
+}
+
+impl Model {
+    /// Opens the bundle at `path` and loads its text program.
+    pub fn open(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self, Error> {
+        let started = Instant::now();
+        Self::load_since(&Bundle::open(path)?, options, started)
+    }
+
+    /// Loads the text program of an open bundle.
+    pub fn load(bundle: &Bundle, options: &LoadOptions) -> Result<Self, Error> {
+        Self::load_since(bundle, options, Instant::now())
+    }
+
+    fn load_since(bundle: &Bundle, options: &LoadOptions, started: Instant) -> Result<Self, Error> {
+        let candidates = registry::candidates(options.device, options.threads)?;
+        Self::load_among(ModelParts::of(bundle)?, options, &candidates, started)
+    }
+
+    /// Loads a model from its parts onto the device that `options` ask for.
+    pub fn from_parts(parts: ModelParts, options: &LoadOptions) -> Result<Self, Error> {
+        let candidates = registry::candidates(options.device, options.threads)?;
+        Self::load_among(parts, options, &candidates, Instant::now())
+    }
+
+    /// Loads a model from its parts onto a device of the caller's own.
+    pub fn on_device(parts: ModelParts, device: Arc<dyn Device>, options: &LoadOptions) -> Result<Self, Error> {
+        Self::load_among(parts, options, &[device], Instant::now())
+    }
+
+    fn load_among(parts: ModelParts, options: &LoadOptions, candidates: &[Arc<dyn Device>], started: Instant) -> Result<Self, Error> {
+        let ModelParts { name, program, weights, context_limit, eos, tokenizer, fingerprint } = parts;
+        let vocabulary = check_text_program(&program)?;
+        let LoadPlan { placement, memory, device } = LoadPlan::among(&program, context_limit, options, candidates)?;
+        if !memory.fits() && !options.overcommit {
+            return Err(Error::DoesNotFit(Box::new(memory)));
+        }
+        let wanted = options.wanted.min(memory.chunk);
+        let load = qhx_ir::LoadOptions { max_rows: memory.chunk, max_soft_rows: 0, max_wanted: wanted, artifacts: None };
+        let executable = Mutex::new(device.load(&program, &weights, &load)?);
+        Ok(Self(Arc::new(Loaded {
+            name,
+            program,
+            executable,
+            device: device.describe(),
+            placement,
+            memory,
+            vocabulary,
+            context_limit,
+            wanted,
+            eos,
+            tokenizer,
+            fingerprint,
+            load_time: started.elapsed(),
+        })))
+    }
+
+    /// A fresh session.
+    pub fn session(&self) -> Result<Session, Error> {
+        Session::new(self.clone())
+    }
+
+    /// What people call it.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The text program.
+    pub fn program(&self) -> &Checked {
+        &self.0.program
+    }
+
+    /// Where each stage runs.
+    pub fn placement(&self) -> &Placement {
+        &self.0.placement
+    }
+
+    /// What it needs, as estimated before it was loaded.
+    pub fn memory(&self) -> &MemoryEstimate {
+        &self.0.memory
+    }
+
+    /// The device that runs it.
+    pub fn device(&self) -> &DeviceInfo {
+        &self.0.device
+    }
+
+    /// Bytes that the device holds beside weights and sessions.
+    pub fn scratch_bytes(&self) -> u64 {
+        self.executable().scratch_bytes()
+    }
+
+    /// Rows that a session can hold.
+    pub fn context(&self) -> usize {
+        self.0.memory.context
+    }
+
+    /// The longest session that the model was made for.
+    pub fn context_limit(&self) -> usize {
+        self.0.context_limit
+    }
+
+    /// Rows per call in prefill.
+    pub fn chunk(&self) -> usize {
+        self.0.memory.chunk
+    }
+
+    /// The most rows per call whose logits are wanted.
+    pub fn wanted(&self) -> usize {
+        self.0.wanted
+    }
+
+    /// How many ids and logits there are.
+    pub fn vocabulary(&self) -> Vocabulary {
+        self.0.vocabulary
+    }
+
+    /// Ids that end an answer.
+    pub fn eos(&self) -> &[u32] {
+        &self.0.eos
+    }
+
+    /// Text to ids and back.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.0.tokenizer.as_ref()
+    }
+
+    /// What ties saved sessions to this model.
+    pub fn fingerprint(&self) -> &str {
+        &self.0.fingerprint
+    }
+
+    /// How long loading took.
+    pub fn load_time(&self) -> Duration {
+        self.0.load_time
+    }
+
+    /// The loaded program; calls of several sessions take turns. A device that panicked in a call is used again: what it computes is checked, and
+    /// a session's rows do not live in it.
+    pub(crate) fn executable(&self) -> MutexGuard<'_, Box<dyn Executable>> {
+        self.0.executable.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn new_state(&self) -> Result<Box<dyn State>, Error> {
+        Ok(self.executable().new_state(self.context())?)
+    }
+
+    pub(crate) fn wrong_output(&self, rows: usize, found: Option<usize>) -> Error {
+        let (name, width) = (&self.0.device.name, self.0.vocabulary.logits);
+        Error::Device(DeviceError::Call(match found {
+            Some(found) => format!("device {name} gave {found} logits for {rows} rows of {width}"),
+            None => format!("device {name} gave no output `logits`"),
+        }))
+    }
+}
+
+/// Whether a text session can run `program`: it reads ids, gives logits of wanted rows, and asks for nothing that only media bring.
+fn check_text_program(program: &Checked) -> Result<Vocabulary, Error> {
+    let not_text = |reason: &str| Error::NotText { program: program.name.to_string(), reason: reason.to_owned() };
+    inputs::check(program)?;
+    let logits = program.outputs.iter().find(|o| &*o.name == "logits").ok_or_else(|| not_text("it has no output `logits`"))?;
+    let logits = match program.value_type(&logits.value).shape[..] {
+        [Dim::L, Dim::Fixed(logits)] => logits,
+        _ => return Err(not_text("its output `logits` must have the shape [L, vocabulary]")),
+    };
+    let is_ids = |name: &str| {
+        let by = program.inputs.iter().find(|i| &*i.name == name).map(|i| &i.generator);
+        matches!(by, Some(Generator::Ids | Generator::IdsMediaAsPad))
+    };
+    let tables = program.ops.iter().filter_map(|op| match &op.op {
+        OpKind::Embed { ids, table, .. } if is_ids(ids) => program.weights[table].shape.first(),
+        _ => None,
+    });
+    let ids = *tables.min().ok_or_else(|| not_text("no op looks up token ids"))?;
+    Ok(Vocabulary { ids: ids.min(i32::MAX as usize), logits })
+}

@@ -1,0 +1,229 @@
+//! Sessions as files: saved and restored bit for bit, on the model they were made with.
+//!
+//! A snapshot is `magic, length of the header, header (JSON), content, sum`. The header says whose session it is and what the content
+//! is made of; the sum (SHA-256 over everything before it) finds damage. A file may still lie: every number in it is checked before use.
+
+use super::{Checkpoint, Session, recurrent};
+use crate::{Error, Model, files};
+use qhx_bundle::Digest;
+use qhx_ir::{KvType, Program, Slot, SlotData};
+use serde::{Deserialize, Serialize};
+use std::{path::Path, sync::Arc};
+
+const MAGIC: &[u8; 8] = b"qhxsess1";
+const SUM_BYTES: usize = 32;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    /// The model's fingerprint.
+    fingerprint: String,
+    /// All rows of the session.
+    ids: Vec<u32>,
+    /// How many of them the state covers, and in which epoch.
+    state_rows: usize,
+    epoch: usize,
+    /// Whether the logits of the last row follow the slots.
+    logits: bool,
+    /// The slots of the state in the order of their content.
+    slots: Vec<SlotEntry>,
+    checkpoints: Vec<CheckpointEntry>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CheckpointEntry {
+    rows: usize,
+    kept: bool,
+    slots: Vec<SlotEntry>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SlotEntry {
+    name: Arc<str>,
+    /// Of a KV slot; absent: recurrent, f32.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    dtype: Option<KvType>,
+    /// Bytes of content: keys, then values; or the state.
+    bytes: usize,
+}
+
+impl Session {
+    /// Writes the session to a file, whole or not at all.
+    pub fn save(&self, path: &Path) -> Result<(), Error> {
+        let program = self.model.program();
+        let state_rows = if self.lost { 0 } else { self.state.len() };
+        let mut content = Vec::new();
+        let mut slots = Vec::new();
+        for name in program.slots.keys().filter(|_| state_rows > 0) {
+            slots.push(put(&mut content, name, &self.state.export(name)?));
+        }
+        let mut checkpoints = Vec::new();
+        for checkpoint in self.checkpoints.iter().filter(|c| c.len <= state_rows) {
+            let slots = checkpoint.slots.iter().map(|(name, data)| put(&mut content, name, data)).collect();
+            checkpoints.push(CheckpointEntry { rows: checkpoint.len, kept: checkpoint.kept, slots });
+        }
+        content.extend(self.logits.iter().flat_map(|x| x.to_le_bytes()));
+        let header = Header {
+            fingerprint: self.model.fingerprint().to_owned(),
+            ids: self.rows.ids.clone(),
+            state_rows,
+            epoch: self.epoch,
+            logits: !self.logits.is_empty(),
+            slots,
+            checkpoints,
+        };
+        let header = serde_json::to_vec(&header).map_err(|e| wrong(path, format!("cannot be written: {e}")))?;
+        let mut bytes = Vec::with_capacity(MAGIC.len() + 8 + header.len() + content.len() + SUM_BYTES);
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&(header.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(&header);
+        bytes.extend_from_slice(&content);
+        let sum = Digest::of(&bytes);
+        files::write_atomically(path, |file| {
+            file.write_all(&bytes)?;
+            file.write_all(sum.as_bytes())
+        })
+    }
+}
+
+impl Model {
+    /// A session as it was saved. The file must be whole and made with this very model; the device may be another.
+    pub fn restore(&self, path: &Path) -> Result<Session, Error> {
+        let bytes = files::read(path)?;
+        let (header, mut content) = open(&bytes).map_err(|reason| wrong(path, reason))?;
+        if header.fingerprint != self.fingerprint() {
+            return Err(wrong(
+                path,
+                format!("was saved with another model (fingerprint {}, this model has {})", header.fingerprint, self.fingerprint()),
+            ));
+        }
+        self.restore_checked(&header, &mut content).map_err(|reason| wrong(path, reason))
+    }
+
+    fn restore_checked(&self, header: &Header, content: &mut Content<'_>) -> Result<Session, String> {
+        let program = self.program();
+        let Header { ids, state_rows, epoch, .. } = header;
+        if !ids.is_empty() && ids.len() > self.context() {
+            return Err(format!("has {} rows, this model was loaded with a context of {}", ids.len(), self.context()));
+        }
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= self.vocabulary().ids) {
+            return Err(format!("holds the id {id}, which is not in the vocabulary of {}", self.vocabulary().ids));
+        }
+        if *state_rows > ids.len() || *epoch > program.epochs.len() {
+            return Err(format!("claims {state_rows} computed rows of {} in epoch {epoch}", ids.len()));
+        }
+        let mut session = self.session().map_err(|e| e.to_string())?;
+        let expected = program.slots.keys().filter(|_| *state_rows > 0);
+        if !header.slots.iter().map(|s| &s.name).eq(expected) {
+            return Err("does not hold the slots of this model's program".into());
+        }
+        for entry in &header.slots {
+            let data = content.slot(program, entry, *state_rows)?;
+            session.state.import(&entry.name, &data).map_err(|e| e.to_string())?;
+        }
+        if *state_rows > 0 {
+            session.state.set_len(*state_rows).map_err(|e| e.to_string())?;
+        }
+        let mut last = 0;
+        for entry in &header.checkpoints {
+            if entry.rows <= last || entry.rows > *state_rows {
+                return Err(format!("has a checkpoint at row {} of {state_rows} after one at row {last}", entry.rows));
+            }
+            last = entry.rows;
+            if !entry.slots.iter().map(|s| &s.name).eq(recurrent(program).map(|(name, _)| name)) {
+                return Err(format!("the checkpoint at row {last} does not hold the recurrent slots of this model's program"));
+            }
+            let slots = entry.slots.iter().map(|e| Ok((e.name.clone(), content.slot(program, e, 0)?))).collect::<Result<_, String>>()?;
+            session.checkpoints.push(Checkpoint { len: entry.rows, slots: Arc::new(slots), kept: entry.kept });
+        }
+        if header.logits {
+            let bytes = content.take(self.vocabulary().logits.saturating_mul(4), "the logits")?;
+            session.logits.extend(floats(bytes));
+        }
+        if !content.0.is_empty() {
+            return Err(format!("{} bytes are left over at its end", content.0.len()));
+        }
+        session.rows.ids.extend_from_slice(ids);
+        session.epoch = *epoch;
+        Ok(session)
+    }
+}
+
+/// What follows the header and is not yet read.
+struct Content<'a>(&'a [u8]);
+
+impl<'a> Content<'a> {
+    fn take(&mut self, bytes: usize, what: &str) -> Result<&'a [u8], String> {
+        let (taken, rest) = self.0.split_at_checked(bytes).ok_or_else(|| format!("ends within {what}"))?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    /// The content of a slot, which must be exactly as large as the program's slot is after `rows` rows.
+    fn slot(&mut self, program: &Program, entry: &SlotEntry, rows: usize) -> Result<SlotData, String> {
+        let slot = &program.slots[&entry.name];
+        let numbers = |sizes: &[usize]| sizes.iter().try_fold(4usize, |n, &d| n.checked_mul(d));
+        let (dtype, expected) = match *slot {
+            Slot::Kv { kv_heads, head_dim, dtype, .. } => {
+                let bytes = numbers(&[rows, kv_heads, head_dim]).map(|n| n / 4 * dtype.bytes());
+                (Some(dtype), bytes.and_then(|n| n.checked_mul(2)))
+            }
+            Slot::Fifo { rows, channels } => (None, numbers(&[rows, channels])),
+            Slot::Delta { heads, key_dim, value_dim } => (None, numbers(&[heads, key_dim, value_dim])),
+        };
+        if entry.dtype != dtype || Some(entry.bytes) != expected {
+            return Err(format!(
+                "slot `{}` must have {expected:?} bytes of {dtype:?}, found {} of {:?}",
+                entry.name, entry.bytes, entry.dtype
+            ));
+        }
+        let bytes = self.take(entry.bytes, &format!("slot `{}`", entry.name))?;
+        Ok(match dtype {
+            Some(dtype) => {
+                let (keys, values) = bytes.split_at(bytes.len() / 2);
+                SlotData::Kv { dtype, rows, keys: keys.to_vec(), values: values.to_vec() }
+            }
+            None => SlotData::Recurrent(floats(bytes).collect()),
+        })
+    }
+}
+
+fn put(content: &mut Vec<u8>, name: &Arc<str>, data: &SlotData) -> SlotEntry {
+    let start = content.len();
+    let dtype = match data {
+        SlotData::Kv { dtype, keys, values, .. } => {
+            content.extend_from_slice(keys);
+            content.extend_from_slice(values);
+            Some(*dtype)
+        }
+        SlotData::Recurrent(numbers) => {
+            content.extend(numbers.iter().flat_map(|x| x.to_le_bytes()));
+            None
+        }
+    };
+    SlotEntry { name: name.clone(), dtype, bytes: content.len() - start }
+}
+
+/// The header and the content of a file that is whole.
+fn open(bytes: &[u8]) -> Result<(Header, Content<'_>), String> {
+    let (body, sum) = bytes.split_at_checked(bytes.len().saturating_sub(SUM_BYTES)).ok_or("is no saved session")?;
+    let rest = body.strip_prefix(MAGIC).ok_or("is no saved session of this version of qhx")?;
+    if Digest::of(body).as_bytes() != sum {
+        return Err("is damaged: its sum is not that of its content".into());
+    }
+    let (length, rest) = rest.split_first_chunk::<8>().ok_or("ends within its header")?;
+    let length = usize::try_from(u64::from_le_bytes(*length)).map_err(|_| "has an impossible header")?;
+    let (header, content) = rest.split_at_checked(length).ok_or("ends within its header")?;
+    let header = serde_json::from_slice(header).map_err(|e| format!("has a strange header: {e}"))?;
+    Ok((header, Content(content)))
+}
+
+fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+}
+
+fn wrong(path: &Path, reason: String) -> Error {
+    Error::Snapshot { path: path.to_owned(), reason }
+}

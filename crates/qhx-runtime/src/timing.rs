@@ -1,0 +1,87 @@
+//! What an answer cost, in the form that `--json` prints.
+
+use serde::{Serialize, Serializer};
+use std::time::Duration;
+
+/// Where the time of an answer went.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Timing {
+    /// Opening the bundle and getting the program ready.
+    #[serde(serialize_with = "rounded")]
+    pub load_ms: f64,
+    /// Turning text (and later media) into rows.
+    #[serde(serialize_with = "rounded")]
+    pub encode_ms: f64,
+    /// Reading the prompt.
+    #[serde(serialize_with = "rounded")]
+    pub prefill_ms: f64,
+    /// From the request to the first token: encoding, reading the prompt, choosing.
+    #[serde(serialize_with = "rounded")]
+    pub ttft_ms: f64,
+    /// From the first token to the last.
+    #[serde(serialize_with = "rounded")]
+    pub decode_ms: f64,
+    /// The part of decoding spent in the stage `lm_head`; 0 where the device does not tell.
+    #[serde(serialize_with = "rounded")]
+    pub lm_head_ms: f64,
+    /// Tokens of the prompt, those that the session already had included.
+    pub prompt_tokens: usize,
+    /// Tokens chosen, a final end-of-answer token included.
+    pub generated_tokens: usize,
+    /// Tokens after the first, by the time from the first to the last; 0 where there is only one.
+    #[serde(serialize_with = "rounded")]
+    pub decode_tokens_per_second: f64,
+    /// The most memory that this process has held; 0 where the system does not tell.
+    pub peak_rss_bytes: u64,
+}
+
+/// How the prompt was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PrefillPath {
+    /// In one call.
+    Batched,
+    /// In several calls of many rows.
+    Chunked,
+    /// Row by row.
+    DecodeOverPrompt,
+}
+
+impl PrefillPath {
+    /// The path of a prompt of which `rows` rows were read in `calls` calls.
+    pub fn of(rows: usize, calls: usize) -> Self {
+        match calls {
+            0 | 1 => Self::Batched,
+            calls if calls == rows => Self::DecodeOverPrompt,
+            _ => Self::Chunked,
+        }
+    }
+}
+
+/// A duration in milliseconds.
+pub fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// Microseconds are enough for people and keep the output readable.
+fn rounded<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64((value * 1e3).round() / 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_as_the_interface_has_them() {
+        let timing = Timing { load_ms: 1.23456, prompt_tokens: 7, ..Timing::default() };
+        let value = serde_json::to_value(timing).unwrap();
+        let fields: Vec<&str> = value.as_object().unwrap().keys().map(String::as_str).collect();
+        let expected = "load_ms encode_ms prefill_ms ttft_ms decode_ms lm_head_ms prompt_tokens generated_tokens decode_tokens_per_second \
+                        peak_rss_bytes";
+        assert_eq!(fields.join(" "), expected);
+        assert_eq!(value["load_ms"], 1.235);
+        let names = [PrefillPath::of(9, 1), PrefillPath::of(9, 2), PrefillPath::of(9, 9), PrefillPath::of(1, 1)];
+        assert_eq!(serde_json::to_value(names).unwrap(), serde_json::json!(["batched", "chunked", "decode_over_prompt", "batched"]));
+    }
+}
