@@ -55,17 +55,19 @@ impl Device for ReferenceDevice {
             program: program.clone(),
             weights: declared.collect::<Result<_, DeviceError>>()?,
             options: options.clone(),
-            outputs: HashMap::new(),
+            outputs: Outputs::new(),
             scratch_bytes: 0,
         }))
     }
 }
 
+type Outputs = HashMap<Name, Vec<f32>>;
+
 struct ReferenceExecutable {
     program: Checked,
     weights: HashMap<Name, WeightTensor>,
     options: LoadOptions,
-    outputs: HashMap<Name, Vec<f32>>,
+    outputs: Outputs,
     scratch_bytes: u64,
 }
 
@@ -75,7 +77,7 @@ impl Executable for ReferenceExecutable {
     }
 
     fn new_state(&self, context: usize) -> Result<Box<dyn State>, DeviceError> {
-        Ok(Box::new(ReferenceState::new(&self.program, context)))
+        Ok(Box::new(ReferenceState::new(&self.program, context)?))
     }
 
     fn run(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
@@ -118,7 +120,7 @@ impl ReferenceExecutable {
     }
 
     /// Runs all ops; gives the outputs and what each segment's state would become.
-    fn interpret(&mut self, call: &mut Call<'_>) -> Result<(HashMap<Name, Vec<f32>>, Vec<Pending>), DeviceError> {
+    fn interpret(&mut self, call: &mut Call<'_>) -> Result<(Outputs, Vec<Pending>), DeviceError> {
         let program = self.program.clone();
         let mut frame = Frame::new(&program, &self.weights, call.bindings, call.epoch, call.segments)?;
         for (input, data) in program.inputs.iter().zip(call.inputs) {

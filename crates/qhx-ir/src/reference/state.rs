@@ -35,14 +35,18 @@ impl Pending {
 }
 
 impl ReferenceState {
-    pub(super) fn new(program: &Checked, capacity: usize) -> Self {
-        let fresh = |slot: &Slot| match *slot {
-            Slot::Kv { .. } => Content::Kv { keys: vec![], values: vec![] },
-            Slot::Fifo { rows, channels } => Content::Recurrent(vec![0.0; rows * channels]),
-            Slot::Delta { heads, key_dim, value_dim } => Content::Recurrent(vec![0.0; heads * key_dim * value_dim]),
+    pub(super) fn new(program: &Checked, capacity: usize) -> Result<Self, DeviceError> {
+        let fresh = |(name, slot): (&Name, &Slot)| {
+            let content = match *slot {
+                Slot::Kv { .. } => Some(Content::Kv { keys: vec![], values: vec![] }),
+                Slot::Fifo { rows, channels } => zeros(&[rows, channels]).map(Content::Recurrent),
+                Slot::Delta { heads, key_dim, value_dim } => zeros(&[heads, key_dim, value_dim]).map(Content::Recurrent),
+            };
+            let content = content.ok_or_else(|| DeviceError::Resources(format!("there is no memory for slot `{name}`: {slot:?}")))?;
+            Ok((name.clone(), content))
         };
-        let committed = program.slots.iter().map(|(name, slot)| (name.clone(), fresh(slot))).collect();
-        Self { slots: program.slots.clone(), capacity, len: 0, committed, pending: None }
+        let committed = program.slots.iter().map(fresh).collect::<Result<_, DeviceError>>()?;
+        Ok(Self { slots: program.slots.clone(), capacity, len: 0, committed, pending: None })
     }
 
     /// The reference state behind `state`, which must be one of this program.
@@ -212,6 +216,15 @@ impl State for ReferenceState {
     fn as_any_mut(&mut self) -> &mut dyn Any {
         self
     }
+}
+
+/// So many zeros, where there is memory for them.
+fn zeros(sizes: &[usize]) -> Option<Vec<f32>> {
+    let count = sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size))?;
+    let mut numbers = Vec::new();
+    numbers.try_reserve_exact(count).ok()?;
+    numbers.resize(count, 0.0);
+    Some(numbers)
 }
 
 /// A number as a KV slot keeps it.

@@ -1,0 +1,108 @@
+//! How close is close enough.
+
+use super::session::Made;
+use crate::{KvType, Program, Slot, SlotData};
+use half::f16;
+
+/// Largest accepted differences, relative to the larger of a row's largest number and the case's usual size (1 unless the case says
+/// otherwise). An f32 device meets these with room; [`super::Options::tolerance_factor`] widens all of them for a coarser device.
+pub(crate) mod tolerance {
+    /// Moving numbers: bit for bit on an f32 device.
+    pub(crate) const MOVE: f64 = 1e-7;
+    /// One or two roundings: add, mul, scale, clamp, table rows.
+    pub(crate) const ARITHMETIC: f64 = 1e-6;
+    /// Functions of one number, and what is multiplied by them.
+    pub(crate) const FUNCTION: f64 = 1e-5;
+    /// Sums over a row: norms, products of every encoding and activation form, convolutions, routing weights.
+    pub(crate) const SUM: f64 = 2e-5;
+    /// Softmax attention and whole expert blocks.
+    pub(crate) const CHAIN: f64 = 3e-5;
+    /// Running states over a session's rows.
+    pub(crate) const RECURRENT: f64 = 1e-4;
+    /// Rows in which an integer form rounded the other way, because of differences allowed above.
+    pub(crate) const FLIP: f64 = 5e-2;
+}
+
+/// How much may differ.
+#[derive(Clone, Copy)]
+pub(crate) struct Bound {
+    pub(crate) tolerance: f64,
+    pub(crate) floor: f64,
+    pub(crate) flips: Option<f64>,
+}
+
+/// The largest difference relative to its row's scale, or what is wrong.
+pub(crate) fn compare(expected: &[Made], found: &[Made], bound: Bound) -> Result<f64, String> {
+    let names = |made: &[Made]| made.iter().map(|m| m.name.clone()).collect::<Vec<_>>();
+    if names(expected) != names(found) {
+        return Err(format!("expected {:?}, found {:?}", names(expected), names(found)));
+    }
+    expected.iter().zip(found).try_fold(0.0, |worst: f64, (expected, found)| Ok(worst.max(compare_rows(expected, found, bound)?)))
+}
+
+fn compare_rows(expected: &Made, found: &Made, bound: Bound) -> Result<f64, String> {
+    let name = &expected.name;
+    if expected.numbers.len() != found.numbers.len() {
+        return Err(format!("{name}: expected {} numbers, found {}", expected.numbers.len(), found.numbers.len()));
+    }
+    let (mut worst, mut flipped, mut complaint) = (0.0f64, 0, String::new());
+    let rows = expected.numbers.chunks(expected.width).zip(found.numbers.chunks(expected.width));
+    for (row, (e, f)) in rows.enumerate() {
+        let scale = e.iter().fold(bound.floor, |m, x| m.max(x.abs() as f64));
+        let difference = |i: usize| (e[i] as f64 - f[i] as f64).abs() / scale;
+        // A NaN, found where none is expected, is the largest difference of all.
+        let at = (0..e.len()).max_by(|&a, &b| difference(a).total_cmp(&difference(b))).unwrap_or(0);
+        let difference = difference(at);
+        let described = || {
+            let (column, allowed) = (at, bound.tolerance);
+            format!(
+                "{name}: row {row}, column {column}: expected {}, found {}: {difference:.2e} of the row's scale {scale:.3}, {allowed:.0e} allowed",
+                e[at], f[at]
+            )
+        };
+        if difference.is_nan() || difference > bound.flips.unwrap_or(0.0).max(bound.tolerance) {
+            return Err(described());
+        }
+        if difference > bound.tolerance {
+            flipped += 1;
+            complaint = described();
+        }
+        worst = worst.max(difference);
+    }
+    match flipped > 1 + expected.numbers.len() / expected.width / 10 {
+        true => Err(format!("{flipped} rows differ by more than rounding the other way explains; the last is {complaint}")),
+        false => Ok(worst),
+    }
+}
+
+/// A slot's content as rows that can be compared. Of a windowed slot only the rows count that the next call can see.
+pub(crate) fn slot_rows(program: &Program, name: &str, data: &SlotData, len: usize) -> Result<Vec<Made>, String> {
+    let slot = &program.slots[name];
+    match (slot, data) {
+        (Slot::Kv { kv_heads, head_dim, window, dtype }, SlotData::Kv { dtype: found, rows, keys, values }) => {
+            let width = kv_heads * head_dim;
+            if found != dtype || *rows != len || keys.len() != rows * width * dtype.bytes() || values.len() != keys.len() {
+                let bytes = (keys.len(), values.len());
+                return Err(format!("slot `{name}`: exported {rows} rows of {found:?} in {bytes:?} bytes, expected {len} of {dtype:?}"));
+            }
+            let dead = window.map_or(0, |w| len.saturating_sub(w - 1)) * width * dtype.bytes();
+            let made = |what: &str, bytes: &[u8]| Made {
+                name: format!("{what} of slot `{name}`"),
+                width,
+                numbers: decode(&bytes[dead..], *dtype),
+            };
+            Ok(vec![made("keys", keys), made("values", values)])
+        }
+        (Slot::Fifo { channels: width, .. } | Slot::Delta { value_dim: width, .. }, SlotData::Recurrent(numbers)) => {
+            Ok(vec![Made { name: format!("slot `{name}`"), width: *width, numbers: numbers.clone() }])
+        }
+        _ => Err(format!("slot `{name}`: the export is not of the kind of {slot:?}")),
+    }
+}
+
+fn decode(bytes: &[u8], dtype: KvType) -> Vec<f32> {
+    match dtype {
+        KvType::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+        KvType::F16 => bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+    }
+}

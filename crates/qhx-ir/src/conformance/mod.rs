@@ -1,0 +1,177 @@
+//! The conformance suite: what every device is held to, against the [`crate::reference`].
+//!
+//! Cases are small random programs, one op each with the smallest companions it needs, then whole tiny models. Each case is run as a script of
+//! calls: prefill and decode, padded, in several segments, with calls that are cancelled, discarded, taken back or moved to another
+//! state in between. Numbers must agree within the bounds of one table (`compare.rs`).
+//!
+//! A case is named `GROUP/NUMBER` and is made from [`Options::seed`] and its name alone: [`Options::only`] runs it again.
+
+mod build;
+mod cases;
+mod compare;
+mod judge;
+pub mod models;
+mod plan;
+mod rng;
+mod session;
+mod weights;
+
+use crate::Device;
+use build::Case;
+use rng::Rng;
+use std::{collections::BTreeMap, fmt};
+
+/// How the suite is run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// All cases come from it.
+    pub seed: u64,
+    /// Cases for an op of ordinary variety; products and attention have several times as many.
+    pub cases: usize,
+    /// Only cases whose name is this, or starts with it and a slash: `attend`, `linear/17`.
+    pub only: Option<String>,
+    /// Whether a refusal is a failure.
+    pub strict: bool,
+    /// The most segments a call may have.
+    pub max_segments: usize,
+    /// Widens every bound, for a device that computes in a coarser form than the programs state.
+    pub tolerance_factor: f64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { seed: 1, cases: 24, only: None, strict: false, max_segments: 3, tolerance_factor: 1.0 }
+    }
+}
+
+impl Options {
+    /// The default, with `QHX_CONFORMANCE_SEED`, `QHX_CONFORMANCE_CASES` and `QHX_CONFORMANCE_ONLY` from the environment where they are set:
+    /// running one case again needs no recompilation.
+    pub fn from_environment() -> Self {
+        let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
+        let default = Self::default();
+        Self {
+            seed: number("QHX_CONFORMANCE_SEED").unwrap_or(default.seed),
+            cases: number("QHX_CONFORMANCE_CASES").map_or(default.cases, |n| n as usize),
+            only: std::env::var("QHX_CONFORMANCE_ONLY").ok(),
+            ..default
+        }
+    }
+
+    fn wants(&self, group: &str, number: usize) -> bool {
+        self.only.as_ref().is_none_or(|only| only == group || *only == format!("{group}/{number}"))
+    }
+}
+
+/// What became of a case.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// All numbers agree.
+    Passed {
+        /// The largest difference, relative to its row's scale.
+        worst: f64,
+    },
+    /// The device does not take one of its ops.
+    Refused(String),
+    /// What is wrong.
+    Failed(String),
+}
+
+/// A case and what became of it.
+#[derive(Clone, Debug)]
+pub struct CaseResult {
+    /// `GROUP/NUMBER`.
+    pub name: String,
+    /// The seed of the run.
+    pub seed: u64,
+    /// Shapes, forms and calls.
+    pub what: String,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+impl fmt::Display for CaseResult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (seed {}; {}): ", self.name, self.seed, self.what)?;
+        match &self.outcome {
+            Outcome::Passed { worst } => write!(f, "passed, worst {worst:.1e}"),
+            Outcome::Refused(reason) => write!(f, "refused: {reason}"),
+            Outcome::Failed(reason) => write!(f, "FAILED: {reason}"),
+        }
+    }
+}
+
+/// All outcomes.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// Cases that passed, and the worst difference, by group.
+    pub passed: BTreeMap<String, (usize, f64)>,
+    /// Refusals, by group and reason.
+    pub refused: BTreeMap<(String, String), usize>,
+    /// Cases that failed (with [`Options::strict`] also the refused ones).
+    pub failed: Vec<CaseResult>,
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (group, (count, worst)) in &self.passed {
+            writeln!(f, "{group:20} {count:5} passed, worst difference {worst:.1e}")?;
+        }
+        for ((group, reason), count) in &self.refused {
+            writeln!(f, "{group:20} {count:5} refused: {reason}")?;
+        }
+        for failed in &self.failed {
+            writeln!(f, "{failed}")?;
+        }
+        let passed: usize = self.passed.values().map(|p| p.0).sum();
+        write!(f, "{passed} passed, {} refused, {} failed", self.refused.values().sum::<usize>(), self.failed.len())
+    }
+}
+
+/// Holds `device` to the reference; `report` hears of every case as it ends.
+pub fn run(device: &dyn Device, options: &Options, report: &mut dyn FnMut(&CaseResult)) -> Summary {
+    let mut summary = Summary::default();
+    for group in cases::GROUPS.iter().chain(models::GROUPS) {
+        let count = (options.cases * group.weight).div_ceil(4).max(group.least);
+        for number in (0..count).filter(|&number| options.wants(group.name, number)) {
+            let result = one(device, options, group, number);
+            report(&result);
+            summary.add(group.name, result, options.strict);
+        }
+    }
+    summary
+}
+
+impl Summary {
+    fn add(&mut self, group: &str, result: CaseResult, strict: bool) {
+        match &result.outcome {
+            Outcome::Passed { worst } => {
+                let entry = self.passed.entry(group.into()).or_default();
+                *entry = (entry.0 + 1, entry.1.max(*worst));
+            }
+            Outcome::Refused(reason) if !strict => *self.refused.entry((group.into(), reason.clone())).or_default() += 1,
+            _ => self.failed.push(result),
+        }
+    }
+}
+
+/// A kind of case.
+struct Group {
+    name: &'static str,
+    /// Quarters of [`Options::cases`].
+    weight: usize,
+    /// At least so many, where every number stands for another form.
+    least: usize,
+    draw: fn(Rng, usize) -> Case,
+}
+
+fn one(device: &dyn Device, options: &Options, group: &Group, number: usize) -> CaseResult {
+    let rng = |part: u64| Rng::new(&[options.seed, rng::hash(group.name), number as u64, part]);
+    let case = (group.draw)(rng(0), number);
+    let judged = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| judge::judge(device, &case, &mut rng(1), options)));
+    let (calls, outcome) = judged.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        (String::new(), Outcome::Failed(format!("panicked: {}", text.unwrap_or("(no text)"))))
+    });
+    CaseResult { name: format!("{}/{number}", group.name), seed: options.seed, what: format!("{}; {calls}", case.what), outcome }
+}
