@@ -53,7 +53,7 @@ fn check_fixture(fixture: &Path) {
         if ids.len() > 70 || greedy.len() > 24 {
             continue;
         }
-        let options = LoadOptions { max_rows: ids.len(), max_wanted: ids.len(), ..Default::default() };
+        let options = LoadOptions { max_rows: ids.len() + greedy.len(), max_wanted: ids.len(), ..Default::default() };
         let mut executable = ReferenceDevice.load(program, &bundle.weights(), &options).unwrap();
         let mut state = executable.new_state(ids.len() + greedy.len()).unwrap();
         let mut taps = HashMap::new();
@@ -114,11 +114,11 @@ fn step(
             ref other => panic!("no {other:?} in a text prompt"),
         })
         .collect();
-    let mut segments = [Segment { state: Some(state), first_row: 0, valid_rows: rows }];
+    let mut segments = [Segment { state: Some(&mut *state), first_row: 0, valid_rows: rows }];
     let bindings = Bindings { rows, soft_rows: 0, wanted: wanted.len() };
     let mut call = Call { bindings, inputs: &inputs, segments: &mut segments, epoch, cancel: None, taps: Some(taps) };
     executable.run(&mut call).unwrap();
-    segments[0].state.as_mut().unwrap().commit(rows).unwrap();
+    state.commit(rows).unwrap();
     executable.output("logits").unwrap().to_vec()
 }
 
