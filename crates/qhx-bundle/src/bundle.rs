@@ -6,7 +6,7 @@ use crate::{
     BundleError, BundlePath, Digest, Manifest, ManifestError,
     layout::{PADDING_PREFIX, Part, StoredPart, stored_parts},
     manifest::{FileEntry, MANIFEST_FILE, MAX_MANIFEST_BYTES},
-    safetensors::{StoredTensor, read_header},
+    safetensors::{Header, StoredTensor, description, read_header},
     source::{Opened, Source},
     verified::{Verified, cache_dir},
 };
@@ -268,14 +268,16 @@ impl Bundle {
         let mut all = StoredTensors::new();
         for path in &self.manifest.weights {
             let bytes = self.open_file(path)?.map().map_err(|e| self.wrong_file(path, format!("cannot be mapped: {e}")))?;
-            for (name, tensor) in read_header(&bytes).map_err(|reason| self.wrong_file(path, reason))? {
+            let Header { tensors, mut metadata } = read_header(&bytes).map_err(|reason| self.wrong_file(path, reason))?;
+            for (name, tensor) in tensors {
                 if name.starts_with(PADDING_PREFIX) {
                     continue;
                 }
-                if let Some((other, ..)) = all.get(&name) {
-                    return Err(self.wrong_file(path, format!("tensor `{name}` is in `{other}` already")));
+                if let Some(Stored { file, .. }) = all.get(&name) {
+                    return Err(self.wrong_file(path, format!("tensor `{name}` is in `{file}` already")));
                 }
-                all.insert(name, (path.clone(), bytes.clone(), tensor));
+                let description = metadata.remove(&name);
+                all.insert(name, Stored { file: path.clone(), bytes: bytes.clone(), tensor, description });
             }
         }
         Ok(all)
@@ -314,8 +316,15 @@ impl std::fmt::Debug for Bundle {
     }
 }
 
-/// Stored tensors by name: the file, its bytes, the place in it.
-type StoredTensors = HashMap<String, (BundlePath, Bytes, StoredTensor)>;
+type StoredTensors = HashMap<String, Stored>;
+
+/// A stored tensor: its file with all its bytes, the place in it, and what the file says about the weight.
+struct Stored {
+    file: BundlePath,
+    bytes: Bytes,
+    tensor: StoredTensor,
+    description: Option<String>,
+}
 
 fn read_manifest(place: &str, source: &Source, path: &BundlePath) -> Result<Manifest, BundleError> {
     let missing = |reason| BundleError::NotABundle { path: place.into(), reason };
@@ -332,6 +341,12 @@ fn read_manifest(place: &str, source: &Source, path: &BundlePath) -> Result<Mani
 
 /// The weight `name` out of its stored parts.
 fn assemble(name: &str, weight: &Weight, stored: &StoredTensors) -> Result<WeightTensor, String> {
+    let Stored { file, description: found, .. } = stored.get(name).ok_or_else(|| missing(name))?;
+    let expected = description(weight.encoding, &weight.shape);
+    if found.as_ref() != Some(&expected) {
+        let found = found.as_deref().unwrap_or("nothing known");
+        return Err(format!("the program declares {expected}, `{file}` has {found}"));
+    }
     let mut parts = HashMap::new();
     for part in stored_parts(weight.encoding, &weight.shape)? {
         parts.insert(part.part, find_part(name, &part, stored)?);
@@ -342,7 +357,7 @@ fn assemble(name: &str, weight: &Weight, stored: &StoredTensors) -> Result<Weigh
 
 fn find_part(name: &str, expected: &StoredPart, stored: &StoredTensors) -> Result<Bytes, String> {
     let name = expected.part.stored_name(name);
-    let (file, bytes, found) = stored.get(&name).ok_or_else(|| format!("no weight file has the tensor `{name}`"))?;
+    let Stored { file, bytes, tensor: found, .. } = stored.get(&name).ok_or_else(|| missing(&name))?;
     if found.dtype != expected.dtype || found.shape != expected.shape {
         return Err(format!(
             "`{name}` in `{file}` must be {} {:?} (rows padded to {ALIGNMENT} bytes), found {} {:?}",
@@ -353,4 +368,8 @@ fn find_part(name: &str, expected: &StoredPart, stored: &StoredTensors) -> Resul
         return Err(format!("`{name}` starts at byte {} of `{file}`, which is no multiple of {ALIGNMENT}", found.range.start));
     }
     bytes.slice(found.range.clone()).ok_or_else(|| format!("`{name}` leaves `{file}`"))
+}
+
+fn missing(name: &str) -> String {
+    format!("no weight file has the tensor `{name}`")
 }

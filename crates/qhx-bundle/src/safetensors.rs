@@ -3,6 +3,7 @@
 //! A file is `u64` header length, JSON header, data. Every byte of the data belongs to exactly one tensor.
 
 use crate::layout::{DATA_ALIGNMENT, StoredType};
+use qhx_ir::Encoding;
 use serde::{
     Deserialize, Serialize,
     de::{Error as _, MapAccess, Visitor},
@@ -29,8 +30,22 @@ pub struct StoredTensor {
     pub range: Range<usize>,
 }
 
+/// What a header says.
+#[derive(Debug, Default)]
+pub struct Header {
+    /// The stored tensors by name.
+    pub tensors: HashMap<String, StoredTensor>,
+    /// What the file says about itself. Weight files name each weight with its encoding and logical shape: see [`description`].
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// How a weight file describes a weight: `i8_row [5, 33]`. Padding hides the length of rows from the stored shapes; this does not.
+pub fn description(encoding: Encoding, shape: &[usize]) -> String {
+    format!("{encoding} {shape:?}")
+}
+
 /// Reads the header of a whole file. Every range is inside the file, fits its shape, and overlaps no other.
-pub fn read_header(file: &[u8]) -> Result<HashMap<String, StoredTensor>, String> {
+pub fn read_header(file: &[u8]) -> Result<Header, String> {
     let (prefix, rest) = file.split_first_chunk::<8>().ok_or_else(|| format!("has {} bytes, too few for a header", file.len()))?;
     let length = usize::try_from(u64::from_le_bytes(*prefix)).unwrap_or(usize::MAX);
     if length > MAX_HEADER_BYTES {
@@ -40,7 +55,7 @@ pub fn read_header(file: &[u8]) -> Result<HashMap<String, StoredTensor>, String>
     if header.first() != Some(&b'{') {
         return Err("has no JSON header: not a weight file".into());
     }
-    let Header(entries) = serde_json::from_slice(header).map_err(|e| format!("header: {e}"))?;
+    let Entries { entries, metadata } = serde_json::from_slice(header).map_err(|e| format!("header: {e}"))?;
     let start = 8 + length;
     let mut tensors = Vec::with_capacity(entries.len());
     for (name, entry) in entries {
@@ -48,7 +63,7 @@ pub fn read_header(file: &[u8]) -> Result<HashMap<String, StoredTensor>, String>
         tensors.push((name, tensor));
     }
     check_cover(&mut tensors, start, file.len())?;
-    Ok(tensors.into_iter().collect())
+    Ok(Header { tensors: tensors.into_iter().collect(), metadata })
 }
 
 /// Every byte of the data belongs to exactly one tensor.
@@ -71,11 +86,14 @@ fn check_cover(tensors: &mut [(String, StoredTensor)], start: usize, end: usize)
     Ok(())
 }
 
-/// The first bytes of a file with these tensors (name, type, shape, bytes), which follow each other in this order: length and header, padded with spaces so that the
-/// data starts at a multiple of [`DATA_ALIGNMENT`].
-pub(crate) fn write_header<'a>(tensors: impl IntoIterator<Item = (&'a str, StoredType, &'a [usize], usize)>) -> Result<Vec<u8>, String> {
+/// The first bytes of a file with these tensors (name, type, shape, bytes), which follow each other in this order: length and header, padded
+/// with spaces so that the data starts at a multiple of [`DATA_ALIGNMENT`].
+pub(crate) fn write_header<'a>(
+    tensors: impl IntoIterator<Item = (&'a str, StoredType, &'a [usize], usize)>,
+    metadata: BTreeMap<String, String>,
+) -> Result<Vec<u8>, String> {
     let mut header = serde_json::Map::new();
-    header.insert(METADATA.into(), serde_json::json!({ "format": "qhx" }));
+    header.insert(METADATA.into(), serde_json::to_value(metadata).map_err(|e| e.to_string())?);
     let mut offset = 0usize;
     for (name, dtype, shape, bytes) in tensors {
         let end = offset.checked_add(bytes).ok_or("the file would be too large")?;
@@ -124,26 +142,30 @@ impl Entry {
     }
 }
 
-struct Header(Vec<(String, Entry)>);
+#[derive(Default)]
+struct Entries {
+    entries: BTreeMap<String, Entry>,
+    metadata: BTreeMap<String, String>,
+}
 
-impl<'de> Deserialize<'de> for Header {
+impl<'de> Deserialize<'de> for Entries {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries;
-        impl<'de> Visitor<'de> for Entries {
-            type Value = Header;
+        struct Reader;
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Entries;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object with an entry for each tensor")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Header, A::Error> {
-                let mut entries = BTreeMap::new();
+            fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Entries, A::Error> {
+                let mut all = Entries::default();
                 while let Some(name) = access.next_key::<String>()? {
                     if name == METADATA {
-                        access.next_value::<BTreeMap<String, String>>()?;
+                        all.metadata = access.next_value()?;
                         continue;
                     }
-                    match entries.entry(name) {
+                    match all.entries.entry(name) {
                         MapEntry::Occupied(known) => {
                             return Err(A::Error::custom(format_args!("tensor `{}` is there twice", shown(known.key()))));
                         }
@@ -152,10 +174,10 @@ impl<'de> Deserialize<'de> for Header {
                         }
                     }
                 }
-                Ok(Header(entries.into_iter().collect()))
+                Ok(all)
             }
         }
-        deserializer.deserialize_map(Entries)
+        deserializer.deserialize_map(Reader)
     }
 }
 
@@ -181,10 +203,13 @@ mod tests {
 
     #[test]
     fn written_headers_are_read_and_aligned() {
-        let mut bytes = write_header([("a", StoredType::F32, &[2, 3][..], 24), ("__pad.0", StoredType::U8, &[40], 40)]).unwrap();
+        let about = BTreeMap::from([("a".to_string(), description(Encoding::F32, &[2, 3]))]);
+        let tensors = [("a", StoredType::F32, &[2, 3][..], 24), ("__pad.0", StoredType::U8, &[40], 40)];
+        let mut bytes = write_header(tensors, about).unwrap();
         assert_eq!(bytes.len(), 4096);
         bytes.resize(4096 + 64, 0);
-        let tensors = read_header(&bytes).unwrap();
+        let Header { tensors, metadata } = read_header(&bytes).unwrap();
+        assert_eq!(metadata["a"], "f32 [2, 3]");
         assert_eq!(tensors["a"], StoredTensor { dtype: StoredType::F32, shape: vec![2, 3], range: 4096..4120 });
         assert_eq!(tensors["__pad.0"].range, 4120..4160);
     }
@@ -192,8 +217,8 @@ mod tests {
     #[test]
     fn names_cannot_collide() {
         let two = [("a", StoredType::U8, &[1][..], 1), ("a", StoredType::U8, &[1][..], 1)];
-        assert!(write_header(two).unwrap_err().contains("two stored tensors"));
-        assert!(write_header([("__metadata__", StoredType::U8, &[1][..], 1)]).is_err());
+        assert!(write_header(two, BTreeMap::new()).unwrap_err().contains("two stored tensors"));
+        assert!(write_header([("__metadata__", StoredType::U8, &[1][..], 1)], BTreeMap::new()).is_err());
     }
 
     #[test]

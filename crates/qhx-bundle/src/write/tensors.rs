@@ -5,7 +5,7 @@ use crate::{
     BundleError, BundlePath, Digest,
     layout::{PADDING_PREFIX, Part, StoredPart, StoredType, stored_parts},
     manifest::FileEntry,
-    safetensors::write_header,
+    safetensors::{description, write_header},
 };
 use qhx_ir::{ALIGNMENT, Encoding, Program, WeightTensor};
 use std::{
@@ -251,7 +251,9 @@ impl FilePlan {
     }
 
     fn header(&self) -> Result<Vec<u8>, String> {
-        write_header(self.entries.iter().map(|(name, dtype, shape, bytes)| (name.as_str(), *dtype, shape.as_slice(), *bytes)))
+        let entries = self.entries.iter().map(|(name, dtype, shape, bytes)| (name.as_str(), *dtype, shape.as_slice(), *bytes));
+        let metadata = self.tensors.iter().map(|(spec, _)| (spec.name.clone(), description(spec.encoding, &spec.shape)));
+        write_header(entries, metadata.collect())
     }
 }
 

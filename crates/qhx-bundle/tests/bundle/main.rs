@@ -1,0 +1,9 @@
+//! Bundles as others meet them: written, opened, damaged.
+
+mod crash;
+mod fixture;
+mod integrity;
+mod mutations;
+mod refusals;
+mod round_trip;
+mod schema;
