@@ -1,2 +1,81 @@
-//! TODO
-fn main() {}
+//! The project's chores: `cargo xtask COMMAND`. Uses nothing but the standard library, so that it builds in seconds.
+
+mod assets;
+mod suites;
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+const HELP: &str = "cargo xtask COMMAND
+
+  demo [PROMPT]   fetch a small real model, forge it and let it answer
+  test            all suites, with their set-up; in CI (CI=true) a suite that cannot run fails
+  lint            fmt, clippy and doc, no warning allowed
+  help            this text";
+
+/// What went wrong, for people.
+type Failure = String;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let done = match arguments[..] {
+        ["demo"] => demo("What is the capital of France?"),
+        ["demo", prompt] => demo(prompt),
+        ["test"] => suites::test(),
+        ["lint"] => suites::lint(),
+        [] | ["help" | "--help" | "-h"] => {
+            println!("{HELP}");
+            Ok(())
+        }
+        _ => {
+            eprintln!("error: no such command: {}\n\n{HELP}", arguments.join(" "));
+            return ExitCode::from(2);
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The main job on a real model: a 135-million-parameter one, small enough to fetch and forge within a minute.
+fn demo(prompt: &str) -> Result<(), Failure> {
+    let model = assets::smollm2()?;
+    let mut qhx = cargo();
+    qhx.args(["run", "--release", "--quiet", "--package", "qhx-cli", "--bin", "qhx", "--"]);
+    // The model's own template adds a system prompt with which it answers badly.
+    qhx.args(["run", "--system", ""]).arg(model).arg(prompt);
+    run(&mut qhx)
+}
+
+/// The workspace's folder.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
+
+/// Where fetched files live, beside the build: ignored by git, kept between runs.
+fn target() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+}
+
+fn cargo() -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
+fn run(command: &mut Command) -> Result<(), Failure> {
+    let shown = format!("{command:?}");
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{shown} ended with {status}")),
+        Err(e) => Err(format!("cannot start {shown}: {e}")),
+    }
+}
