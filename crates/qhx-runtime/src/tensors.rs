@@ -44,7 +44,7 @@ pub fn write(path: &Path, tensors: &[Tensor]) -> Result<(), Error> {
 pub fn read(path: &Path) -> Result<Vec<Tensor>, Error> {
     let wrong = |reason: String| Error::Tensors { path: path.to_owned(), reason };
     let bytes = files::read(path)?;
-    let mut stored: Vec<_> = read_header(&bytes).map_err(wrong)?.into_iter().collect();
+    let mut stored: Vec<_> = read_header(&bytes).map_err(wrong)?.tensors.into_iter().collect();
     stored.sort_by(|(a, x), (b, y)| (x.range.start, x.range.end, a).cmp(&(y.range.start, y.range.end, b)));
     let load = |(name, tensor): (String, qhx_bundle::safetensors::StoredTensor)| match tensor.dtype {
         StoredType::F32 => {
