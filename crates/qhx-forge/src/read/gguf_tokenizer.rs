@@ -403,3 +403,6 @@ fn post_processor(vocabulary: &Vocabulary, special: &SpecialTokens, add_bos: boo
         "special_tokens": special_tokens,
     }))
 }
+
+#[cfg(test)]
+mod tests;
