@@ -56,26 +56,29 @@ pub struct Checked {
 /// What every call of a program must respect, worked out once.
 #[derive(Debug)]
 pub(crate) struct CallLimits {
-    /// Segments start at multiples of this: the largest quotient of `T` in the program.
+    /// Segments start at multiples of this: the least common multiple of all quotients of `T` in the program.
     pub(crate) segment_step: usize,
-    /// Inputs that are used as row numbers: the input's place, and the table's rows or `None` for the rows of the call.
-    pub(crate) indexes: Vec<(usize, Option<usize>)>,
+    /// Inputs that are used as row numbers: the input's place, and of how many rows.
+    pub(crate) indexes: Vec<(usize, Dim)>,
 }
 
 impl CallLimits {
-    fn of(program: &Program, types: &HashMap<Name, ValueType>) -> Self {
+    fn of(program: &Program, types: &HashMap<Name, ValueType>) -> Reason<Self> {
         let place = |name: &Name| program.inputs.iter().position(|i| i.name == *name);
+        let table = |name: &Name| Dim::Fixed(program.weights[name].shape[0]);
         let indexes = program.ops.iter().filter_map(|op| match &op.op {
-            OpKind::Embed { ids: index, table, .. } | OpKind::Interpolate { index, table, .. } => {
-                Some((place(index)?, Some(program.weights[table].shape[0])))
-            }
-            OpKind::Gather { rows: index, .. } | OpKind::ScatterRows { at: index, .. } | OpKind::ScatterAddRows { at: index, .. } => {
-                Some((place(index)?, None))
+            OpKind::Embed { ids: index, table: weight, .. }
+            | OpKind::Interpolate { index, table: weight, .. }
+            | OpKind::Experts { experts: index, gate: weight, .. } => Some((place(index)?, table(weight))),
+            OpKind::Gather { x, rows: index } | OpKind::ScatterRows { x, at: index, .. } | OpKind::ScatterAddRows { x, at: index, .. } => {
+                Some((place(index)?, types[x].shape[0]))
             }
             _ => None,
         });
-        let segment_step = types.values().filter_map(|v| v.shape.first()?.rows_per_row()).max().unwrap_or(1);
-        Self { segment_step, indexes: indexes.collect() }
+        let quotients = types.values().filter_map(|v| v.shape.first()?.rows_per_row());
+        let segment_step = quotients.into_iter().try_fold(1, dim::least_common_multiple);
+        let segment_step = segment_step.ok_or("the quotients of T have no common multiple within reach")?;
+        Ok(Self { segment_step, indexes: indexes.collect() })
     }
 }
 
@@ -83,7 +86,8 @@ impl Checked {
     /// Checks `program`.
     pub fn new(program: Program) -> Result<Self, CheckError> {
         let types = Checker { program: &program, types: HashMap::new(), written: Vec::new() }.run()?;
-        let limits = Arc::new(CallLimits::of(&program, &types));
+        let limits = CallLimits::of(&program, &types).map_err(|reason| CheckError::Program { program: program.name.clone(), reason })?;
+        let limits = Arc::new(limits);
         Ok(Self { program: Arc::new(program), types: Arc::new(types), limits })
     }
 
@@ -338,6 +342,19 @@ impl<'a> Checker<'a> {
         }
     }
 
+    /// Row numbers that a `route` makes are below its number of experts, which must not be beyond `rows`. (Those of inputs are checked at the call.)
+    fn chosen_from(&self, index: &Name, rows: usize) -> Reason<()> {
+        for op in &self.program.ops {
+            if let OpKind::Route { scores, .. } = &op.op
+                && op.outputs().contains(index)
+                && self.last(scores)? > rows
+            {
+                return Err(format!("`{index}` chooses among {} rows, there are {rows}", self.last(scores)?));
+            }
+        }
+        Ok(())
+    }
+
     fn slot(&self, name: &Name, expected: impl Fn(&Slot) -> bool, what: &str) -> Reason<&'a Slot> {
         let slot = self.program.slots.get(name).ok_or_else(|| format!("names the slot `{name}`, which is not declared"))?;
         match expected(slot) {
@@ -371,7 +388,9 @@ impl<'a> Checker<'a> {
                 if index_shape != factor_shape || index_shape.len() != 2 {
                     return Err("index and factor must both be [rows, taps]".into());
                 }
-                f32s(vec![index_shape[0], Dim::Fixed(self.matrix(table, 2, None)?[1])])
+                let [rows, width] = self.matrix(table, 2, None)?[..] else { return Err("the table must have rank 2".into()) };
+                self.chosen_from(index, rows)?;
+                f32s(vec![index_shape[0], Dim::Fixed(width)])
             }
             OpKind::Linear { x, weight, bias, activation, clip } => {
                 let out = self.matrix(weight, 2, Some(self.last(x)?))?[0];
@@ -475,6 +494,7 @@ impl<'a> Checker<'a> {
                 self.weight(gate, &up_shape)?;
                 self.weight(down, &[up_shape[0], hidden, up_shape[1]])?;
                 [gate, up, down].into_iter().try_for_each(|w| self.product(w, *form))?;
+                self.chosen_from(experts, up_shape[0])?;
                 let chosen = self.integers(experts, 2)?;
                 if shape.len() != 2 || chosen.len() != 2 || chosen[0] != shape[0] || chosen != self.floats(weights, 2)? {
                     return Err(format!("`{experts}` and `{weights}` must be [{}, k]", shape[0]));

@@ -219,9 +219,9 @@ impl Call<'_> {
             return wrong(format!("{} inputs and {} soft rows do not fit", self.inputs.len(), self.bindings.soft_rows));
         }
         for (input, data) in program.inputs.iter().zip(self.inputs) {
-            let mut numbers = 1;
+            let mut numbers = 1usize;
             for dim in &input.shape {
-                numbers *= dim.bind(&self.bindings).map_err(DeviceError::Call)?;
+                numbers = numbers.saturating_mul(dim.bind(&self.bindings).map_err(DeviceError::Call)?);
             }
             let (dtype, length) = match data {
                 InputData::F32(x) => (DType::F32, x.len()),
@@ -231,12 +231,12 @@ impl Call<'_> {
                 return wrong(format!("input `{}` needs {numbers} numbers of {:?}, found {length} of {dtype:?}", input.name, input.dtype));
             }
         }
-        for &(place, table_rows) in &program.limits().indexes {
-            let limit = table_rows.unwrap_or(rows);
+        for &(place, limit) in &program.limits().indexes {
+            let limit = limit.bind(&self.bindings).map_err(DeviceError::Call)?;
             if let InputData::I32(numbers) = self.inputs[place]
                 && let Some(bad) = numbers.iter().find(|&&i| i < 0 || i as usize >= limit)
             {
-                return wrong(format!("input `{}` has {bad}, beyond 0 to {}", program.inputs[place].name, limit - 1));
+                return wrong(format!("input `{}` has {bad}, which is not below {limit}", program.inputs[place].name));
             }
         }
         if self.epoch > program.epochs.len() {

@@ -123,6 +123,11 @@ pub fn volume(shape: &[Dim]) -> Option<(Option<Dim>, usize, usize)> {
     Some((base, numerator / divisor, denominator / divisor))
 }
 
+/// The smallest number that both divide; `None` beyond counting.
+pub(crate) fn least_common_multiple(a: usize, b: usize) -> Option<usize> {
+    (a / gcd(a, b).max(1)).checked_mul(b)
+}
+
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }

@@ -295,7 +295,8 @@ pub enum OpKind {
         /// Step along both axes.
         stride: usize,
     },
-    /// Mean of each `size` consecutive rows: `[S, n] → [S/size, n]` (front ends emit rows in pool-block order).
+    /// Mean of each `size` consecutive rows: `[S, n] → [S/size, n]` (front ends emit rows in pool-block order). Of a segment's last, partial
+    /// group it is the mean of the valid rows.
     Pool {
         /// Input.
         x: Name,
@@ -388,7 +389,8 @@ pub enum Mask {
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Routing {
     /// Two winners (lowest index at a tie), each weighed by a softmax over the experts within a relative band of it, not renormalised:
-    /// `e1 = argmax r`, kept where `(r[e1] − r[e]) / max(|r[e]|, r[e1]) ≤ 2·jitter`; then the same without `e1`, gaps measured on the original `r`.
+    /// `e1 = argmax r`, dropped where `(r[e1] − r[e]) / max(|r[e]|, r[e1]) > 2·jitter` in f32 (0/0 drops nothing); then the same without `e1`,
+    /// gaps measured on the original `r`.
     SparseMixer {
         /// Half the band.
         jitter: f32,

@@ -19,6 +19,10 @@ pub(crate) mod tolerance {
     pub(crate) const CHAIN: f64 = 3e-5;
     /// Running states over a session's rows.
     pub(crate) const RECURRENT: f64 = 1e-4;
+    /// Whole models with f32 or f16 arithmetic.
+    pub(crate) const MODEL: f64 = 5e-4;
+    /// Whole models with integer forms, in which roundings that fall the other way travel through the layers.
+    pub(crate) const INTEGER_MODEL: f64 = 1e-2;
     /// Rows in which an integer form rounded the other way, because of differences allowed above.
     pub(crate) const FLIP: f64 = 5e-2;
 }

@@ -2,7 +2,7 @@
 
 mod attention;
 mod mixing;
-mod products;
+pub(super) mod products;
 mod recurrent;
 mod simple;
 

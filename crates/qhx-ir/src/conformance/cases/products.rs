@@ -164,7 +164,10 @@ fn banded_scores(rng: &mut Rng, row: &mut [f32]) {
     row.iter_mut().for_each(|x| *x = centre + spread * rng.normal());
     match rng.below(4) {
         0 => row.iter_mut().for_each(|x| *x += rng.normal()),
-        1 => row.iter_mut().for_each(|x| *x = if *x > centre { *x } else { x.abs().max(0.0).min(1.0) * centre }),
+        1 => {
+            let first = row[0];
+            row.iter_mut().step_by(rng.between(1, 3)).for_each(|x| *x = first);
+        }
         2 if centre == 0.0 => row.iter_mut().for_each(|x| *x = x.min(0.0)),
         _ => {}
     }

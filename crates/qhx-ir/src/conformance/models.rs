@@ -1,3 +1,0 @@
-//! Whole tiny models.
-use super::Group;
-pub(super) const GROUPS: &[Group] = &[];
