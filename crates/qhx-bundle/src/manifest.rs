@@ -19,8 +19,10 @@ pub const MAX_MANIFEST_BYTES: u64 = 4 << 20;
 /// A bundle's manifest. [`Manifest::from_json`] gives only checked ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(title = "qhx bundle manifest", description = "`qhx.json`: what a bundle is and which files it has.")]
 pub struct Manifest {
     /// The version of this format: 1. Stands first, so that readers can tell before anything else.
+    #[schemars(range(min = 1, max = 1))]
     pub schema_version: u32,
     /// What the model is.
     pub model: Model,
