@@ -267,15 +267,16 @@ impl Session {
 
     /// Computes the rows that the state lacks, and the logits of those from `first_wanted` on.
     fn compute(&mut self, first_wanted: usize, cancel: &Cancel, watch: &mut Watch<'_>) -> Result<(), Error> {
-        if self.lost {
-            self.state = self.model.new_state()?;
-            (self.lost, self.epoch) = (false, 0);
-        }
         let total = self.len();
         let epoch = self.model.program().epoch(total);
         if epoch != self.epoch {
-            self.forget_state()?;
+            self.forget_state();
             self.epoch = epoch;
+        }
+        if self.lost {
+            self.checkpoints.clear();
+            self.state = self.model.new_state()?;
+            self.lost = false;
         }
         let most_wanted = self.model.wanted();
         let chunk = self.model.chunk();
@@ -346,24 +347,15 @@ impl Session {
             None => Checkpoint::start(program).restore(&mut *self.state),
         };
         // A device that cannot go back that far (it kept a window only) starts again: the rows are all there.
-        if done.is_err() && self.forget_state().is_err() {
-            self.lost = true;
+        if done.is_err() {
+            self.forget_state();
         }
     }
 
     /// Back to before the first row.
-    fn forget_state(&mut self) -> Result<(), Error> {
+    fn forget_state(&mut self) {
         self.checkpoints.clear();
-        if self.state.is_empty() {
-            return Ok(());
-        }
-        let restored = Checkpoint::start(self.model.program()).restore(&mut *self.state);
-        if restored.is_err() {
-            self.lost = true;
-            self.state = self.model.new_state()?;
-            self.lost = false;
-        }
-        Ok(())
+        self.lost |= Checkpoint::start(self.model.program()).restore(&mut *self.state).is_err();
     }
 
     fn take_checkpoint(&mut self, kept: bool) -> Result<(), Error> {

@@ -52,7 +52,7 @@ impl Kind {
 /// The devices that the tests run on: the interpreter, and whatever this build has.
 pub fn device_choices() -> Vec<DeviceChoice> {
     let mut choices = vec![DeviceChoice::Reference];
-    if cfg!(feature = "cpu") {
+    if cfg!(any()) {
         choices.push(DeviceChoice::Cpu);
     }
     choices
@@ -97,8 +97,8 @@ struct Builder {
 
 impl Builder {
     fn program(&mut self) -> Program {
-        self.op("embed.rows", OpKind::Embed { ids: "ids".into(), table: self.weight("table", &[VOCABULARY, HIDDEN], 1.0), scale: 1.0 });
-        let mut x: Name = "embed.rows".into();
+        let table = self.weight("table", &[VOCABULARY, HIDDEN], 1.0);
+        let mut x = self.op("embed.rows", OpKind::Embed { ids: "ids".into(), table, scale: 1.0 });
         let mut stages = vec![Stage { name: "embed".into(), tap: Some(x.clone()) }];
         for layer in 0..2 {
             let mixed = if layer == 0 && self.kind.is_recurrent() { self.delta(layer, &x) } else { self.attention(layer, &x) };
