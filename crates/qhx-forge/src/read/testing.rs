@@ -1,8 +1,8 @@
 //! What the readers' tests share: random numbers, and small valid files to break.
 
-use super::SourceType;
 use super::gguf_metadata::{Array, Value};
 use super::gguf_writer::GgufWriter;
+use super::{Checkpoint, Mapping, SourceType};
 
 /// SplitMix64: enough for tests, the same everywhere.
 pub(crate) struct Random(pub(crate) u64);
@@ -36,6 +36,16 @@ pub(crate) fn safetensors(tensors: &[(&str, &str, &[u64], &[u8])]) -> Vec<u8> {
         data.extend_from_slice(bytes);
     }
     with_header(&serde_json::to_string(&header).unwrap(), &data)
+}
+
+/// A safetensors file with a matrix, a vector, a tensor without elements and a scalar.
+pub(crate) fn good_safetensors() -> Vec<u8> {
+    safetensors(&[
+        ("a", "F32", &[2, 2], &[1; 16]),
+        ("b", "BF16", &[3], &[2; 6]),
+        ("empty", "I64", &[0, 5], &[]),
+        ("scalar", "F64", &[], &[0; 8]),
+    ])
 }
 
 /// The bytes of a safetensors file with this header as it stands.
@@ -81,4 +91,36 @@ pub(crate) fn tiny_gguf() -> GgufWriter {
     }
     file.tensor("blk.0.ffn_down.weight", SourceType::Q8_0, &[8, 32], Random(1).bytes(8 * 34));
     file
+}
+
+/// The tiny model with a SentencePiece tokenizer.
+pub(crate) fn tiny_sentence_piece_gguf() -> GgufWriter {
+    let mut file = tiny_gguf();
+    file.metadata.retain(|(key, _)| !key.starts_with("tokenizer."));
+    file.set_text("tokenizer.ggml.model", "llama")
+        .set_texts("tokenizer.ggml.tokens", &["<unk>", "<s>", "</s>", "<0x0A>", "▁", "a", "b", "▁ab"])
+        .set("tokenizer.ggml.scores", Value::Array(Array::F32(vec![0.0, 0.0, 0.0, 0.0, -4.0, -5.0, -6.0, -1.0])))
+        .set("tokenizer.ggml.token_type", Value::Array(Array::I32(vec![2, 3, 3, 6, 1, 1, 1, 1])));
+    file
+}
+
+/// The fuzz targets start from these files.
+#[test]
+fn seeds_of_the_fuzz_targets() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds");
+    for (name, bytes) in [
+        ("safetensors_header/good.safetensors", good_safetensors()),
+        ("gguf/byte_level.gguf", tiny_gguf().bytes()),
+        ("gguf/sentence_piece.gguf", tiny_sentence_piece_gguf().bytes()),
+    ] {
+        let path = folder.join(name);
+        if std::env::var_os("QHX_WRITE_SEEDS").is_some() {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, &bytes).unwrap();
+        }
+        assert!(std::fs::read(&path).unwrap() == bytes, "{name} is old; run this test with QHX_WRITE_SEEDS=1");
+        if name.starts_with("gguf") {
+            Checkpoint::from_gguf(Mapping::from_bytes(name, bytes)).unwrap();
+        }
+    }
 }

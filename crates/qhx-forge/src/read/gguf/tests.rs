@@ -1,6 +1,6 @@
 use super::*;
 use crate::read::gguf_writer::GgufWriter;
-use crate::read::testing::{Random, tiny_gguf};
+use crate::read::testing::{Random, tiny_gguf, tiny_sentence_piece_gguf};
 use crate::read::{Checkpoint, Mapping};
 
 fn refused(file: &[u8]) -> String {
@@ -188,30 +188,32 @@ fn tensors_that_are_wrong() {
 
 #[test]
 fn damaged_files_never_panic() {
-    let file = tiny_gguf().bytes();
-    let header = parse(&file).unwrap().tensors[0].range.start;
-    let mut random = Random(42);
-    let mut survivors = 0;
-    for _ in 0..6_000 {
-        let mut broken = file.clone();
-        for _ in 0..1 + random.below(3) {
-            let at = random.below(header);
-            match random.below(5) {
-                0 => broken[at] ^= 1 << random.below(8),
-                1 => broken[at] = random.next() as u8,
-                2 => broken[at] = 0,
-                3 if at + 8 <= broken.len() => broken[at..at + 8].copy_from_slice(&random.next().to_le_bytes()),
-                _ => broken.truncate(broken.len() - random.below(64)),
+    for file in [tiny_gguf(), tiny_sentence_piece_gguf()] {
+        let file = file.bytes();
+        let header = parse(&file).unwrap().tensors[0].range.start;
+        let mut random = Random(42);
+        let mut survivors = 0;
+        for _ in 0..4_000 {
+            let mut broken = file.clone();
+            for _ in 0..1 + random.below(3) {
+                let at = random.below(header);
+                match random.below(5) {
+                    0 => broken[at] ^= 1 << random.below(8),
+                    1 => broken[at] = random.next() as u8,
+                    2 => broken[at] = 0,
+                    3 if at + 8 <= broken.len() => broken[at..at + 8].copy_from_slice(&random.next().to_le_bytes()),
+                    _ => broken.truncate(broken.len() - random.below(64)),
+                }
+            }
+            // All the way: tokenizer, configuration, and every row of every tensor.
+            if let Ok(checkpoint) = Checkpoint::from_gguf(Mapping::from_bytes("broken", broken)) {
+                survivors += 1;
+                for info in checkpoint.tensors.tensors() {
+                    let mut out = vec![0.0; info.rows() * info.columns()];
+                    checkpoint.tensors.read_f32(&info.name, 0..info.rows(), &mut out).unwrap();
+                }
             }
         }
-        // All the way: tokenizer, configuration, and every row of every tensor.
-        if let Ok(checkpoint) = Checkpoint::from_gguf(Mapping::from_bytes("broken", broken)) {
-            survivors += 1;
-            for info in checkpoint.tensors.tensors() {
-                let mut out = vec![0.0; info.rows() * info.columns()];
-                checkpoint.tensors.read_f32(&info.name, 0..info.rows(), &mut out).unwrap();
-            }
-        }
+        assert!(survivors > 100, "the mutations should not all be fatal: {survivors} survived");
     }
-    assert!(survivors > 100, "the mutations should not all be fatal: {survivors} survived");
 }

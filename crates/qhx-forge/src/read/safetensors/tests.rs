@@ -1,5 +1,5 @@
 use super::*;
-use crate::read::testing::{Random, safetensors, with_header};
+use crate::read::testing::{Random, good_safetensors as good, safetensors, with_header};
 use std::fs;
 
 fn refused(file: &[u8]) -> String {
@@ -9,15 +9,6 @@ fn refused(file: &[u8]) -> String {
 /// A header of one tensor `w` with this type, shape and offsets, over 16 bytes of data.
 fn one(dtype: &str, shape: &str, offsets: &str) -> Vec<u8> {
     with_header(&format!(r#"{{"w":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}"#), &[0; 16])
-}
-
-fn good() -> Vec<u8> {
-    safetensors(&[
-        ("a", "F32", &[2, 2], &[1; 16]),
-        ("b", "BF16", &[3], &[2; 6]),
-        ("empty", "I64", &[0, 5], &[]),
-        ("scalar", "F64", &[], &[0; 8]),
-    ])
 }
 
 #[test]
