@@ -50,9 +50,9 @@ impl<'a> RopeConfig<'a> {
         self.inner.ok_or_else(|| self.outer.error(self.name, "is missing"))
     }
 
-    /// The part of the head that is rotated: `partial_rotary_factor`, 1 by default.
-    pub fn partial_factor(&self, text: Config<'a>) -> Result<f64, ForgeError> {
-        let factor = self.outer.number_if_any("partial_rotary_factor")?.or(text.number_if_any("partial_rotary_factor")?).unwrap_or(1.0);
+    /// The part of the head that is rotated: `partial_rotary_factor`, beside the rotary's parameters or in the text section.
+    pub fn partial_factor(&self, text: Config<'a>, default: f64) -> Result<f64, ForgeError> {
+        let factor = self.outer.number_if_any("partial_rotary_factor")?.or(text.number_if_any("partial_rotary_factor")?).unwrap_or(default);
         match factor > 0.0 && factor <= 1.0 {
             true => Ok(factor),
             false => Err(self.outer.error("partial_rotary_factor", format!("must be above 0 and at most 1, found {factor}"))),

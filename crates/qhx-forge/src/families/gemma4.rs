@@ -125,7 +125,7 @@ fn full_head_dim(c: Config<'_>, layer: usize) -> Result<usize, ForgeError> {
 /// `proportional`: frequencies of the whole head, of which only the first part turns (the rest have frequency 0).
 fn rotary(c: Config<'_>, kind: &'static str, head_dim: usize, default: (&str, f64, f64)) -> Result<Rotary, ForgeError> {
     let (form, theta, factor) = match RopeConfig::of_layer_type(c, kind) {
-        Some(rope) => (rope.kind()?, rope.theta()?, rope.partial_factor(c)?),
+        Some(rope) => (rope.kind()?, rope.theta()?, rope.partial_factor(c, 1.0)?),
         None if c.get("rope_parameters").is_none() => default,
         None => return Err(c.error("rope_parameters", format!("has no section `{kind}`"))),
     };

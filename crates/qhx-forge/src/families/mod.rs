@@ -80,6 +80,17 @@ mod tests {
     }
 
     #[test]
+    fn full_size_configurations_have_the_published_sizes() {
+        // Parameters of the text side, in millions, by arithmetic over the published dimensions.
+        for (name, millions) in [("phi-tiny-moe", 3755), ("qwen3.5-0.8b", 752), ("gemma-4-e4b", 7463), ("qwen3-vl-2b", 1720)] {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../configs/{name}.json"));
+            let programs = write(&serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()).unwrap();
+            let weights = programs.programs[0].program.weights.values();
+            assert_eq!(weights.map(|w| w.shape.iter().map(|&d| d as u64).product::<u64>()).sum::<u64>() / 1_000_000, millions, "{name}");
+        }
+    }
+
+    #[test]
     fn wrong_configurations_name_the_field() {
         let cases: &[(&str, &str, Value, &str)] = &[
             ("llama", "hidden_size", Value::Null, "`hidden_size` is missing"),

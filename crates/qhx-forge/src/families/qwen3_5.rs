@@ -97,12 +97,7 @@ fn attention_layers(c: Config<'_>) -> Result<Vec<bool>, ForgeError> {
 /// Rotates the first part of the head, by three position streams.
 fn rotary(c: Config<'_>, head_dim: usize) -> Result<Rotary, ForgeError> {
     let rope = RopeConfig::of(c);
-    let factor = match rope.partial_factor(c)? {
-        1.0 if c.get("partial_rotary_factor").is_none() && rope.parameters().is_ok_and(|p| p.get("partial_rotary_factor").is_none()) => {
-            0.25
-        }
-        factor => factor,
-    };
+    let factor = rope.partial_factor(c, 0.25)?;
     let length = (head_dim as f64 * factor) as usize;
     if length == 0 || length % 2 != 0 {
         return Err(c.error(
