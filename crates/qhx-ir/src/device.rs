@@ -218,6 +218,9 @@ impl Call<'_> {
         if self.bindings.soft_rows > rows || self.inputs.len() != program.inputs.len() {
             return wrong(format!("{} inputs and {} soft rows do not fit", self.inputs.len(), self.bindings.soft_rows));
         }
+        for dim in &program.limits().exact {
+            dim.bind(&self.bindings).map(drop).or_else(wrong)?;
+        }
         for (input, data) in program.inputs.iter().zip(self.inputs) {
             let mut numbers = 1usize;
             for dim in &input.shape {

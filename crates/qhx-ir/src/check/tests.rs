@@ -1,0 +1,1 @@
+//! Every check says what is wrong and where.
