@@ -2,6 +2,19 @@
 //!
 //! This crate owns the manifest and its schema, paths that cannot leave the folder, integrity sums, weights over a mapping or over
 //! memory, and atomic writing. It knows neither checkpoints nor devices, and no model family.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), qhx_bundle::BundleError> {
+//! let bundle = qhx_bundle::Bundle::open("my-model")?;         // every check, weights mapped
+//! let text = bundle.program("text").expect("always there");   // a checked program …
+//! let table = bundle.weights().tensor("embed_tokens");        // … and its weights, not copied
+//! if let Some(tokenizer) = &bundle.manifest().tokenizer {
+//!     let json = bundle.read(tokenizer)?;                     // its sum is checked as it is read
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! The format is described in `docs/bundle.md`; [`write`] makes bundles.
 
 mod bundle;
 mod error;

@@ -242,9 +242,13 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The readable form.
+    /// The readable form; an error where it would be too long to be read again.
     pub fn to_json(&self) -> Result<String, ManifestError> {
-        serde_json::to_string_pretty(self).map(|text| text + "\n").map_err(|e| ManifestError::NotAManifest(e.to_string()))
+        let text = serde_json::to_string_pretty(self).map_err(|e| ManifestError::NotAManifest(e.to_string()))? + "\n";
+        if text.len() as u64 > MAX_MANIFEST_BYTES {
+            return Err(ManifestError::NotAManifest(format!("{} bytes are more than could be read", text.len())));
+        }
+        Ok(text)
     }
 
     /// Every check that needs no other file.

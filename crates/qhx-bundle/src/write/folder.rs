@@ -119,19 +119,21 @@ pub(crate) fn write_synced(path: &Path, content: &[u8]) -> Result<(), BundleErro
     file.write_all(content).and_then(|()| file.sync_all()).map_err(BundleError::io("write", path))
 }
 
-/// The absolute form of `place`; makes the folder above it.
+/// The absolute form of `place`, which has a name and a folder above it; that folder is made where it is missing.
 fn resolve(place: &Path) -> Result<(PathBuf, CreatedAncestors), BundleError> {
-    if let Ok(place) = place.canonicalize() {
+    let known = place.canonicalize();
+    let missing = known.is_err();
+    let place = known.or_else(|_| std::path::absolute(place)).map_err(BundleError::io("use", place))?;
+    let (Some(parent), Some(name)) = (place.parent(), place.file_name()) else {
+        return Err(BundleError::Write { path: place, reason: "is not a place for a bundle".into() });
+    };
+    if !missing {
         return Ok((place, CreatedAncestors::default()));
     }
-    let place = std::path::absolute(place).map_err(BundleError::io("use", place))?;
-    let (Some(parent), Some(name)) = (place.parent(), place.file_name()) else {
-        return Err(BundleError::Write { path: place, reason: "is not a place for a new folder".into() });
-    };
-    let missing = parent.ancestors().take_while(|folder| !folder.exists()).map(Path::to_path_buf).collect();
+    let created = parent.ancestors().take_while(|folder| !folder.exists()).map(Path::to_path_buf).collect();
     fs::create_dir_all(parent).map_err(BundleError::io("create the folder", parent))?;
     let parent = parent.canonicalize().map_err(BundleError::io("open", parent))?;
-    Ok((parent.join(name), CreatedAncestors(missing)))
+    Ok((parent.join(name), CreatedAncestors(created)))
 }
 
 /// Folders that were made for a bundle; those still empty at the end go away again.
@@ -342,6 +344,8 @@ mod tests {
         assert_eq!((names(dir.path()), names(&place)), (vec!["model".to_string()], vec![]));
         fs::write(dir.path().join("file"), "").unwrap();
         assert!(matches!(TemporaryFolder::create(&dir.path().join("file"), true), Err(BundleError::Exists(_))));
+        assert!(TemporaryFolder::create(Path::new("/"), true).is_err());
+        assert!(TemporaryFolder::create(&dir.path().join("file/model"), true).is_err());
     }
 
     #[test]
