@@ -35,7 +35,7 @@ def load(family: Family, folder: Path) -> torch.nn.Module:
     """The model as transformers reads it from the finished folder; refuses tensors that it would have to invent."""
     model_class = getattr(transformers, family.model_class)
     model, report = model_class.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, **family.load_options
     )
     if report["missing_keys"] or report["mismatched_keys"]:
         raise SystemExit(f"{folder}: transformers misses {report['missing_keys']} {report['mismatched_keys']}")

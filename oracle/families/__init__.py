@@ -39,6 +39,8 @@ class Family:
     """The norm whose input is the residual stream after the attention (or its substitute)."""
     feed_forward_stage: str = "ffn"
     """Name of the second stage of a layer."""
+    load_options: dict = field(default_factory=dict)
+    """Arguments for loading the model, besides f32 and plain attention."""
     forward_options: dict = field(default_factory=dict)
     """Arguments that make a forward pass return what `decision_margin` looks at."""
     decision_margin: Callable[[object, object], float] | None = None

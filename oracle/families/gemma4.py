@@ -159,10 +159,10 @@ FAMILY = Family(
     },
     merges={"other": 78},
     rules=[
-        (r"^model\.language_model\.norm\.weight$", 7.0, 1.0),
+        (r"^model\.language_model\.norm\.weight$", 12.0, 1.5),
         (r"language_model.*\.[qk]_norm\.weight$", 0.7, 0.1),
         (r"language_model.*post_\w*norm\.weight$", 0.5, 0.1),
-        (r"language_model\.embed_tokens\.weight$", 0.0, 0.12),
+        (r"language_model\.embed_tokens\.weight$", 0.0, 0.07),
         (r"layer_scalar$", 0.9, 0.15),
         (r"(input|output)_min$", -3.0, 0.3),
         (r"(input|output)_max$", 3.0, 0.3),

@@ -103,6 +103,7 @@ FAMILY = Family(
     merges={"other": 80},
     rules=[(r"experts\.down_proj$", 0.0, "fan*1.5")],
     feed_forward_stage="moe",
+    load_options={"experts_implementation": "eager"},
     forward_options={"output_router_logits": True},
     decision_margin=routing_margin,
 )
