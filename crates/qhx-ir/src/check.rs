@@ -234,7 +234,7 @@ impl<'a> Checker<'a> {
         for (name, weight) in &program.weights {
             let columns = weight.shape.last().copied().unwrap_or(0);
             let numbers = weight.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
-            if numbers.is_none_or(|n| n == 0 || n > 1 << 48) || weight.encoding.row_bytes(columns).is_none() {
+            if weight.shape.is_empty() || numbers.is_none_or(|n| n == 0 || n > 1 << 48) || weight.encoding.row_bytes(columns).is_none() {
                 return Err(format!("weight `{name}` has the impossible shape {:?}", weight.shape));
             }
         }

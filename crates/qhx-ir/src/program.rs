@@ -315,3 +315,72 @@ impl Program {
 pub fn is_under(path: &str, stage: &str) -> bool {
     path.strip_prefix(stage).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Checked, conformance::models};
+
+    #[test]
+    fn json_round_trips() {
+        for model in (0..3).flat_map(models::tiny) {
+            let json = model.program.to_json();
+            let back = Program::from_json(&json).unwrap_or_else(|e| panic!("{}: {e}", model.name));
+            assert_eq!(back, *model.program, "{}", model.name);
+            assert_eq!(back.to_json(), json);
+            Checked::new(back).unwrap();
+            let ops = json.lines().filter(|line| line.contains("{\"path\"")).count();
+            assert_eq!(ops, model.program.ops.len(), "one line for each op");
+        }
+    }
+
+    #[test]
+    fn unknown_fields_are_named() {
+        let json = models::tiny(0)[0].program.to_json();
+        let places = [
+            ("{\n  \"program_version\"", "{ \"colour\": 1,\n  \"program_version\""),
+            ("{\"path\":", "{\"colour\":1,\"path\":"),
+            ("{\"linear\":{", "{\"linear\":{\"colour\":1,"),
+            ("\"attend\":{", "\"attend\":{\"colour\":1,"),
+            ("\"kv\":{\"k\"", "\"kv\":{\"colour\":1,\"k\""),
+            ("\"kv\":{\"kv_heads\"", "\"kv\":{\"colour\":1,\"kv_heads\""),
+            ("{\"shape\":", "{\"colour\":1,\"shape\":"),
+            ("{\"inv_freq\":", "{\"colour\":1,\"inv_freq\":"),
+            ("{\"blocks\":", "{\"colour\":1,\"blocks\":"),
+        ];
+        for (old, new) in places {
+            assert!(json.contains(old), "the program has no {old}");
+            let error = Program::from_json(&json.replacen(old, new, 1)).unwrap_err();
+            assert!(error.contains("unknown field `colour`"), "{new}: {error}");
+        }
+        let error = Program::from_json(&json.replacen("\"linear\"", "\"convolve\"", 1)).unwrap_err();
+        assert!(error.contains("unknown variant `convolve`"), "{error}");
+        let error = Program::from_json(&json.replacen("\"encoding\":\"f32\"", "\"encoding\":\"f31\"", 1)).unwrap_err();
+        assert!(error.contains("unknown weight encoding `f31`"), "{error}");
+    }
+
+    #[test]
+    fn other_versions_are_refused_before_anything_else() {
+        let newer = Program::from_json("{\"program_version\": 2, \"what\": \"ever\"}").unwrap_err();
+        assert!(newer.contains("program_version 2 is not 1") && newer.contains("update qhx"), "{newer}");
+        for broken in ["", "[]", "{}", "{\"program_version\": -1}", "{\"program_version\": 1}"] {
+            assert!(Program::from_json(broken).unwrap_err().starts_with("not a program"), "{broken}");
+        }
+    }
+
+    #[test]
+    fn epochs_count_the_limits_below_the_total() {
+        let mut program = (*models::tiny(0)[0].program).clone();
+        program.epochs = vec![4096, 8192];
+        assert_eq!([1, 4096, 4097, 8192, 8193].map(|total| program.epoch(total)), [0, 0, 1, 1, 2]);
+    }
+
+    #[test]
+    fn stages_are_dotted_prefixes() {
+        assert!(is_under("layers.1.attn.q", "layers.1") && is_under("layers.1", "layers.1"));
+        assert!(!is_under("layers.10.attn", "layers.1") && !is_under("layers", "layers.1"));
+        let program = &models::tiny(0)[0].program;
+        assert_eq!(program.stage_of("layers.0.ffn.gate_proj").map(|s| &*s.name), Some("layers.0.ffn"));
+        assert!(program.stage_of("layers").is_none());
+    }
+}

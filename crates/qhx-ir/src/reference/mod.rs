@@ -16,7 +16,7 @@ mod rows;
 mod state;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use state::ReferenceState;
 

@@ -1,7 +1,7 @@
 //! The reference against numbers worked out by hand: it is the yardstick, so nothing but arithmetic may vouch for it.
 
 mod attention;
-mod bench;
+pub(crate) mod bench;
 mod products;
 mod recurrent;
 mod rows;
