@@ -2,7 +2,7 @@
 //!
 //! Every folder under `fixtures/` that has a `tokenizer_cases.json` is tested; `oracle/tokenizer_cases.py` writes that file.
 
-use qhx_runtime::text::{SpecialTokens, Tokenizer};
+use qhx_runtime::text::{Chat, ChatError, ChatTemplate, Message, SpecialTokens, Tokenizer};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -103,5 +103,78 @@ fn random_ids_stream_to_what_they_decode_to() {
             streamed += detokenizer.flush().expect("decodes");
             assert_eq!(streamed, fixture.tokenizer.decode(&ids, seed % 2 == 0).expect("decodes"), "{}: {ids:?}", fixture.name);
         }
+    }
+}
+
+/// The fixture's chat template, from whichever file holds it, with the texts of its special tokens.
+fn template(fixture: &Fixture) -> ChatTemplate {
+    let config = json(&fixture.folder.join("tokenizer_config.json"));
+    let beside = fixture.folder.join("chat_template.json");
+    let source = std::fs::read_to_string(fixture.folder.join("chat_template.jinja")).unwrap_or_else(|_| {
+        let holder = if beside.is_file() { json(&beside) } else { config.clone() };
+        holder["chat_template"].as_str().unwrap_or_else(|| panic!("{}: no chat template", fixture.name)).to_owned()
+    });
+    let entries = config.as_object().expect("an object").iter().filter(|(name, _)| name.ends_with("_token"));
+    let tokens = entries.filter_map(|(name, value)| Some((name.as_str(), value.as_str().or_else(|| value["content"].as_str())?)));
+    ChatTemplate::new(&source, tokens).unwrap_or_else(|error| panic!("{}: {error}", fixture.name))
+}
+
+fn chat(case: &Value) -> Chat {
+    let mut chat = Chat::new(Message::list_from_json(case["messages"].clone()).expect("messages"));
+    chat.add_generation_prompt = case["add_generation_prompt"].as_bool().expect("a flag");
+    let known = ["name", "messages", "add_generation_prompt", "text", "ids", "error", "ids_literal"];
+    chat.options = case.as_object().expect("an object").clone().into_iter().filter(|(name, _)| !known.contains(&name.as_str())).collect();
+    chat
+}
+
+#[test]
+fn chats_render_and_encode_to_the_same() {
+    for fixture in fixtures() {
+        let template = template(&fixture);
+        for case in cases(&fixture, "chats") {
+            let chat = chat(case);
+            let prompt = template.prompt(&chat, &fixture.tokenizer, SpecialTokens::Parse);
+            let name = format!("{}: {}", fixture.name, case["name"]);
+            if let Some(message) = case.get("error") {
+                let message = message.as_str().expect("a message").to_owned();
+                assert!(matches!(&prompt, Err(ChatError::Refused { .. } | ChatError::Render { .. })), "{name}: {prompt:?}");
+                if let Err(ChatError::Refused { message: ours }) = prompt {
+                    assert_eq!(ours, message, "{name}");
+                }
+                continue;
+            }
+            let prompt = prompt.unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_eq!(prompt.text, case["text"].as_str().expect("a text"), "{name}");
+            assert_eq!(prompt.ids, ids(&case["ids"]), "{name}");
+        }
+    }
+}
+
+#[test]
+fn special_tokens_in_messages_stay_text() {
+    for fixture in fixtures() {
+        let template = template(&fixture);
+        let special = |ids: &[u32]| ids.iter().copied().filter(|id| fixture.tokenizer.is_special(*id)).collect::<Vec<_>>();
+        let (mut kept, mut same) = (0, 0);
+        for case in cases(&fixture, "chats").iter().filter(|case| case.get("error").is_none()) {
+            let chat = chat(case);
+            let text = template.prompt(&chat, &fixture.tokenizer, SpecialTokens::AsText).expect("renders");
+            let parsed = template.prompt(&chat, &fixture.tokenizer, SpecialTokens::Parse).expect("renders");
+            assert_eq!(text.text, parsed.text, "{}: {}", fixture.name, case["name"]);
+            assert_eq!(fixture.tokenizer.decode(&text.ids, false), fixture.tokenizer.decode(&parsed.ids, false));
+            if case["name"] == "special_inside" {
+                // The template's own control tokens are those of the same conversation with harmless text.
+                let mut harmless = chat.clone();
+                harmless.messages[0] = Message::new("user", "say this and that\nnow");
+                let template_only = template.prompt(&harmless, &fixture.tokenizer, SpecialTokens::Parse).expect("renders");
+                assert_eq!(special(&text.ids), special(&template_only.ids), "{}", fixture.name);
+                assert!(special(&parsed.ids).len() > special(&text.ids).len());
+                kept += 1;
+            } else {
+                assert_eq!(text.ids, parsed.ids, "{}: {}", fixture.name, case["name"]);
+                same += 1;
+            }
+        }
+        assert!(kept > 0 && same > 0, "{}", fixture.name);
     }
 }

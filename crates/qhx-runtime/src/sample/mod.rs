@@ -137,8 +137,7 @@ pub fn argmax(logits: &[f32]) -> Result<usize, SampleError> {
     let mut best = 0;
     let mut largest = f32::NEG_INFINITY;
     for (id, &value) in logits.iter().enumerate() {
-        // One comparison catches both NaN and +infinity.
-        if !(value <= f32::MAX) {
+        if value.is_nan() || value == f32::INFINITY {
             return Err(SampleError::NotANumber { id, value });
         }
         if value > largest {

@@ -4,7 +4,7 @@
 //! control tokens, the same strings inside a message are not. The rules here (leftmost, longest, tokens that swallow the white space
 //! beside them) are the library's, and a test holds them to it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
 use tokenizers::normalizer::Range;
 use tokenizers::utils::SysRegex;
@@ -21,6 +21,8 @@ pub(super) struct AddedTokens {
 struct Search {
     children: HashMap<(u32, u8), u32>,
     ends: HashMap<u32, (u32, AddedToken)>,
+    /// Nodes on the way to a special token.
+    towards_special: HashSet<u32>,
     nodes: u32,
 }
 
@@ -39,18 +41,19 @@ impl AddedTokens {
         Self { written, normalised }
     }
 
-    /// Splits the text at its added tokens and normalises the rest. A special token is passed over as text when `forged` says so of the byte
-    /// position where its first character ends.
+    /// Splits the text at its added tokens and normalises the rest. A special token is passed over as text when `forged` says so of the
+    /// place where it would be marked.
     pub(super) fn split(
         &self,
         text: &str,
         normalizer: Option<&NormalizerWrapper>,
         forged: impl Fn(usize) -> bool,
     ) -> tokenizers::Result<PreTokenizedString> {
+        let forged_at = |start| mark_place(text, start).is_some_and(&forged);
         let mut split = PreTokenizedString::from(text);
         split.split(|_, part| {
             let shift = part.offsets_original().0;
-            self.written.split(part, |_, range| forged(first_character_end(text, shift + range.start)))
+            self.written.split(part, |_, range| forged_at(shift + range.start))
         })?;
         split.split(|_, mut part| {
             if let Some(normalizer) = normalizer {
@@ -59,27 +62,27 @@ impl AddedTokens {
             let shift = part.offsets_original().0;
             self.normalised.split(part, |part, range| {
                 let written = part.convert_offsets(Range::Normalized(range));
-                written.is_some_and(|written| forged(first_character_end(text, shift + written.start)))
+                written.is_some_and(|written| forged_at(shift + written.start))
             })
         })?;
         Ok(split)
     }
 
-    /// Where a special token begins in `text`, or may begin if more text follows: the ends of the first characters, ascending.
-    pub(super) fn special_starts(&self, text: &str, normalizer: Option<&NormalizerWrapper>) -> Vec<usize> {
-        let mut starts: Vec<usize> =
-            text.char_indices().filter(|(at, _)| self.written.special_may_start(&text[*at..])).map(|(at, c)| at + c.len_utf8()).collect();
+    /// The places to mark in `text`, ascending: one for each special token in it, and for what may become one if more text follows.
+    pub(super) fn special_marks(&self, text: &str, normalizer: Option<&NormalizerWrapper>) -> Vec<usize> {
+        let starts = text.char_indices().map(|(at, _)| at).filter(|at| self.written.special_may_start(&text[*at..]));
+        let mut marks: Vec<usize> = starts.filter_map(|start| mark_place(text, start)).collect();
         if !self.normalised.ends.is_empty() {
             let mut part = NormalizedString::from(text);
             // Where normalisation fails, encoding will report it.
             let normalised = normalizer.is_none_or(|normalizer| normalizer.normalize(&mut part).is_ok());
             let here = part.get().char_indices().filter(|(at, _)| normalised && self.normalised.special_may_start(&part.get()[*at..]));
             let written = here.filter_map(|(at, c)| part.convert_offsets(Range::Normalized(at..at + c.len_utf8())));
-            starts.extend(written.map(|range| first_character_end(text, range.start)));
-            starts.sort_unstable();
-            starts.dedup();
+            marks.extend(written.filter_map(|range| mark_place(text, range.start)));
         }
-        starts
+        marks.sort_unstable();
+        marks.dedup();
+        marks
     }
 }
 
@@ -95,6 +98,9 @@ impl Search {
                 *nodes += 1;
                 *nodes
             });
+            if token.special {
+                self.towards_special.insert(node);
+            }
         }
         self.ends.insert(node, (id, token.clone()));
     }
@@ -114,9 +120,11 @@ impl Search {
         ends.last()
     }
 
-    /// Whether a special token starts `text`, or all of `text` starts some token.
+    /// Whether a special token starts `text`, or all of `text` starts a special token.
     fn special_may_start(&self, text: &str) -> bool {
-        self.walk(text).any(|(length, node)| length == text.len() || self.ends.get(&node).is_some_and(|(_, token)| token.special))
+        let is_special = |node| self.ends.get(&node).is_some_and(|(_, token)| token.special);
+        let mut path = self.walk(text);
+        path.any(|(length, node)| is_special(node) || (length == text.len() && self.towards_special.contains(&node)))
     }
 
     /// Cuts `part` into its tokens and what lies between them.
@@ -167,8 +175,11 @@ impl Search {
     }
 }
 
-fn first_character_end(text: &str, start: usize) -> usize {
-    start + text.get(start..).and_then(|rest| rest.chars().next()).map_or(0, char::len_utf8)
+/// Where a token that starts at `start` is marked: behind its first character that is not white space. (A mark behind white space would keep a
+/// template from trimming it.)
+fn mark_place(text: &str, start: usize) -> Option<usize> {
+    let rest = text.get(start..)?;
+    rest.char_indices().find(|(_, c)| !c.is_whitespace()).map(|(at, c)| start + at + c.len_utf8())
 }
 
 /// The library's notion of a word character, asked of the library.

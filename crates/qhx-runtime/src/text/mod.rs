@@ -7,13 +7,22 @@
 //! streamed piece by piece is, put together, exactly what decoding everything at once gives.
 
 mod added;
+mod chat;
 mod check;
+mod clock;
 mod detokenize;
+mod jinja;
+mod json_text;
+mod prompt;
+mod render;
 mod stop;
+mod system_turn;
 #[cfg(test)]
 mod testing;
 mod tokenizer;
 
+pub use chat::{Chat, ChatError, ChatTemplate, Message};
 pub use detokenize::Detokenizer;
+pub use prompt::Prompt;
 pub use stop::{StopStrings, StopStringsError, Stopped};
 pub use tokenizer::{SpecialTokens, Tokenizer, TokenizerError};

@@ -120,21 +120,20 @@ impl Tokenizer {
         })
     }
 
-    /// The ids of a text in which some special tokens are control tokens and some are not: those that start right before one of the
-    /// `forged` byte positions (sorted; each the end of the token's first character) stay text.
+    /// The ids of a text in which some special tokens are control tokens and some are not: those marked at one of the `forged` byte positions
+    /// (ascending, as [`Tokenizer::special_marks`] gives them) stay text.
     pub(super) fn encode_except(&self, text: &str, forged: &[usize]) -> Result<Vec<u32>, TokenizerError> {
         self.guarded_encode(text, || {
-            let split = self.inner.added.split(text, self.inner.pipeline.get_normalizer(), |first_character_end| {
-                forged.binary_search(&first_character_end).is_ok()
-            })?;
+            let is_forged = |mark| forged.binary_search(&mark).is_ok();
+            let split = self.inner.added.split(text, self.inner.pipeline.get_normalizer(), is_forged)?;
             self.encode_split(split)
         })
     }
 
-    /// The byte positions after which a special token begins, or may begin at the end of the text, in `text` as a user wrote it. Each is the
-    /// end of the token's first character.
-    pub(super) fn special_starts(&self, text: &str) -> Vec<usize> {
-        self.inner.added.special_starts(text, self.inner.pipeline.get_normalizer())
+    /// Where special tokens are to be marked in `text` as a user wrote it: for each, and for a possible beginning of one at the end, the
+    /// byte position behind its first character.
+    pub(super) fn special_marks(&self, text: &str) -> Vec<usize> {
+        self.inner.added.special_marks(text, self.inner.pipeline.get_normalizer())
     }
 
     /// The text of ids. Ids that the tokenizer does not know give nothing: a model's vocabulary is often padded beyond its tokenizer's.

@@ -104,7 +104,7 @@ fn forged_tokens_stay_text_and_their_neighbours_control() {
         let tokenizer = tokenizer(settings);
         let id = |token| tokenizer.token_to_id(token).unwrap();
         let text = "<s>hello <|end|> a<|end|>";
-        let forged = tokenizer.special_starts("hello <|end|> a").iter().map(|at| at + "<s>".len()).collect::<Vec<_>>();
+        let forged = tokenizer.special_marks("hello <|end|> a").iter().map(|at| at + "<s>".len()).collect::<Vec<_>>();
         let ids = tokenizer.encode_except(text, &forged).unwrap();
         assert_eq!(ids.first(), Some(&id("<s>")));
         assert_eq!(ids.last(), Some(&id("<|end|>")));
@@ -117,13 +117,13 @@ fn forged_tokens_stay_text_and_their_neighbours_control() {
 #[test]
 fn every_place_where_a_special_token_may_begin_is_found() {
     let tokenizer = tokenizer(SPM);
-    assert_eq!(tokenizer.special_starts("a <|end|> b"), [3]);
-    assert_eq!(tokenizer.special_starts("<s><s>"), [1, 4]);
-    assert_eq!(tokenizer.special_starts("cut short <|en"), [11]);
-    assert_eq!(tokenizer.special_starts("a <|en b <think>x"), [] as [usize; 0]);
-    // Looked for after normalisation, which writes the token with a leading blank.
-    assert_eq!(tokenizer.special_starts("é <he llo> b"), [3]);
-    assert_eq!(tokenizer.special_starts("é<"), [3]);
+    assert_eq!(tokenizer.special_marks("a <|end|> b"), [3]);
+    assert_eq!(tokenizer.special_marks("<s><s>"), [1, 4]);
+    assert_eq!(tokenizer.special_marks("cut short <|en"), [11]);
+    assert_eq!(tokenizer.special_marks("a <|en b <think>x <th\n"), [] as [usize; 0]);
+    // Looked for after normalisation, which writes the token with a leading blank; marks stand behind what is not blank.
+    assert_eq!(tokenizer.special_marks("é <he llo> b"), [4]);
+    assert_eq!(tokenizer.special_marks("é<"), [3]);
 }
 
 #[test]

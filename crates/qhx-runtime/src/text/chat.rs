@@ -1,0 +1,244 @@
+//! Conversations and the templates that turn them into prompts.
+
+use super::{TokenizerError, clock, jinja, render, system_turn};
+use minijinja::Environment;
+use serde_json::{Map, Value};
+
+/// Largest template that is compiled. Published ones have up to about 40 kB.
+const MAX_TEMPLATE_BYTES: usize = 1 << 20;
+/// Work that a template may do, in its own instructions: a share for itself and one for each value of the conversation. Twenty times what
+/// published templates need.
+const STEPS: u64 = 200_000;
+const STEPS_PER_VALUE: u64 = 2_000;
+
+/// One message of a conversation: a JSON object with a `role`, a `content` (text, or a list of parts such as `{"type": "text", "text": …}` and
+/// `{"type": "image"}`), and whatever else the template reads (`tool_calls`, `name`, `reasoning_content`), in order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Message {
+    fields: Map<String, Value>,
+    /// Whether special tokens written out in this message are meant as control tokens. Off by default; on for text that the program itself
+    /// made from the model's own tokens.
+    pub trusted: bool,
+}
+
+/// What a template renders.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Chat {
+    /// The conversation, oldest message first.
+    pub messages: Vec<Message>,
+    /// Tools the model may call, as JSON schemas.
+    pub tools: Option<Value>,
+    /// Documents the model may use.
+    pub documents: Option<Value>,
+    /// Whether to end with the beginning of the assistant's next message.
+    pub add_generation_prompt: bool,
+    /// Anything else the template knows, such as `enable_thinking`.
+    pub options: Map<String, Value>,
+    /// Leave out the system turn: any system message given, and the one that some templates add of their own. Where the turn cannot be told
+    /// apart exactly, it stays, empty.
+    pub without_system: bool,
+    /// The moment that templates call now, in seconds since 1970; the system's clock if absent.
+    pub now: Option<i64>,
+}
+
+/// A compiled chat template.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    tokens: Map<String, Value>,
+}
+
+/// Why a conversation gave no prompt.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ChatError {
+    /// The template cannot be compiled.
+    #[error("the chat template cannot be used: {problem}")]
+    Template {
+        /// What is wrong, and where.
+        problem: String,
+    },
+    /// The template itself refused the conversation, in its own words.
+    #[error("the chat template refuses this conversation: {message}")]
+    Refused {
+        /// What it said.
+        message: String,
+    },
+    /// The template failed while rendering.
+    #[error("the chat template fails on this conversation: {problem}")]
+    Render {
+        /// What went wrong, and where.
+        problem: String,
+    },
+    /// The template did far more work than the conversation warrants.
+    #[error("the chat template does not come to an end on this conversation (stopped after {limit})")]
+    Endless {
+        /// How far it was let.
+        limit: String,
+    },
+    /// There is nothing to render.
+    #[error("the conversation is empty; give at least one message")]
+    NoMessages,
+    /// A message is not of the expected form.
+    #[error("message {number}: {problem}")]
+    Message {
+        /// Which one, counted from 1.
+        number: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The conversation contains each of 65,534 private characters, one of which is needed to tell its text from the template's.
+    #[error("the conversation uses up all of Unicode's private characters U+F0000 to U+FFFFD; remove some")]
+    NoMarkerLeft,
+    /// The rendered conversation cannot be encoded.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+}
+
+impl Message {
+    /// A message of plain text.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        let fields = [("role".to_owned(), Value::String(role.into())), ("content".to_owned(), Value::String(content.into()))];
+        Self { fields: fields.into_iter().collect(), trusted: false }
+    }
+
+    /// Reads one message in the form of the OpenAI API.
+    pub fn from_json(json: Value) -> Result<Self, String> {
+        let Value::Object(fields) = json else { return Err(format!("expected an object, found {}", kind_of(&json))) };
+        match fields.get("role") {
+            Some(Value::String(_)) => {}
+            Some(other) => return Err(format!("`role` must be a string, found {}", kind_of(other))),
+            None => return Err("`role` is missing".to_owned()),
+        }
+        match fields.get("content") {
+            None | Some(Value::Null | Value::String(_)) => {}
+            Some(Value::Array(parts)) => {
+                for (place, part) in parts.iter().enumerate() {
+                    match &part["type"] {
+                        Value::String(kind) if kind == "text" && !part["text"].is_string() => {
+                            return Err(format!("content part {}: `text` must be a string", place + 1));
+                        }
+                        Value::String(_) => {}
+                        _ => return Err(format!("content part {}: expected an object with a `type`", place + 1)),
+                    }
+                }
+            }
+            Some(other) => return Err(format!("`content` must be a string or a list of parts, found {}", kind_of(other))),
+        }
+        Ok(Self { fields, trusted: false })
+    }
+
+    /// Reads a list of messages in the form of the OpenAI API.
+    pub fn list_from_json(json: Value) -> Result<Vec<Self>, ChatError> {
+        let Value::Array(messages) = json else {
+            return Err(ChatError::Message { number: 1, problem: format!("expected a list of messages, found {}", kind_of(&json)) });
+        };
+        let numbered = messages.into_iter().enumerate();
+        numbered
+            .map(|(place, message)| Self::from_json(message).map_err(|problem| ChatError::Message { number: place + 1, problem }))
+            .collect()
+    }
+
+    /// Who speaks.
+    pub fn role(&self) -> &str {
+        self.fields.get("role").and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// What is said: a text, a list of parts, or nothing.
+    pub fn content(&self) -> &Value {
+        self.fields.get("content").unwrap_or(&Value::Null)
+    }
+
+    /// All fields, in order.
+    pub fn fields(&self) -> &Map<String, Value> {
+        &self.fields
+    }
+
+    /// All fields, in order, to change.
+    pub fn fields_mut(&mut self) -> &mut Map<String, Value> {
+        &mut self.fields
+    }
+}
+
+impl Chat {
+    /// A conversation that asks for the assistant's next message.
+    pub fn new(messages: Vec<Message>) -> Self {
+        Self { messages, add_generation_prompt: true, ..Self::default() }
+    }
+}
+
+impl ChatTemplate {
+    /// Compiles a template. `tokens` are the texts of special tokens under the names templates use (`bos_token`, `eos_token`).
+    pub fn new<'a>(source: &str, tokens: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, ChatError> {
+        if source.len() > MAX_TEMPLATE_BYTES {
+            let problem = format!("it has {} bytes, at most {MAX_TEMPLATE_BYTES} are compiled", source.len());
+            return Err(ChatError::Template { problem });
+        }
+        let environment = jinja::environment(source).map_err(|error| ChatError::Template { problem: error.to_string() })?;
+        let tokens = tokens.into_iter().map(|(name, text)| (name.to_owned(), Value::from(text))).collect();
+        Ok(Self { environment, tokens })
+    }
+
+    /// The conversation as the template writes it, as `apply_chat_template(…, tokenize=False)` gives it; less its system turn if the chat says
+    /// so.
+    pub fn render(&self, chat: &Chat) -> Result<String, ChatError> {
+        if chat.without_system { system_turn::render(self, chat) } else { self.render_as_given(chat) }
+    }
+
+    pub(super) fn render_as_given(&self, chat: &Chat) -> Result<String, ChatError> {
+        if chat.messages.is_empty() {
+            return Err(ChatError::NoMessages);
+        }
+        let messages: Vec<Value> = chat.messages.iter().map(|message| Value::Object(with_reasoning(&message.fields))).collect();
+        let optional = |value: &Option<Value>| value.as_ref().map_or(minijinja::Value::from(()), jinja::value_of);
+        let mut variables = vec![("strftime_now".to_owned(), jinja::strftime_now(chat.now.unwrap_or_else(clock::now)))];
+        variables.extend(self.tokens.iter().map(|(name, text)| (name.clone(), jinja::value_of(text))));
+        variables.push(("messages".to_owned(), messages.iter().map(jinja::value_of).collect()));
+        variables.push(("tools".to_owned(), optional(&chat.tools)));
+        variables.push(("documents".to_owned(), optional(&chat.documents)));
+        variables.push(("add_generation_prompt".to_owned(), chat.add_generation_prompt.into()));
+        variables.extend(chat.options.iter().map(|(name, value)| (name.clone(), jinja::value_of(value))));
+
+        let extra = [&chat.tools, &chat.documents].into_iter().flatten();
+        let values: u64 = messages.iter().chain(extra).chain(chat.options.values()).map(count_values).sum();
+        let steps = STEPS.saturating_add(STEPS_PER_VALUE.saturating_mul(values));
+        render::render(self.environment.clone(), minijinja::Value::from_pairs(variables), steps)
+    }
+}
+
+impl std::fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChatTemplate").field("tokens", &self.tokens).finish_non_exhaustive()
+    }
+}
+
+/// Reasoning goes by several names; templates find it under each.
+fn with_reasoning(fields: &Map<String, Value>) -> Map<String, Value> {
+    let names = ["reasoning_content", "thinking", "reasoning"];
+    let mut fields = fields.clone();
+    if let Some(reasoning) = names.iter().filter_map(|name| fields.get(*name)).find(|value| !value.is_null()).cloned() {
+        fields.entry("thinking").or_insert_with(|| reasoning.clone());
+        fields.insert("reasoning_content".to_owned(), reasoning);
+    }
+    fields
+}
+
+fn count_values(value: &Value) -> u64 {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(count_values).sum::<u64>(),
+        Value::Object(entries) => 1 + entries.values().map(count_values).sum::<u64>(),
+        _ => 1,
+    }
+}
+
+fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "nothing",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+#[cfg(test)]
+mod tests;
