@@ -1,0 +1,91 @@
+//! The device: what `qhx-cpu` is to the rest.
+
+use crate::{
+    executable::CpuExecutable,
+    kernels::{InstructionSet, Instructions},
+    machine,
+    pool::Pool,
+};
+use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Op, Weights};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// How the CPU is to be used.
+#[derive(Clone, Debug, Default)]
+pub struct CpuOptions {
+    /// Threads that work, the caller's included; absent: one for each core. Results do not depend on it.
+    pub threads: Option<usize>,
+    /// The instruction set to use; absent: the best that this CPU has.
+    pub instructions: Option<InstructionSet>,
+}
+
+/// The CPU. Takes every op; weights stay where they are mapped.
+///
+/// ```
+/// use qhx_cpu::{CpuDevice, CpuOptions};
+/// use qhx_ir::Device;
+/// let device = CpuDevice::new(CpuOptions { threads: Some(2), ..Default::default() })?;
+/// assert_eq!(device.describe().threads, 2);
+/// # Ok::<(), qhx_ir::DeviceError>(())
+/// ```
+pub struct CpuDevice {
+    pool: Arc<Pool>,
+    instructions: Instructions,
+}
+
+/// More threads than any machine has use for: a typing error, not a wish.
+const MOST_THREADS: usize = 1024;
+
+impl CpuDevice {
+    /// Starts the device's threads.
+    pub fn new(options: CpuOptions) -> Result<Self, DeviceError> {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = options.threads.unwrap_or_else(cores);
+        if threads == 0 || threads > MOST_THREADS {
+            return Err(DeviceError::Resources(format!("{threads} threads: use 1 to {MOST_THREADS} (this machine has {} cores)", cores())));
+        }
+        let instructions = match options.instructions {
+            None => Instructions::best(),
+            Some(set) => Instructions::new(set).ok_or_else(|| {
+                let names: Vec<_> = InstructionSet::available().iter().map(InstructionSet::to_string).collect();
+                DeviceError::Resources(format!("this CPU does not have the instruction set {set}; it has {}", names.join(", ")))
+            })?,
+        };
+        let pool = Pool::new(threads).map_err(|error| DeviceError::Resources(format!("cannot start {threads} threads: {error}")))?;
+        Ok(Self { pool: Arc::new(pool), instructions })
+    }
+
+    /// [`Device::load`] with the CPU's own type, which can tell what a call read.
+    pub fn load_here(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<CpuExecutable, DeviceError> {
+        CpuExecutable::new(&self.pool, self.instructions, program, weights, options)
+    }
+
+    /// The instruction set in use.
+    pub fn instructions(&self) -> InstructionSet {
+        self.instructions.set()
+    }
+}
+
+impl Device for CpuDevice {
+    fn describe(&self) -> DeviceInfo {
+        let memory = machine::memory();
+        let mut facts = BTreeMap::from([("instructions".into(), self.instructions.set().to_string())]);
+        if let Some(memory) = memory {
+            facts.insert("memory_available_bytes".into(), memory.available.to_string());
+        }
+        DeviceInfo {
+            name: "cpu".into(),
+            description: machine::cpu_name(),
+            memory_bytes: memory.map(|memory| memory.total),
+            threads: self.pool.threads(),
+            facts,
+        }
+    }
+
+    fn accepts(&self, _program: &Checked, _op: &Op) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
+        Ok(Box::new(self.load_here(program, weights, options)?))
+    }
+}

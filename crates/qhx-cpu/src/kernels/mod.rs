@@ -1,0 +1,125 @@
+//! Everything that touches numbers in bulk, for each instruction set.
+//!
+//! A kernel is written once over [`vector::Vector`] (or, for integer products, once for each set), and [`run`] calls it with the widest vectors that the
+//! chosen [`Instructions`] have. Functions here are safe: they check lengths, then trust them. Nothing here knows ops, programs or threads.
+
+pub(crate) mod convert;
+pub(crate) mod dot;
+pub(crate) mod element;
+pub(crate) mod gemm;
+pub(crate) mod integer;
+pub(crate) mod map;
+pub(crate) mod math;
+pub(crate) mod norm;
+pub(crate) mod quants;
+pub(crate) mod rope;
+pub(crate) mod softmax;
+pub(crate) mod vector;
+
+use std::{fmt, str::FromStr};
+use vector::{Kernel, Portable};
+
+/// A set of CPU instructions that the kernels are written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum InstructionSet {
+    /// What every CPU of the target has.
+    Portable,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// x86-64 with AVX-512 (F, BW, VL, DQ) and its integer dot products (VNNI).
+    Avx512Vnni,
+}
+
+impl InstructionSet {
+    /// The sets this CPU has, plainest first.
+    pub fn available() -> Vec<Self> {
+        [Self::Portable, Self::Avx2, Self::Avx512Vnni].into_iter().filter(|set| set.is_available()).collect()
+    }
+
+    /// Whether this CPU has it.
+    pub fn is_available(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = || is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+            let avx512 = || {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vnni")
+            };
+            match self {
+                Self::Portable => true,
+                Self::Avx2 => avx2(),
+                Self::Avx512Vnni => avx2() && avx512(),
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            self == Self::Portable
+        }
+    }
+}
+
+impl fmt::Display for InstructionSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512Vnni => "avx512_vnni",
+        })
+    }
+}
+
+impl FromStr for InstructionSet {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Self::Portable, Self::Avx2, Self::Avx512Vnni];
+        all.into_iter().find(|set| set.to_string() == text).ok_or_else(|| {
+            let names: Vec<_> = all.iter().map(Self::to_string).collect();
+            format!("unknown instruction set `{text}`; known are {}", names.join(", "))
+        })
+    }
+}
+
+/// An instruction set that this CPU was seen to have: what makes calling its kernels sound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Instructions(InstructionSet);
+
+impl Instructions {
+    /// `None` where this CPU does not have `set`.
+    pub(crate) fn new(set: InstructionSet) -> Option<Self> {
+        set.is_available().then_some(Self(set))
+    }
+
+    /// The best that this CPU has.
+    pub(crate) fn best() -> Self {
+        Self(InstructionSet::available().into_iter().max().unwrap_or(InstructionSet::Portable))
+    }
+
+    /// Which it is.
+    pub(crate) fn set(self) -> InstructionSet {
+        self.0
+    }
+
+    /// All that this CPU has, for tests.
+    #[cfg(test)]
+    pub(crate) fn all() -> Vec<Self> {
+        InstructionSet::available().into_iter().map(Self).collect()
+    }
+}
+
+/// Runs a kernel with the vectors of `instructions`.
+#[allow(unsafe_code)]
+pub(crate) fn run<K: Kernel>(instructions: Instructions, kernel: K) -> K::Output {
+    match instructions.0 {
+        // SAFETY: an `Instructions` exists only where the CPU has the set.
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2 => unsafe { vector::x86::with_avx2(kernel) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512Vnni => unsafe { vector::x86::with_avx512(kernel) },
+        // SAFETY: portable vectors need nothing.
+        _ => unsafe { kernel.run::<Portable>() },
+    }
+}

@@ -1,0 +1,107 @@
+//! What there is to know about the machine: its name, its memory, how fast that can be read.
+
+use crate::pool::Pool;
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
+
+/// Memory in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MemorySize {
+    pub(crate) total: u64,
+    /// What could be used without pushing others out.
+    pub(crate) available: u64,
+}
+
+/// The memory of this machine, where the system tells.
+pub(crate) fn memory() -> Option<MemorySize> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    };
+    let total = field("MemTotal")?;
+    Some(MemorySize { total, available: field("MemAvailable").unwrap_or(total) })
+}
+
+/// What a person would call this CPU.
+pub(crate) fn cpu_name() -> String {
+    let named = brand().filter(|name| !name.is_empty()).or_else(|| {
+        let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+        let model = |key| text.lines().find_map(|line| Some(line.strip_prefix(key)?.trim_start_matches([' ', '\t', ':']).to_string()));
+        model("model name").or_else(|| model("Hardware")).or_else(|| model("CPU part"))
+    });
+    named.unwrap_or_else(|| format!("{} CPU", std::env::consts::ARCH))
+}
+
+/// The brand string that x86 CPUs carry.
+#[cfg(target_arch = "x86_64")]
+fn brand() -> Option<String> {
+    #[allow(unused_unsafe, unsafe_code)] // Older compilers count the instruction as unsafe.
+    // SAFETY: every x86-64 CPU has CPUID.
+    let leaf = |leaf: u32| unsafe { std::arch::x86_64::__cpuid(leaf) };
+    if leaf(0x8000_0000).eax < 0x8000_0004 {
+        return None;
+    }
+    let words = (0x8000_0002..=0x8000_0004).flat_map(|number| {
+        let part = leaf(number);
+        [part.eax, part.ebx, part.ecx, part.edx]
+    });
+    let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).take_while(|&byte| byte != 0).collect();
+    Some(String::from_utf8_lossy(&bytes).split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn brand() -> Option<String> {
+    None
+}
+
+/// Bytes per second that `threads` threads read together from memory that is too large for the caches: what bounds decoding.
+/// `None` where the memory or the threads cannot be had.
+pub fn measure_bandwidth(threads: usize) -> Option<f64> {
+    const BYTES: usize = 512 << 20;
+    const UNIT: usize = 1 << 17; // f32 numbers: 512 KiB
+    let mut numbers = Vec::<f32>::new();
+    numbers.try_reserve_exact(BYTES / 4).ok()?;
+    // Written, so that every page is there and distinct.
+    numbers.extend((0..BYTES / 4).map(|i| (i % 1021) as f32));
+    let pool = Pool::new(threads.max(1)).ok()?;
+    let units = numbers.len() / UNIT;
+    let pass = || {
+        pool.run(units, &|unit, _| {
+            let (mut sums, part) = ([0.0f32; 64], &numbers[unit * UNIT..(unit + 1) * UNIT]);
+            for lanes in part.chunks_exact(64) {
+                sums.iter_mut().zip(lanes).for_each(|(sum, x)| *sum += x);
+            }
+            black_box(sums);
+        });
+    };
+    pass();
+    // The best of several passes: others may use the memory too.
+    let start = Instant::now();
+    let mut best = Duration::MAX;
+    for _ in 0..8 {
+        let begin = Instant::now();
+        pass();
+        best = best.min(begin.elapsed());
+        if start.elapsed() > Duration::from_secs(3) {
+            break;
+        }
+    }
+    Some(BYTES as f64 / best.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knows_this_machine() {
+        assert!(!cpu_name().is_empty());
+        if cfg!(target_os = "linux") {
+            let memory = memory().unwrap();
+            assert!(memory.total >= memory.available && memory.available > 0);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Mixture of experts: rows are put in order of their experts, so that each used expert is one matrix product and no other expert is read.
+
+use super::{
+    Frame, Run,
+    linear::{Prepared, prepare_row, prepared_width, product, product_scratch, tile_shape},
+    rows::within,
+    unit_rows,
+};
+use crate::{
+    kernels::map::{self, Binary},
+    matrix::Matrix,
+    memory::{Rows, View},
+    work::{Chunks, Grouped, for_each},
+};
+use qhx_ir::{Activation, ActivationForm, DeviceError};
+
+#[derive(Debug)]
+pub(crate) struct Experts {
+    pub(crate) x: View,
+    /// i32 `[S, k]`.
+    pub(crate) chosen: View,
+    pub(crate) weights: View,
+    /// Experts per row.
+    pub(crate) k: usize,
+    /// Number of experts.
+    pub(crate) experts: usize,
+    pub(crate) gate: Matrix,
+    pub(crate) up: Matrix,
+    pub(crate) down: Matrix,
+    pub(crate) activation: Activation,
+    pub(crate) form: ActivationForm,
+    /// i32: the first place of each expert, then the choice at each place, then the place of each choice.
+    pub(crate) order: View,
+    /// Rows of x by place, prepared.
+    pub(crate) inputs: View,
+    /// `[places, ffn]` each.
+    pub(crate) gated: View,
+    pub(crate) upped: View,
+    /// Rows of `gated` by place, prepared.
+    pub(crate) inner: View,
+    /// `[places, hidden]`.
+    pub(crate) results: View,
+    pub(crate) out: View,
+}
+
+impl Experts {
+    pub(crate) fn scratch(&self) -> usize {
+        product_scratch(&self.gate).max(product_scratch(&self.up)).max(product_scratch(&self.down))
+    }
+
+    pub(crate) fn run(&self, frame: &mut Frame<'_, '_>) -> Result<(), DeviceError> {
+        let run = frame.run;
+        let (hidden, ffn) = (self.gate.columns, self.down.columns);
+        let views = [&self.order, &self.inputs, &self.gated, &self.upped, &self.inner, &self.results, &self.out];
+        let ([order, prepared, gated, upped, inner, results, out], inputs, scratch) = frame.memory.split(views);
+        let (x, chosen) = (inputs.rows(&self.x, hidden), inputs.integers(&self.chosen));
+        within(chosen, self.experts, "expert")?;
+        let order: Order<'_> = Order::new(bytemuck::cast_slice_mut(order), self.experts, chosen);
+        let places = chosen.len();
+
+        let width = prepared_width(self.form, hidden);
+        let unit = unit_rows(hidden);
+        for_each(run.pool, Chunks::new(prepared, unit * width), scratch, |number, part, scratch| {
+            for (i, part) in part.chunks_mut(width).enumerate() {
+                let row = order.choices[number * unit + i] as usize / self.k;
+                prepare_row(&run, self.form, None, x.row(row), part, scratch);
+            }
+        });
+        let x = Prepared::new(self.form, hidden, Rows::dense(prepared, width));
+        let cut = |out, weight| Some(Grouped::new(out, weight_rows(weight, self.experts), order.starts, |rows| tile_shape(rows, weight)));
+        let cuts = [cut(&mut *gated, &self.gate), cut(&mut *upped, &self.up)];
+        for_each(run.pool, &cuts[..], scratch, |_, (place, (expert, mut tile)), scratch| {
+            let weight = if place == 0 { &self.gate } else { &self.up };
+            product(&run, weight, expert * ffn, &x, &mut tile, scratch);
+        });
+
+        let width = prepared_width(self.form, ffn);
+        let unit = unit_rows(4 * ffn);
+        let (upped, gates) = (Rows::dense(upped, ffn), Chunks::new(gated, unit * ffn));
+        for_each(run.pool, (gates, Chunks::new(inner, unit * width)), scratch, |number, (gates, inner), scratch| {
+            for (i, (gate, inner)) in gates.chunks_mut(ffn).zip(inner.chunks_mut(width)).enumerate() {
+                map::binary_into_left(run.instructions, Binary::Gate(self.activation), gate, upped.row(number * unit + i));
+                prepare_row(&run, self.form, None, gate, inner, scratch);
+            }
+        });
+        let inner = Prepared::new(self.form, ffn, Rows::dense(inner, width));
+        let cut = Grouped::new(&mut *results, hidden, order.starts, |rows| tile_shape(rows, &self.down));
+        for_each(run.pool, cut, scratch, |_, (expert, mut tile), scratch| {
+            product(&run, &self.down, expert * hidden, &inner, &mut tile, scratch);
+        });
+        let used = (0..self.experts).filter(|&e| !order.rows(e).is_empty()).count();
+        let bytes = ffn * (self.gate.bytes_per_row() + self.up.bytes_per_row()) + hidden * self.down.bytes_per_row();
+        run.reads(used * bytes);
+
+        let (results, weights) = (Rows::dense(&results[..places * hidden], hidden), inputs.rows(&self.weights, self.k));
+        self.combine(&run, &order, &results, &weights, out);
+        Ok(())
+    }
+
+    /// `out[t] = Σ_j weight[t, j] · results[place of (t, j)]`, in the order of j.
+    fn combine(&self, run: &Run<'_>, order: &Order<'_>, results: &Rows<'_>, weights: &Rows<'_>, out: &mut [f32]) {
+        let hidden = results.width;
+        let unit = unit_rows(hidden * self.k);
+        for_each(run.pool, Chunks::new(out, unit * hidden), &mut [], |number, part, _| {
+            for (i, part) in part.chunks_mut(hidden).enumerate() {
+                let row = number * unit + i;
+                part.fill(0.0);
+                for (j, &weight) in weights.row(row).iter().enumerate() {
+                    let result = results.row(order.places[row * self.k + j] as usize);
+                    map::binary_into_left(run.instructions, Binary::AddScaled(weight), part, result);
+                }
+            }
+        });
+    }
+}
+
+/// Rows of one expert's matrix.
+fn weight_rows(weight: &Matrix, experts: usize) -> usize {
+    weight.rows / experts
+}
+
+/// Choices (row · k + j) sorted by expert, those of one expert in rising order.
+struct Order<'a> {
+    /// The first place of each expert, and the number of places.
+    starts: &'a [i32],
+    /// The choice at each place.
+    choices: &'a [i32],
+    /// The place of each choice.
+    places: &'a [i32],
+}
+
+/// Numbers of room for an [`Order`].
+pub(crate) fn order_numbers(experts: usize, choices: usize) -> usize {
+    experts + 1 + 2 * choices
+}
+
+impl<'a> Order<'a> {
+    fn new(room: &'a mut [i32], experts: usize, chosen: &[i32]) -> Self {
+        let (starts, rest) = room.split_at_mut(experts + 1);
+        let (choices, places) = rest.split_at_mut(chosen.len());
+        starts.fill(0);
+        chosen.iter().for_each(|&e| starts[e as usize + 1] += 1);
+        (0..experts).for_each(|e| starts[e + 1] += starts[e]);
+        for (choice, &e) in chosen.iter().enumerate() {
+            let place = starts[e as usize];
+            starts[e as usize] += 1;
+            (choices[place as usize], places[choice]) = (choice as i32, place);
+        }
+        // Each start has moved to the next one's.
+        (1..=experts).rev().for_each(|e| starts[e] = starts[e - 1]);
+        starts[0] = 0;
+        Self { starts, choices, places }
+    }
+
+    fn rows(&self, expert: usize) -> std::ops::Range<usize> {
+        self.starts[expert] as usize..self.starts[expert + 1] as usize
+    }
+}

@@ -1,0 +1,313 @@
+//! Products with weights: rows are put into their stated form once, then all matrices that read them are multiplied in one step.
+
+use super::{Frame, Run, unit_rows};
+use crate::{
+    kernels::{
+        convert,
+        dot::Dots,
+        gemm::{self, Gemm},
+        integer,
+        map::{self, Binary, Unary},
+    },
+    matrix::{Matrix, Plain},
+    memory::{OUTPUTS, Rows, View},
+    work::{Chunks, Tile, Tiles, for_each},
+};
+use half::{bf16, f16};
+use qhx_ir::{ActivationForm, Encoding};
+
+/// Puts the rows of `x` into the form in which they enter products.
+#[derive(Debug)]
+pub(crate) struct Prepare {
+    pub(crate) x: View,
+    pub(crate) columns: usize,
+    pub(crate) form: ActivationForm,
+    pub(crate) clip: Option<[f32; 2]>,
+    pub(crate) out: View,
+}
+
+/// Products of the same rows with several matrices.
+#[derive(Debug)]
+pub(crate) struct Linear {
+    /// The rows: as they are, or what a [`Prepare`] made of them.
+    pub(crate) x: View,
+    /// Numbers that a row of `x` takes: its columns, or what its prepared form needs.
+    pub(crate) x_width: usize,
+    pub(crate) columns: usize,
+    pub(crate) form: ActivationForm,
+    /// [`OUTPUTS`] at most.
+    pub(crate) products: Vec<Product>,
+}
+
+/// One matrix.
+#[derive(Debug)]
+pub(crate) struct Product {
+    pub(crate) weight: Matrix,
+    pub(crate) bias: Option<Plain>,
+    pub(crate) clip: Option<[f32; 2]>,
+    pub(crate) out: View,
+}
+
+impl Prepare {
+    pub(crate) fn scratch(&self) -> usize {
+        self.clip.map_or(0, |_| self.columns)
+    }
+
+    pub(crate) fn run(&self, frame: &mut Frame<'_, '_>) {
+        let (run, ([out], inputs, scratch)) = (frame.run, frame.memory.split([&self.out]));
+        let x = inputs.rows(&self.x, self.columns);
+        let width = prepared_width(self.form, self.columns);
+        let unit = unit_rows(self.columns);
+        for_each(run.pool, Chunks::new(out, unit * width), scratch, |number, part, scratch| {
+            for (i, part) in part.chunks_mut(width).enumerate() {
+                prepare_row(&run, self.form, self.clip, x.row(number * unit + i), part, scratch);
+            }
+        });
+    }
+}
+
+/// Numbers that a prepared row takes.
+pub(crate) fn prepared_width(form: ActivationForm, columns: usize) -> usize {
+    match form.is_integer() {
+        true => IntegerLayout::new(columns).width(),
+        false => columns.next_multiple_of(16),
+    }
+}
+
+/// Puts one row into its form; `scratch` has room for it where it is clipped.
+pub(crate) fn prepare_row(run: &Run<'_>, form: ActivationForm, clip: Option<[f32; 2]>, x: &[f32], out: &mut [f32], scratch: &mut [f32]) {
+    let x = match clip {
+        None => x,
+        Some([low, high]) => {
+            let clipped = &mut scratch[..x.len()];
+            map::unary(run.instructions, Unary::Clamp(low, high), x, clipped);
+            &*clipped
+        }
+    };
+    if form.is_integer() {
+        return quantise_row(run, form, x, out);
+    }
+    let out = &mut out[..x.len()];
+    out.copy_from_slice(x);
+    if form == ActivationForm::F16 {
+        convert::round_to_f16(run.instructions, out);
+    }
+}
+
+/// How a quantised row lies in f32 numbers: quants, then scales, then sums of quants times scale by 32 and by 16.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct IntegerLayout {
+    columns: usize,
+    /// Places for quants, in f32 numbers.
+    quants: usize,
+    /// Places for one number for each block of 32.
+    blocks: usize,
+}
+
+impl IntegerLayout {
+    pub(crate) fn new(columns: usize) -> Self {
+        Self { columns, quants: columns.next_multiple_of(64) / 4, blocks: columns.div_ceil(32).next_multiple_of(16) }
+    }
+
+    fn width(self) -> usize {
+        self.quants + 4 * self.blocks
+    }
+
+    /// The quantised row in `numbers`.
+    pub(crate) fn row(self, numbers: &[f32]) -> integer::Row<'_> {
+        let (quants, rest) = numbers.split_at(self.quants);
+        let (scales, rest) = rest.split_at(self.blocks);
+        let (sums32, sums16) = rest.split_at(self.blocks);
+        integer::Row { quants: bytemuck::cast_slice(quants), scales, sums32, sums16: &sums16[..2 * self.blocks] }
+    }
+}
+
+fn quantise_row(run: &Run<'_>, form: ActivationForm, x: &[f32], out: &mut [f32]) {
+    let layout = IntegerLayout::new(x.len());
+    let (quants, rest) = out.split_at_mut(layout.quants);
+    let (scales, rest) = rest.split_at_mut(layout.blocks);
+    let (sums32, sums16) = rest.split_at_mut(layout.blocks);
+    let quants: &mut [i8] = bytemuck::cast_slice_mut(quants);
+    quants[layout.columns..].fill(0);
+    scales.fill(0.0);
+    let groups = if form == ActivationForm::I8Row { x.len() } else { 32 };
+    for (group, (x, quants)) in x.chunks(groups).zip(quants[..layout.columns].chunks_mut(groups)).enumerate() {
+        let scale = convert::quantise(run.instructions, x, quants);
+        let first = group * groups / 32;
+        scales[first..first + x.len().div_ceil(32)].fill(scale);
+    }
+    sum_blocks(quants, scales, sums32, sums16);
+}
+
+/// Sums of quants times scale by 32 and by 16; zero where there are no quants.
+fn sum_blocks(quants: &[i8], scales: &[f32], sums32: &mut [f32], sums16: &mut [f32]) {
+    sums32.fill(0.0);
+    sums16.fill(0.0);
+    for (b, quants) in quants.chunks_exact(32).enumerate().take(scales.len()) {
+        let sum = |quants: &[i8]| quants.iter().map(|&q| q as i32).sum::<i32>();
+        let (low, high) = (sum(&quants[..16]), sum(&quants[16..]));
+        sums32[b] = (low + high) as f32 * scales[b];
+        sums16[2 * b] = low as f32 * scales[b];
+        sums16[2 * b + 1] = high as f32 * scales[b];
+    }
+}
+
+/// Rows in the form in which they enter products.
+#[derive(Clone, Copy)]
+pub(crate) enum Prepared<'a> {
+    /// Numbers.
+    Float(Rows<'a>),
+    /// Quants and scales.
+    Integer(Rows<'a>, IntegerLayout),
+}
+
+impl<'a> Prepared<'a> {
+    pub(crate) fn new(form: ActivationForm, columns: usize, rows: Rows<'a>) -> Self {
+        match form.is_integer() {
+            true => Self::Integer(rows, IntegerLayout::new(columns)),
+            false => Self::Float(rows),
+        }
+    }
+
+    fn count(&self) -> usize {
+        match self {
+            Self::Float(rows) | Self::Integer(rows, _) => rows.count,
+        }
+    }
+}
+
+impl Linear {
+    pub(crate) fn scratch(&self) -> usize {
+        self.products.iter().map(|p| product_scratch(&p.weight)).max().unwrap_or(0)
+    }
+
+    pub(crate) fn run(&self, frame: &mut Frame<'_, '_>) {
+        let run = frame.run;
+        // Steps have eight outputs at most: the places beyond this step's products are empty.
+        let nothing = View { first: qhx_ir::Dim::Fixed(0), ..self.products[0].out };
+        let outs: [&View; OUTPUTS] = std::array::from_fn(|i| self.products.get(i).map_or(&nothing, |p| &p.out));
+        let (outs, inputs, scratch) = frame.memory.split(outs);
+        let x = Prepared::new(self.form, self.columns, inputs.rows(&self.x, self.x_width));
+        let mut places = self.products.iter();
+        let cuts = outs.map(|out| {
+            let weight = &places.next()?.weight;
+            run.reads(weight.rows * weight.bytes_per_row());
+            let (tile_rows, tile_columns) = tile_shape(x.count(), weight);
+            (!out.is_empty()).then(|| Tiles::new(out, weight.rows, tile_rows, tile_columns))
+        });
+        for_each(run.pool, &cuts[..], scratch, |_, (place, mut tile), scratch| {
+            let Product { weight, bias, clip, .. } = &self.products[place];
+            product(&run, weight, 0, &x, &mut tile, scratch);
+            finish(&run, bias.as_ref(), *clip, &mut tile);
+        });
+    }
+}
+
+fn finish(run: &Run<'_>, bias: Option<&Plain>, clip: Option<[f32; 2]>, tile: &mut Tile<'_, f32>) {
+    if bias.is_none() && clip.is_none() {
+        return;
+    }
+    let columns = tile.first_column..tile.first_column + tile.columns;
+    for row in 0..tile.rows {
+        let row = tile.row(row);
+        if let Some(bias) = bias {
+            map::binary_into_left(run.instructions, Binary::Add, row, &bias.numbers()[columns.clone()]);
+        }
+        if let Some([low, high]) = clip {
+            map::unary_in_place(run.instructions, Unary::Clamp(low, high), row);
+        }
+    }
+}
+
+/// From so many rows on, panels of the matrix are packed for a matrix product; below, each stored row is read once for all of them.
+const MATRIX_ROWS: usize = 8;
+/// Rows of the matrix in one packed panel.
+const PANEL: usize = 32;
+/// Columns of the matrix in one packed panel.
+const PANEL_COLUMNS: usize = 256;
+
+/// The rows of x and the rows of the matrix that make up one unit.
+pub(crate) fn tile_shape(rows: usize, weight: &Matrix) -> (usize, usize) {
+    let columns = match rows {
+        MATRIX_ROWS.. => PANEL,
+        _ => {
+            // Enough bytes to be worth a unit, enough units to share out.
+            let least = 16384usize.div_ceil(weight.bytes_per_row());
+            (weight.rows / 64).clamp(least, least.max(512)).next_multiple_of(8)
+        }
+    };
+    (512, columns)
+}
+
+/// Scratch numbers for [`product`].
+pub(crate) fn product_scratch(weight: &Matrix) -> usize {
+    (2 * PANEL * PANEL_COLUMNS).max(4 * weight.columns.next_multiple_of(16))
+}
+
+/// Fills `tile`: row `i` of x times rows `first_row + j` of the matrix, for the tile's rows i and columns j.
+pub(crate) fn product(run: &Run<'_>, weight: &Matrix, first_row: usize, x: &Prepared<'_>, tile: &mut Tile<'_, f32>, scratch: &mut [f32]) {
+    let rows = first_row + tile.first_column..first_row + tile.first_column + tile.columns;
+    match x {
+        Prepared::Integer(x, layout) => {
+            let Some(weights) = weight.integer_rows(rows) else { unreachable!("checked: integer forms have integer weights") };
+            for row in 0..tile.rows {
+                let x = layout.row(x.row(tile.first_row + row));
+                integer::products(run.instructions, &weights, &x, tile.row(row));
+            }
+        }
+        Prepared::Float(x) => {
+            let Some((x, stride)) = x.strided() else { unreachable!("rows that are not a stride apart are prepared") };
+            let x = &x[tile.first_row * stride..];
+            match tile.rows {
+                MATRIX_ROWS.. => float_panels(run, weight, rows.start, (x, stride), tile, scratch),
+                _ => float_rows(run, weight, rows.start, (x, stride), tile, scratch),
+            }
+        }
+    }
+}
+
+/// Few rows: each stored row is read once and multiplied with all of them.
+fn float_rows(run: &Run<'_>, weight: &Matrix, first: usize, (x, x_stride): (&[f32], usize), tile: &mut Tile<'_, f32>, scratch: &mut [f32]) {
+    let (k, w_rows, x_rows) = (weight.columns, tile.columns, tile.rows);
+    let (bytes, stride) = weight.data(first..first + w_rows);
+    macro_rules! dots {
+        ($type:ty) => {{
+            let (w, w_stride) = (bytemuck::cast_slice::<u8, $type>(bytes), stride / size_of::<$type>());
+            Dots { x, x_stride, x_rows, w, w_stride, w_rows, k }.into_tile(run.instructions, tile)
+        }};
+    }
+    match weight.encoding {
+        Encoding::F32 => dots!(f32),
+        Encoding::F16 => dots!(f16),
+        Encoding::Bf16 => dots!(bf16),
+        Encoding::I8Row | Encoding::Block(_) => {
+            let w_stride = k.next_multiple_of(16);
+            for column in (0..w_rows).step_by(4) {
+                let w_rows = (w_rows - column).min(4);
+                for row in 0..w_rows {
+                    weight.decode(run.instructions, first + column + row, 0, &mut scratch[row * w_stride..][..k]);
+                }
+                let dots = Dots { x, x_stride, x_rows, w: &*scratch, w_stride, w_rows, k };
+                dots.into_tile(run.instructions, &mut tile.columns_from(column, w_rows));
+            }
+        }
+    }
+}
+
+/// Many rows: panels of the matrix are decoded and transposed, then multiplied in register tiles.
+fn float_panels(run: &Run<'_>, weight: &Matrix, first: usize, (x, stride): (&[f32], usize), tile: &mut Tile<'_, f32>, scratch: &mut [f32]) {
+    let (decoded, rest) = scratch.split_at_mut(PANEL * PANEL_COLUMNS);
+    let panel = &mut rest[..PANEL * PANEL_COLUMNS];
+    for column in (0..tile.columns).step_by(PANEL) {
+        let n = (tile.columns - column).min(PANEL);
+        for at in (0..weight.columns).step_by(PANEL_COLUMNS) {
+            let k = (weight.columns - at).min(PANEL_COLUMNS);
+            for row in 0..n {
+                weight.decode(run.instructions, first + column + row, at, &mut decoded[row * PANEL_COLUMNS..][..k]);
+            }
+            gemm::pack_columns(run.instructions, decoded, PANEL_COLUMNS, n, k, panel, PANEL);
+            let gemm = Gemm { a: &x[at..], a_stride: stride, b: panel, b_stride: PANEL, m: tile.rows, n, k, add: at > 0 };
+            gemm.into_tile(run.instructions, &mut tile.columns_from(column, n));
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! The thread pool: who works, never what the work is.
+//!
+//! A job is a number of units and a function of the unit's number. Threads take units one by one from a shared counter, the calling thread
+//! among them, so a slow or busy core simply takes fewer. What a unit computes must not depend on who takes it: then results are the same for
+//! any number of threads. Idle workers spin for a moment (the next op follows within microseconds), then give way, then sleep.
+#![allow(unsafe_code)] // A job borrows the caller's stack; the barrier at its end is what makes that sound.
+
+use std::{
+    any::Any,
+    cell::UnsafeCell,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle, Thread},
+    time::{Duration, Instant},
+};
+
+/// How long a waiting thread spins before it starts to give way to others.
+const SPIN: Duration = Duration::from_micros(25);
+/// How long it waits in all before it sleeps.
+const AWAKE: Duration = Duration::from_micros(100);
+
+/// The unit's number and the number of the thread that took it (0 is the caller).
+type Body<'a> = dyn Fn(usize, usize) + Sync + 'a;
+
+/// A fixed set of threads that run one job at a time.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    /// Held by the one caller whose job runs.
+    caller: Mutex<()>,
+}
+
+struct Shared {
+    /// Units nobody has taken yet. A unit is owned by whoever lowers this by one; only then may `job` be read.
+    untaken: Line<AtomicUsize>,
+    /// Units that are done.
+    done: Line<AtomicUsize>,
+    job: UnsafeCell<Job>,
+    asleep: Vec<Line<AtomicBool>>,
+    /// The caller, where it sleeps until the last unit is done.
+    caller_asleep: AtomicBool,
+    caller: Mutex<Option<Thread>>,
+    stop: AtomicBool,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+/// Keeps what different threads write out of one cache line.
+#[repr(align(128))]
+struct Line<T>(T);
+
+#[derive(Clone, Copy)]
+struct Job {
+    body: *const Body<'static>,
+    units: usize,
+}
+
+// SAFETY: `job` is the only field that is not `Sync` by itself. It is written by the one caller (who holds `Pool::caller`) while `untaken` is 0 and
+// all units of the job before are done, and read only by threads that own a unit of the current job.
+unsafe impl Sync for Shared {}
+// SAFETY: the pointer in `job` is used only while the job's caller waits in `Pool::run`; the pointee is `Sync`.
+unsafe impl Send for Shared {}
+
+impl Pool {
+    /// A pool of `threads` threads, the caller included.
+    pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
+        let nothing: &'static Body<'static> = &|_, _| {};
+        let shared = Arc::new(Shared {
+            untaken: Line(AtomicUsize::new(0)),
+            done: Line(AtomicUsize::new(0)),
+            job: UnsafeCell::new(Job { body: nothing, units: 0 }),
+            asleep: (1..threads).map(|_| Line(AtomicBool::new(false))).collect(),
+            caller_asleep: AtomicBool::new(false),
+            caller: Mutex::new(None),
+            stop: AtomicBool::new(false),
+            panic: Mutex::new(None),
+        });
+        let mut pool = Self { shared, workers: Vec::new(), caller: Mutex::new(()) };
+        for number in 1..threads {
+            let shared = pool.shared.clone();
+            // An error drops the pool, which ends the workers that were started.
+            pool.workers.push(thread::Builder::new().name(format!("qhx-cpu-{number}")).spawn(move || shared.work(number))?);
+        }
+        Ok(pool)
+    }
+
+    /// Threads, the caller included.
+    pub(crate) fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Runs `body` once for each unit and returns when all are done. A panic in a unit becomes a panic here, after the others are done.
+    pub(crate) fn run(&self, units: usize, body: &Body<'_>) {
+        if units <= 1 || self.workers.is_empty() {
+            (0..units).for_each(|unit| body(unit, 0));
+            return;
+        }
+        let shared = &*self.shared;
+        let guard = lock(&self.caller);
+        // SAFETY: this lengthens the lifetime only on paper: nobody uses the pointer after `wait` below has seen all units done.
+        let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
+        shared.done.0.store(0, Ordering::Relaxed);
+        // SAFETY: `untaken` is 0 and all units of the last job are done, so no thread reads `job` now.
+        unsafe { *shared.job.get() = Job { body, units } };
+        shared.untaken.0.store(units, Ordering::SeqCst);
+        for (flag, worker) in shared.asleep.iter().zip(&self.workers).take(units - 1) {
+            // Pairs with the store in `work`: either the worker sees the units or we see it asleep.
+            if flag.0.load(Ordering::SeqCst) {
+                worker.thread().unpark();
+            }
+        }
+        shared.take_units(0);
+        shared.wait(units);
+        drop(guard);
+        if let Some(panic) = lock(&shared.panic).take() {
+            resume_unwind(panic);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        for worker in self.workers.drain(..) {
+            worker.thread().unpark();
+            // A worker only ends by a panic outside of a unit, which there is none.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Shared {
+    /// A worker's life.
+    fn work(&self, number: usize) {
+        let asleep = &self.asleep[number - 1].0;
+        let called = || self.untaken.0.load(Ordering::SeqCst) > 0 || self.stop.load(Ordering::SeqCst);
+        while !self.stop.load(Ordering::Relaxed) {
+            self.take_units(number);
+            if linger(called) {
+                continue;
+            }
+            asleep.store(true, Ordering::SeqCst);
+            while !called() {
+                thread::park();
+            }
+            asleep.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Takes and runs units until none is left.
+    fn take_units(&self, number: usize) {
+        let mut mine = 0;
+        let mut untaken = self.untaken.0.load(Ordering::Acquire);
+        while untaken > 0 {
+            match self.untaken.0.compare_exchange_weak(untaken, untaken - 1, Ordering::AcqRel, Ordering::Acquire) {
+                Err(now) => untaken = now,
+                Ok(_) => {
+                    // SAFETY: we own a unit of the current job, so its caller is in `run`, `job` is not written, and `body` is alive.
+                    let (job, body) = unsafe { (*self.job.get(), &*(*self.job.get()).body) };
+                    let unit = job.units - untaken;
+                    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| body(unit, number))) {
+                        lock(&self.panic).get_or_insert(panic);
+                    }
+                    mine += 1;
+                    untaken = self.untaken.0.load(Ordering::Acquire);
+                    if untaken == 0 {
+                        // Told in one go, so that threads do not fight over the counter. From here on the job may end.
+                        self.finish(mine, job.units);
+                        return;
+                    }
+                }
+            }
+        }
+        if mine > 0 {
+            // The last units went to others between our look and our take; the job cannot have ended, ours are not yet counted.
+            // SAFETY: as above.
+            let units = unsafe { (*self.job.get()).units };
+            self.finish(mine, units);
+        }
+    }
+
+    fn finish(&self, mine: usize, units: usize) {
+        let done = self.done.0.fetch_add(mine, Ordering::SeqCst) + mine;
+        if done == units && self.caller_asleep.load(Ordering::SeqCst) {
+            if let Some(caller) = &*lock(&self.caller) {
+                caller.unpark();
+            }
+        }
+    }
+
+    /// The caller's wait for the units that others took.
+    fn wait(&self, units: usize) {
+        let all_done = || self.done.0.load(Ordering::SeqCst) == units;
+        if linger(all_done) {
+            return;
+        }
+        *lock(&self.caller) = Some(thread::current());
+        self.caller_asleep.store(true, Ordering::SeqCst);
+        while !all_done() {
+            thread::park();
+        }
+        self.caller_asleep.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Waits a short while for `ready`: spinning, then giving way. Gives whether it came.
+fn linger(ready: impl Fn() -> bool) -> bool {
+    for _ in 0..64 {
+        if ready() {
+            return true;
+        }
+        std::hint::spin_loop();
+    }
+    let start = Instant::now();
+    loop {
+        for _ in 0..16 {
+            if ready() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        match start.elapsed() {
+            waited if waited > AWAKE => return false,
+            waited if waited > SPIN => thread::yield_now(),
+            _ => {}
+        }
+    }
+}
+
+/// A lock whose data cannot be left half-changed by a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_unit_runs_once() {
+        for threads in [1, 2, 3, 8] {
+            let pool = Pool::new(threads).unwrap();
+            for units in [0, 1, 2, 7, 100] {
+                for _ in 0..200 {
+                    let counts: Vec<_> = (0..units).map(|_| AtomicUsize::new(0)).collect();
+                    pool.run(units, &|unit, thread| {
+                        assert!(thread < threads);
+                        counts[unit].fetch_add(1, Ordering::Relaxed);
+                    });
+                    assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn wakes_after_sleep() {
+        let pool = Pool::new(3).unwrap();
+        for _ in 0..20 {
+            thread::sleep(Duration::from_millis(1));
+            let sum = AtomicUsize::new(0);
+            pool.run(10, &|unit, _| {
+                thread::sleep(Duration::from_micros(300));
+                sum.fetch_add(unit, Ordering::Relaxed);
+            });
+            assert_eq!(sum.into_inner(), 45);
+        }
+    }
+
+    #[test]
+    fn panics_reach_the_caller_and_the_pool_lives_on() {
+        let pool = Pool::new(4).unwrap();
+        for bad in [0, 3, 19] {
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(20, &|unit, _| {
+                    thread::sleep(Duration::from_micros(50));
+                    assert_ne!(unit, bad, "unit {bad} fails");
+                });
+            }));
+            assert!(result.is_err());
+            let sum = AtomicUsize::new(0);
+            pool.run(20, &|unit, _| {
+                sum.fetch_add(unit, Ordering::Relaxed);
+            });
+            assert_eq!(sum.into_inner(), 190);
+        }
+    }
+
+    #[test]
+    fn callers_take_turns() {
+        let pool = Pool::new(2).unwrap();
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        let sum = AtomicUsize::new(0);
+                        pool.run(5, &|unit, _| {
+                            sum.fetch_add(unit, Ordering::Relaxed);
+                        });
+                        assert_eq!(sum.into_inner(), 10);
+                    }
+                });
+            }
+        });
+    }
+}
