@@ -19,9 +19,13 @@ TEMPLATES = Path(__file__).with_name("templates")
 
 def write(family: Family, variant: str, seed: int, folder: Path) -> None:
     """Make `folder` anew with the checkpoint of this family, variant and seed."""
-    if folder.exists():
+    if variant not in family.variants:
+        raise SystemExit(f"unknown variant {variant!r}; this family has: {', '.join(family.variants)}")
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / "tokenizer_cases.json").exists():
+            raise SystemExit(f"{folder} is not empty and is no fixture: choose another --out")
         shutil.rmtree(folder)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     tokenizer = vocabulary.PIPELINES[family.pipeline](family.merges.get(variant, 90))
     ids = Vocabulary(tokenizer.get_vocab(with_added_tokens=True))
     config = family.variants[variant](ids)
