@@ -3,7 +3,7 @@
 use crate::{
     memory::MemoryEstimate,
     sample::{SampleError, SamplerConfigError},
-    text::{StopStringsError, TokenizerError},
+    text::{ChatError, StopStringsError, TokenizerError},
 };
 use qhx_ir::DeviceError;
 use std::{io, path::PathBuf};
@@ -132,6 +132,15 @@ pub enum Error {
         /// What was asked for.
         what: &'static str,
     },
+    /// The model has no chat template.
+    #[error("`{model}` is a completion model: its checkpoint has no chat template, so it cannot chat; give it a text to continue")]
+    NoTemplate {
+        /// The model's name.
+        model: String,
+    },
+    /// A conversation gave no prompt.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
     /// The tokenizer failed.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),

@@ -5,6 +5,7 @@
 
 pub mod bench;
 mod cancel;
+mod chat;
 mod error;
 mod files;
 pub mod generate;
@@ -22,9 +23,10 @@ pub mod timing;
 pub mod trace;
 
 pub use cancel::Cancel;
+pub use chat::Conversation;
 pub use error::Error;
 pub use generate::{FinishReason, GenerateOptions, Generation, Piece, generate};
-pub use model::{DEFAULT_CHUNK, DEFAULT_CONTEXT, LoadOptions, LoadPlan, Model, ModelParts, Vocabulary};
+pub use model::{DEFAULT_CHUNK, DEFAULT_CONTEXT, LoadOptions, LoadPlan, Model, ModelParts, ModelTemplate, Vocabulary};
 pub use prompt::Prompt;
 pub use registry::DeviceChoice;
-pub use session::{Prepared, Session, Work};
+pub use session::{Prepared, Session, ShowLogits, ShowTap, Work};

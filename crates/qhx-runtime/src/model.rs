@@ -8,9 +8,12 @@ use crate::{
     memory::MemoryEstimate,
     placement::{self, Placement},
     registry::{self, DeviceChoice},
-    text::Tokenizer,
+    text::{ChatTemplate, Tokenizer},
 };
-use qhx_bundle::{Bundle, manifest::TEXT_PROGRAM};
+use qhx_bundle::{
+    Bundle,
+    manifest::{ChatMode, TEXT_PROGRAM},
+};
 use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Dim, Executable, Generator, OpKind, State, Weights};
 use std::{
     path::Path,
@@ -61,8 +64,19 @@ pub struct ModelParts {
     pub eos: Vec<u32>,
     /// Text to ids and back; a model without one takes ids only.
     pub tokenizer: Option<Tokenizer>,
+    /// How a conversation becomes text; absent: the model only continues texts.
+    pub template: Option<ModelTemplate>,
     /// What ties saved sessions to this model.
     pub fingerprint: String,
+}
+
+/// A model's chat template.
+#[derive(Clone)]
+pub struct ModelTemplate {
+    /// The template itself.
+    pub template: Arc<ChatTemplate>,
+    /// Variables that it sees unless a conversation sets them.
+    pub defaults: serde_json::Map<String, serde_json::Value>,
 }
 
 impl ModelParts {
@@ -74,6 +88,17 @@ impl ModelParts {
             Some(file) => Some(Tokenizer::from_bytes(&bundle.read(file)?)?),
             None => None,
         };
+        let template = match (manifest.chat.mode, &manifest.chat.template) {
+            (ChatMode::Template, Some(file)) => {
+                let tokens = [("bos_token", &manifest.chat.bos_token), ("eos_token", &manifest.chat.eos_token)];
+                let tokens = tokens.into_iter().filter_map(|(name, text)| Some((name, text.as_deref()?)));
+                Some(ModelTemplate {
+                    template: Arc::new(ChatTemplate::new(&bundle.read_text(file)?, tokens)?),
+                    defaults: manifest.chat.template_arguments.clone().into_iter().collect(),
+                })
+            }
+            _ => None,
+        };
         Ok(Self {
             name: manifest.model.name.clone(),
             program: bundle.program(TEXT_PROGRAM).ok_or_else(missing)?.clone(),
@@ -81,6 +106,7 @@ impl ModelParts {
             context_limit: manifest.model.context_length,
             eos: manifest.tokens.eos.clone(),
             tokenizer,
+            template,
             fingerprint: bundle.fingerprint().to_string(),
         })
     }
@@ -111,6 +137,7 @@ struct Loaded {
     wanted: usize,
     eos: Vec<u32>,
     tokenizer: Option<Tokenizer>,
+    template: Option<ModelTemplate>,
     fingerprint: String,
     load_time: Duration,
 }
@@ -175,7 +202,7 @@ impl Model {
     }
 
     fn load_among(parts: ModelParts, options: &LoadOptions, candidates: &[Arc<dyn Device>], started: Instant) -> Result<Self, Error> {
-        let ModelParts { name, program, weights, context_limit, eos, tokenizer, fingerprint } = parts;
+        let ModelParts { name, program, weights, context_limit, eos, tokenizer, template, fingerprint } = parts;
         let vocabulary = check_text_program(&program)?;
         let LoadPlan { placement, memory, device } = LoadPlan::among(&program, context_limit, options, candidates)?;
         if !memory.fits() && !options.overcommit {
@@ -196,6 +223,7 @@ impl Model {
             wanted,
             eos,
             tokenizer,
+            template,
             fingerprint,
             load_time: started.elapsed(),
         })))
@@ -269,6 +297,11 @@ impl Model {
     /// Text to ids and back.
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         self.0.tokenizer.as_ref()
+    }
+
+    /// How a conversation becomes text; the error says that this model has no such way.
+    pub fn template(&self) -> Result<&ModelTemplate, Error> {
+        self.0.template.as_ref().ok_or_else(|| Error::NoTemplate { model: self.0.name.clone() })
     }
 
     /// What ties saved sessions to this model.

@@ -154,7 +154,7 @@ fn the_context_ends_an_answer_with_a_note() {
 #[test]
 fn wrong_requests_are_refused() {
     let model = model(Kind::Dense, DeviceChoice::Reference, 8, 16);
-    let mut refused = |prompt: Vec<u32>, options: GenerateOptions| {
+    let refused = |prompt: Vec<u32>, options: GenerateOptions| {
         let mut session = model.session().unwrap();
         let error = generate(&mut session, &Prompt::from_ids(prompt), &options, &Cancel::new(), &mut |_| {}).unwrap_err();
         assert!(session.is_empty());

@@ -67,13 +67,18 @@ pub struct Prepared {
     pub calls: usize,
 }
 
+/// Takes the logits of a row, and the row's number.
+pub type ShowLogits<'a> = dyn FnMut(usize, &[f32]) + 'a;
+/// Takes what a stage made in a call, and the number of the call's first row.
+pub type ShowTap<'a> = dyn FnMut(usize, Tap<'_>) + 'a;
+
 /// What a step reports while it runs.
 #[derive(Default)]
 struct Watch<'a> {
     /// Gets the logits of each wanted row with the row's number.
-    logits: Option<&'a mut dyn FnMut(usize, &[f32])>,
+    logits: Option<&'a mut ShowLogits<'a>>,
     /// Gets each stage's tap with the number of the call's first row.
-    taps: Option<&'a mut dyn FnMut(usize, Tap<'_>)>,
+    taps: Option<&'a mut ShowTap<'a>>,
 }
 
 impl Session {
@@ -145,13 +150,7 @@ impl Session {
 
     /// Like [`Session::append`], and shows the logits of the last `wanted` of the new rows, in order, with their row numbers.
     /// Rows are read [`crate::LoadOptions::wanted`] at a time where their logits are asked for.
-    pub fn append_showing(
-        &mut self,
-        ids: &[u32],
-        wanted: usize,
-        cancel: &Cancel,
-        show: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<(), Error> {
+    pub fn append_showing(&mut self, ids: &[u32], wanted: usize, cancel: &Cancel, show: &mut ShowLogits<'_>) -> Result<(), Error> {
         self.step(ids, wanted.clamp(1, ids.len().max(1)), cancel, &mut Watch { logits: Some(show), taps: None })
     }
 
@@ -161,8 +160,8 @@ impl Session {
         ids: &[u32],
         wanted: usize,
         cancel: &Cancel,
-        show: &mut dyn FnMut(usize, &[f32]),
-        taps: &mut dyn FnMut(usize, Tap<'_>),
+        show: &mut ShowLogits<'_>,
+        taps: &mut ShowTap<'_>,
     ) -> Result<(), Error> {
         self.step(ids, wanted.clamp(1, ids.len().max(1)), cancel, &mut Watch { logits: Some(show), taps: Some(taps) })
     }

@@ -11,31 +11,31 @@ use std::{
 
 /// What goes wrong, and when. Calls are counted from 1; 0 is never.
 #[derive(Default)]
-pub struct Trouble {
-    pub calls: usize,
+pub(crate) struct Trouble {
+    pub(crate) calls: usize,
     /// Asks to stop during this call.
-    pub cancel_in_call: usize,
-    pub cancel: Cancel,
+    pub(crate) cancel_in_call: usize,
+    pub(crate) cancel: Cancel,
     /// Fails in this call.
-    pub fail_in_call: usize,
+    pub(crate) fail_in_call: usize,
     /// States keep only this many rows to go back over, as a device with a ring would.
-    pub truncate_limit: Option<usize>,
+    pub(crate) truncate_limit: Option<usize>,
     /// No state can be restored.
-    pub refuse_import: bool,
+    pub(crate) refuse_import: bool,
 }
 
 /// The interpreter with trouble.
 #[derive(Clone, Default)]
-pub struct Troubled(pub Arc<Mutex<Trouble>>);
+pub(crate) struct Troubled(pub(crate) Arc<Mutex<Trouble>>);
 
 impl Troubled {
-    pub fn set(&self, change: impl FnOnce(&mut Trouble)) {
+    pub(crate) fn set(&self, change: impl FnOnce(&mut Trouble)) {
         let mut trouble = self.0.lock().unwrap();
         trouble.calls = 0;
         change(&mut trouble);
     }
 
-    pub fn calls(&self) -> usize {
+    pub(crate) fn calls(&self) -> usize {
         self.0.lock().unwrap().calls
     }
 }

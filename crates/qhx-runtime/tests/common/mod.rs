@@ -11,20 +11,20 @@ use std::{
     sync::Arc,
 };
 
-pub mod devices;
+pub(crate) mod devices;
 
-pub const VOCABULARY: usize = 23;
+pub(crate) const VOCABULARY: usize = 23;
 const HIDDEN: usize = 8;
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 4;
 const FFN: usize = 12;
 /// The last id ends an answer.
-pub const EOS: u32 = VOCABULARY as u32 - 1;
+pub(crate) const EOS: u32 = VOCABULARY as u32 - 1;
 
 /// What a tiny model is made of. All have two layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// Attention over all rows.
     Dense,
     /// Attention over a window of 5 rows.
@@ -37,10 +37,10 @@ pub enum Kind {
     RecurrentEpochs,
 }
 
-pub const KINDS: [Kind; 5] = [Kind::Dense, Kind::Windowed, Kind::Recurrent, Kind::Epochs, Kind::RecurrentEpochs];
+pub(crate) const KINDS: [Kind; 5] = [Kind::Dense, Kind::Windowed, Kind::Recurrent, Kind::Epochs, Kind::RecurrentEpochs];
 
 impl Kind {
-    pub fn is_recurrent(self) -> bool {
+    pub(crate) fn is_recurrent(self) -> bool {
         matches!(self, Self::Recurrent | Self::RecurrentEpochs)
     }
 
@@ -50,7 +50,7 @@ impl Kind {
 }
 
 /// The devices that the tests run on: the interpreter, and whatever this build has.
-pub fn device_choices() -> Vec<DeviceChoice> {
+pub(crate) fn device_choices() -> Vec<DeviceChoice> {
     let mut choices = vec![DeviceChoice::Reference];
     if cfg!(any()) {
         choices.push(DeviceChoice::Cpu);
@@ -59,15 +59,15 @@ pub fn device_choices() -> Vec<DeviceChoice> {
 }
 
 /// A tiny model on a device.
-pub fn model(kind: Kind, device: DeviceChoice, chunk: usize, context: usize) -> Model {
+pub(crate) fn model(kind: Kind, device: DeviceChoice, chunk: usize, context: usize) -> Model {
     Model::from_parts(parts(kind), &options(device, chunk, context)).unwrap()
 }
 
-pub fn options(device: DeviceChoice, chunk: usize, context: usize) -> LoadOptions {
+pub(crate) fn options(device: DeviceChoice, chunk: usize, context: usize) -> LoadOptions {
     LoadOptions { device, threads: Some(2), context: Some(context), chunk, ..LoadOptions::default() }
 }
 
-pub fn parts(kind: Kind) -> ModelParts {
+pub(crate) fn parts(kind: Kind) -> ModelParts {
     let mut builder = Builder { kind, weights: BTreeMap::new(), tensors: HashMap::new(), slots: BTreeMap::new(), ops: vec![], seed: 1 };
     let program = builder.program();
     ModelParts {
@@ -77,12 +77,13 @@ pub fn parts(kind: Kind) -> ModelParts {
         context_limit: 64,
         eos: vec![EOS],
         tokenizer: None,
+        template: None,
         fingerprint: format!("tiny {kind:?}"),
     }
 }
 
 /// `count` ids that are no end of an answer.
-pub fn ids(seed: u64, count: usize) -> Vec<u32> {
+pub(crate) fn ids(seed: u64, count: usize) -> Vec<u32> {
     (0..count as u64).map(|n| (uniform(seed, n) * f64::from(EOS)) as u32).collect()
 }
 

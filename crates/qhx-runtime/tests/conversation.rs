@@ -1,0 +1,132 @@
+//! Conversations of several turns: token for token what a fresh session on the whole conversation gives, reading only what is new.
+
+mod common;
+
+use common::{Kind, VOCABULARY, devices::Troubled, parts};
+use qhx_runtime::{
+    Cancel, Conversation, DeviceChoice, FinishReason, GenerateOptions, LoadOptions, Model, ModelParts, ModelTemplate, Prompt, generate,
+    text::{Chat, ChatTemplate, Message, Tokenizer},
+};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+const CONTEXT: usize = 200;
+/// Ids 0 to 3 are the template's own; words are the others.
+const PLAIN: &str =
+    "{% for m in messages %}{{ m.role }} {{ m.content }} end {% endfor %}{% if add_generation_prompt %}assistant {% endif %}";
+/// Shows earlier answers shortened to their first word, as templates do that leave out what a model thought.
+const REWRITING: &str = "{% for m in messages %}{{ m.role }} {% if m.role == 'assistant' %}{{ m.content.split(' ')[0] }}{% else %}{{ m.content }}{% endif %} end {% endfor %}{% if add_generation_prompt %}assistant {% endif %}";
+
+fn tokenizer() -> Tokenizer {
+    let special = ["user", "assistant", "system", "end"];
+    let name = |n: usize| special.get(n).map_or(format!("w{n}"), |s| (*s).to_owned());
+    let vocabulary: serde_json::Map<String, Value> = (0..VOCABULARY).map(|n| (name(n), json!(n))).collect();
+    let file = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w4"}
+    });
+    Tokenizer::from_bytes(file.to_string().as_bytes()).unwrap()
+}
+
+fn talking(kind: Kind, template: &str) -> ModelParts {
+    let template = Arc::new(ChatTemplate::new(template, []).unwrap());
+    ModelParts {
+        tokenizer: Some(tokenizer()),
+        template: Some(ModelTemplate { template, defaults: serde_json::Map::new() }),
+        context_limit: CONTEXT,
+        ..parts(kind)
+    }
+}
+
+fn options() -> GenerateOptions {
+    GenerateOptions { max_new: 6, ignore_eos: true, keep_logits: true, ..GenerateOptions::default() }
+}
+
+fn turns() -> Vec<Message> {
+    ["w5 w6 w7", "w8", "w9 w10 w11 w12", "w13 w6", "w7 w7 w20"].map(|text| Message::new("user", text)).into()
+}
+
+#[test]
+fn five_turns_are_what_fresh_sessions_give() {
+    for kind in common::KINDS {
+        for template in [PLAIN, REWRITING] {
+            let device = Troubled::default();
+            let load = LoadOptions { chunk: 16, ..LoadOptions::default() };
+            let model = Model::on_device(talking(kind, template), Arc::new(device.clone()), &load).unwrap();
+            let mut talk = Conversation::new(&model, Chat::new(vec![Message::new("system", "w4 w5")])).unwrap();
+            for (turn, message) in turns().into_iter().enumerate() {
+                let cancel = Cancel::new();
+                if turn == 2 {
+                    // The third answer is interrupted: its prompt takes a call or two, then a call per token.
+                    device.set(|t| (t.cancel_in_call, t.cancel) = (5, cancel.clone()));
+                }
+                let before = talk.session().ids().to_vec();
+                let mut asked = talk.chat().clone();
+                asked.messages.push(message.clone());
+                let answer = talk.say(message, &options(), &cancel, &mut |_| {}).unwrap();
+                device.set(|t| t.cancel_in_call = 0);
+                assert_eq!(answer.finish_reason == FinishReason::Cancelled, turn == 2);
+                assert!(!answer.ids.is_empty());
+                assert_eq!(talk.chat().messages.last().unwrap().content(), &json!(answer.text), "the conversation keeps what came");
+
+                let prompt = Prompt::chat(&model, &asked).unwrap();
+                assert_eq!(prompt.ids(), answer.prompt_ids);
+                let fresh = generate(&mut model.session().unwrap(), &prompt, &options(), &Cancel::new(), &mut |_| {}).unwrap();
+                assert!(fresh.ids.starts_with(&answer.ids), "{kind:?}, turn {turn}");
+                assert!(fresh.step_logits.starts_with(&answer.step_logits), "{kind:?}, turn {turn}: not bit for bit");
+
+                let common = before.iter().zip(prompt.ids()).take_while(|(a, b)| a == b).count();
+                match kind {
+                    Kind::Dense | Kind::Windowed => assert_eq!(answer.kept_rows, common.min(prompt.ids().len() - 1)),
+                    Kind::Recurrent if turn > 0 && template == PLAIN => assert!(answer.kept_rows > 0 && answer.kept_rows <= common),
+                    _ => assert!(answer.kept_rows <= common),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_turn_that_never_began_leaves_no_trace() {
+    let device = Troubled::default();
+    let model = Model::on_device(talking(Kind::Recurrent, PLAIN), Arc::new(device.clone()), &LoadOptions::default()).unwrap();
+    let mut talk = Conversation::new(&model, Chat::new(vec![])).unwrap();
+    talk.say(Message::new("user", "w5"), &options(), &Cancel::new(), &mut |_| {}).unwrap();
+    let before = (talk.chat().clone(), talk.session().ids().to_vec());
+
+    let cancel = Cancel::new();
+    cancel.cancel();
+    let answer = talk.say(Message::new("user", "w6"), &options(), &cancel, &mut |_| {}).unwrap();
+    assert_eq!((answer.finish_reason, answer.ids.len()), (FinishReason::Cancelled, 0));
+    assert_eq!((talk.chat().clone(), talk.session().ids().to_vec()), before);
+
+    device.set(|t| t.fail_in_call = 1);
+    assert!(talk.say(Message::new("user", "w6"), &options(), &Cancel::new(), &mut |_| {}).is_err());
+    device.set(|t| t.fail_in_call = 0);
+    let long = Message::new("user", "w6 ".repeat(CONTEXT));
+    assert!(talk.say(long, &options(), &Cancel::new(), &mut |_| {}).unwrap_err().to_string().contains("the context holds 200"));
+    assert_eq!((talk.chat().clone(), talk.session().ids().to_vec()), before);
+    assert!(talk.say(Message::new("user", "w6"), &options(), &Cancel::new(), &mut |_| {}).is_ok());
+}
+
+#[test]
+fn completion_models_refuse_to_chat() {
+    let parts = ModelParts { template: None, ..talking(Kind::Dense, PLAIN) };
+    let model = Model::from_parts(parts, &common::options(DeviceChoice::Reference, 8, 40)).unwrap();
+    let error = Conversation::new(&model, Chat::new(vec![])).err().unwrap().to_string();
+    assert!(error.contains("completion model") && error.contains("no chat template"), "{error}");
+    assert!(Prompt::chat(&model, &Chat::new(turns())).is_err());
+    assert!(Prompt::completion(&model, "w5 w6").is_ok());
+}
+
+#[test]
+fn template_variables_have_defaults_that_a_conversation_may_change() {
+    let mut parts = talking(Kind::Dense, "{% if loud %}w20 {% endif %}{{ messages[0].content }}");
+    parts.template.as_mut().unwrap().defaults.insert("loud".into(), json!(true));
+    let model = Model::from_parts(parts, &common::options(DeviceChoice::Reference, 8, 40)).unwrap();
+    let mut chat = Chat::new(vec![Message::new("user", "w5")]);
+    assert_eq!(Prompt::chat(&model, &chat).unwrap().ids(), [20, 5]);
+    chat.options.insert("loud".into(), json!(false));
+    assert_eq!(Prompt::chat(&model, &chat).unwrap().ids(), [5]);
+}
