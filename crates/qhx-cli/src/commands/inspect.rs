@@ -1,0 +1,253 @@
+//! `qhx inspect`: what a bundle is, what it costs, and where it would run.
+
+use super::forge::encodings_table;
+use crate::{
+    cost::{StoredAs, active_parameters, flops, stored_as},
+    failure::Failure,
+    flags::ExecutionFlags,
+    interrupt::Interrupt,
+    load::open_bundle,
+    output::{self, show_count},
+    table::{Align, Table, facts},
+};
+use clap::Args;
+use qhx_bundle::{
+    Bundle, BundlePath,
+    manifest::{ChatMode, FileEntry, IgnoredTensors, Manifest, Model, TEXT_PROGRAM},
+};
+use qhx_ir::{Checked, OpKind};
+use qhx_runtime::{
+    LoadPlan,
+    memory::{MemoryEstimate, show_bytes, state_bytes, tensor_bytes, weight_bytes_per_token},
+    placement::Fallback,
+};
+use serde::Serialize;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
+
+/// Show what a bundle is: sizes, precision, cost per token, stages and where each would run
+#[derive(Args)]
+#[command(after_help = "Example:\n  qhx inspect smol --context 2048")]
+pub(crate) struct Inspect {
+    /// The bundle
+    bundle: PathBuf,
+    #[command(flatten)]
+    execution: ExecutionFlags,
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    bundle: &'a str,
+    fingerprint: String,
+    model: &'a Model,
+    precision: &'a str,
+    chat: ChatMode,
+    gated: bool,
+    active_parameters: u64,
+    per_token: PerToken,
+    state: StateSize,
+    memory: MemoryEstimate,
+    encodings: Vec<StoredAs>,
+    stages: Vec<StageReport>,
+    fallbacks: Vec<Fallback>,
+    ignored_tensors: Option<&'a IgnoredTensors>,
+    files: &'a BTreeMap<BundlePath, FileEntry>,
+    bytes: u64,
+}
+
+/// What computing one token takes.
+#[derive(Serialize)]
+struct PerToken {
+    weight_bytes: u64,
+    /// Without attention.
+    flops: u64,
+    /// Of attention, with `context` rows to look at.
+    attention_flops: u64,
+    context: usize,
+}
+
+/// What a session holds.
+#[derive(Serialize)]
+struct StateSize {
+    context: usize,
+    bytes: u64,
+    /// What each further token adds.
+    bytes_per_token: u64,
+}
+
+#[derive(Serialize)]
+struct StageReport {
+    stage: String,
+    device: String,
+    reason: String,
+    weight_bytes: u64,
+    /// For one token, attention with the context's rows included.
+    flops: u64,
+}
+
+impl Inspect {
+    pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
+        let options = self.execution.load_options()?;
+        let bundle = open_bundle(&self.bundle, interrupt)?;
+        let manifest = bundle.manifest();
+        let program = bundle.program(TEXT_PROGRAM).ok_or_else(|| Failure::work("the bundle has no text program"))?;
+        let plan = LoadPlan::new(program, manifest.model.context_length, &options)?;
+        let report = Report::new(&bundle, manifest, program, plan);
+        if self.json { output::print_json(&report) } else { output::print(&report.tables()) }
+    }
+}
+
+impl<'a> Report<'a> {
+    fn new(bundle: &'a Bundle, manifest: &'a Manifest, program: &Checked, plan: LoadPlan) -> Self {
+        let context = plan.memory.context;
+        let is_attention = |op: &&qhx_ir::Op| matches!(op.op, OpKind::Attend { .. });
+        let attention_flops = program.ops.iter().filter(is_attention).map(|op| flops(program, op, context)).sum::<u64>();
+        let flops = program.ops.iter().map(|op| flops(program, op, context)).sum::<u64>() - attention_flops;
+        Self {
+            bundle: bundle.place(),
+            fingerprint: bundle.fingerprint().to_string(),
+            model: &manifest.model,
+            precision: &manifest.precision,
+            chat: manifest.chat.mode,
+            gated: manifest.parity.is_some(),
+            active_parameters: active_parameters(program),
+            per_token: PerToken { weight_bytes: weight_bytes_per_token(program), flops, attention_flops, context },
+            state: StateSize {
+                context,
+                bytes: state_bytes(program, context),
+                bytes_per_token: state_bytes(program, 1).saturating_sub(state_bytes(program, 0)),
+            },
+            memory: plan.memory,
+            encodings: stored_as(bundle),
+            stages: stages(program, &plan.placement.stages, context),
+            fallbacks: plan.placement.fallbacks,
+            ignored_tensors: manifest.ignored_tensors.as_ref(),
+            files: &manifest.files,
+            bytes: manifest.files.values().map(|file| file.bytes).sum(),
+        }
+    }
+
+    fn tables(&self) -> String {
+        let Report { model, per_token, state, memory, .. } = self;
+        let mut kind =
+            format!("{} ({}), made from {}", model.family, model.architecture.as_deref().unwrap_or("no architecture named"), source(model));
+        if let Some(synthetic) = model.synthetic {
+            kind += &format!(": synthetic weights, seed {}", synthetic.seed);
+        }
+        let active = if self.active_parameters < model.parameters {
+            format!(", {} of them for each token", show_count(self.active_parameters))
+        } else {
+            String::new()
+        };
+        let ignored = match self.ignored_tensors {
+            Some(ignored) => format!("{} tensors, {} ({})", ignored.count, show_bytes(ignored.bytes), ignored.prefixes.join(", ")),
+            None => "nothing".into(),
+        };
+        let about = facts([
+            ("bundle", self.bundle.to_owned()),
+            ("model", model.name.clone()),
+            ("kind", kind),
+            ("precision", self.precision.to_owned()),
+            ("parameters", format!("{}{active}", show_count(model.parameters))),
+            ("vocabulary", format!("{}, hidden size {}", model.vocab_size, model.hidden_size)),
+            ("context", format!("up to {} tokens", model.context_length)),
+            ("chat", if self.chat == ChatMode::Template { "by its template".into() } else { "none: it completes".to_owned() }),
+            ("parity", if self.gated { "gated: see parity.json".into() } else { "not gated".to_owned() }),
+            ("left out", ignored),
+        ]);
+        let context = per_token.context;
+        let cost = facts([
+            ("one token reads", format!("{} of weights", show_bytes(per_token.weight_bytes))),
+            ("one token computes", format!("{} FLOPs", show_count(per_token.flops))),
+            ("its attention", format!("{} FLOPs over {context} rows", show_count(per_token.attention_flops))),
+            (
+                "a session holds",
+                format!("{} for a context of {context}, {} for each token", show_bytes(state.bytes), show_bytes(state.bytes_per_token)),
+            ),
+            ("memory", memory.to_string()),
+            ("", if memory.fits() { "it fits".into() } else { "it does not fit: qhx would refuse to load it".to_owned() }),
+        ]);
+        let mut files = Table::new([("file", Align::Left), ("bytes", Align::Right), ("", Align::Right)]);
+        for (file, entry) in self.files {
+            files.row([file.to_string(), entry.bytes.to_string(), show_bytes(entry.bytes)]);
+        }
+        files.row(["all".into(), self.bytes.to_string(), show_bytes(self.bytes)]);
+        let fallbacks: String = self.fallbacks.iter().map(|f| format!("{} does not take {}: {}\n", f.from, f.stage, f.reason)).collect();
+        [about, cost, encodings_table(&self.encodings), files.render(), stages_table(&self.stages) + &fallbacks].join("\n")
+    }
+}
+
+fn source(model: &Model) -> &'static str {
+    match model.source_format {
+        qhx_bundle::manifest::SourceFormat::Safetensors => "safetensors",
+        qhx_bundle::manifest::SourceFormat::Gguf => "a GGUF file",
+        qhx_bundle::manifest::SourceFormat::Config => "a configuration",
+    }
+}
+
+fn stages(program: &Checked, placed: &[qhx_runtime::placement::PlacedStage], context: usize) -> Vec<StageReport> {
+    let report = |stage: &qhx_runtime::placement::PlacedStage| {
+        let ops = || program.ops.iter().filter(|op| program.stage_of(&op.path).is_some_and(|s| *s.name == *stage.stage));
+        let weights: BTreeSet<_> = ops().flat_map(|op| op.op.weights()).collect();
+        let bytes = weights.iter().filter_map(|&name| program.weights.get(name)).map(|w| tensor_bytes(w.encoding, &w.shape));
+        StageReport {
+            stage: stage.stage.clone(),
+            device: stage.device.clone(),
+            reason: stage.reason.clone(),
+            weight_bytes: bytes.sum(),
+            flops: ops().map(|op| flops(program, op, context)).sum(),
+        }
+    };
+    placed.iter().map(report).collect()
+}
+
+/// The stages, those that differ only in their number together.
+fn stages_table(stages: &[StageReport]) -> String {
+    let mut groups: Vec<(String, Vec<&StageReport>)> = Vec::new();
+    for stage in stages {
+        let pattern = stage.stage.split('.').map(|part| if part.parse::<u32>().is_ok() { "N" } else { part }).collect::<Vec<_>>().join(".");
+        match groups.iter_mut().find(|(name, list)| *name == pattern && list[0].device == stage.device && list[0].reason == stage.reason) {
+            Some((_, list)) => list.push(stage),
+            None => groups.push((pattern, vec![stage])),
+        }
+    }
+    let mut table = Table::new([
+        ("stage", Align::Left),
+        ("times", Align::Right),
+        ("weights", Align::Right),
+        ("FLOPs per token", Align::Right),
+        ("device", Align::Left),
+        ("why", Align::Left),
+    ]);
+    for (name, list) in groups {
+        let bytes = list.iter().map(|stage| stage.weight_bytes).sum();
+        let flops = list.iter().map(|stage| stage.flops).sum();
+        table.row([name, list.len().to_string(), show_bytes(bytes), show_count(flops), list[0].device.clone(), list[0].reason.clone()]);
+    }
+    table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_that_differ_only_in_number_stand_together() {
+        let stage = |name: &str, device: &str| StageReport {
+            stage: name.into(),
+            device: device.into(),
+            reason: "because".into(),
+            weight_bytes: 1024,
+            flops: 10,
+        };
+        let stages = [stage("embed", "cpu"), stage("layers.0.attn", "cpu"), stage("layers.1.attn", "cpu"), stage("layers.2.attn", "gpu")];
+        let text = stages_table(&stages);
+        assert!(text.contains("| layers.N.attn |     2 | 2.0 KiB |              20 | cpu    | because |"), "{text}");
+        assert_eq!(text.lines().count(), 5, "{text}");
+    }
+}

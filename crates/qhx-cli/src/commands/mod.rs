@@ -1,0 +1,46 @@
+//! The commands, one file each: flags, work, output.
+
+mod bench;
+mod chat;
+mod devices;
+mod diff;
+mod forge;
+mod generate;
+mod inspect;
+mod run;
+mod synth;
+mod trace;
+
+use crate::{failure::Failure, interrupt::Interrupt};
+use clap::Subcommand;
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    Run(run::Run),
+    Chat(chat::Chat),
+    Generate(generate::Generate),
+    Forge(forge::Forge),
+    Synth(synth::Synth),
+    Trace(trace::Trace),
+    Diff(diff::Diff),
+    Bench(bench::Bench),
+    Inspect(inspect::Inspect),
+    Devices(devices::Devices),
+}
+
+impl Command {
+    pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
+        match self {
+            Self::Run(command) => command.run(interrupt),
+            Self::Chat(command) => command.run(interrupt),
+            Self::Generate(command) => command.run(interrupt),
+            Self::Forge(command) => command.run(interrupt),
+            Self::Synth(command) => command.run(interrupt),
+            Self::Trace(command) => command.run(interrupt),
+            Self::Diff(command) => command.run(),
+            Self::Bench(command) => command.run(interrupt),
+            Self::Inspect(command) => command.run(interrupt),
+            Self::Devices(command) => command.run(),
+        }
+    }
+}

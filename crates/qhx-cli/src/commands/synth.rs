@@ -1,0 +1,48 @@
+//! `qhx synth`: a configuration becomes a bundle with seeded random weights.
+
+use super::forge::BundleFlags;
+use crate::{failure::Failure, forging, interrupt::Interrupt};
+use clap::Args;
+use qhx_forge::forge_synthetic;
+use serde_json::Value;
+use std::{fs, path::PathBuf};
+
+/// The longest configuration that is read.
+const MAX_CONFIG_BYTES: u64 = 32 << 20;
+
+/// Make a bundle of random weights from a configuration, for benchmarks
+///
+/// The same seed gives the same weights on every machine. The manifest marks the bundle as synthetic.
+#[derive(Args)]
+#[command(after_help = "Example:\n  qhx synth ./Qwen3-4B/config.json --out synthetic-4b --precision w8 --seed 7")]
+pub(crate) struct Synth {
+    /// The configuration, as in a Hugging Face folder
+    #[arg(value_name = "CONFIG.json")]
+    config: PathBuf,
+    #[command(flatten)]
+    bundle: BundleFlags,
+    /// Starting point of the random numbers
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    seed: u64,
+}
+
+impl Synth {
+    pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
+        let config = self.read_config()?;
+        self.bundle.make(interrupt, |order| forging::forge(order, interrupt, |options| forge_synthetic(&config, self.seed, options)))
+    }
+
+    fn read_config(&self) -> Result<Value, Failure> {
+        let place = self.config.display();
+        let cannot = |error: std::io::Error| Failure::work(format!("cannot read {place}: {error}"));
+        let about = fs::metadata(&self.config).map_err(cannot)?;
+        if !about.is_file() {
+            return Err(Failure::work(format!("{place} is not a file")).hint("give the config.json of a model"));
+        }
+        if about.len() > MAX_CONFIG_BYTES {
+            return Err(Failure::work(format!("{place} has {} bytes; a configuration has {MAX_CONFIG_BYTES} at most", about.len())));
+        }
+        let text = fs::read(&self.config).map_err(cannot)?;
+        serde_json::from_slice(&text).map_err(|error| Failure::work(format!("{place} is not valid JSON: {error}")))
+    }
+}

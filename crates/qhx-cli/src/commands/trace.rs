@@ -1,0 +1,71 @@
+//! `qhx trace`: what every stage makes of a prompt, as a file.
+
+use crate::{
+    failure::Failure,
+    flags::ExecutionFlags,
+    input::InputFlags,
+    interrupt::Interrupt,
+    load::{load_model, open_bundle},
+    output,
+    table::{Align, Table},
+};
+use clap::{Args, ValueEnum};
+use qhx_runtime::{
+    LoadOptions,
+    tensors::{self, Tensor},
+    trace::trace,
+};
+use serde_json::json;
+use std::path::PathBuf;
+
+/// Write every named stage's output and the logits to a safetensors file
+///
+/// `qhx diff` compares two such files.
+#[derive(Args)]
+#[command(after_help = "Example:\n  qhx trace smol --ids 504,3575,282 --out cpu.safetensors --device cpu")]
+pub(crate) struct Trace {
+    /// The bundle
+    bundle: PathBuf,
+    #[command(flatten)]
+    input: InputFlags,
+    /// The file to write
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Of which rows the logits are written
+    #[arg(long, value_enum, default_value_t = Rows::All)]
+    logits: Rows,
+    #[command(flatten)]
+    execution: ExecutionFlags,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Rows {
+    All,
+    Last,
+}
+
+impl Trace {
+    pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
+        let mut options: LoadOptions = self.execution.load_options()?;
+        if self.logits == Rows::All {
+            options.wanted = options.chunk;
+        }
+        let input = self.input.read()?;
+        let bundle = open_bundle(&self.bundle, interrupt)?;
+        input.check(&bundle)?;
+        let model = load_model(&bundle, &options)?;
+        let prompt = input.prompt(&model)?;
+        let traced = trace(&mut model.session()?, prompt.ids(), interrupt.cancel())?;
+        tensors::write(&self.out, &traced)?;
+        if self.json {
+            let listed: Vec<_> = traced.iter().map(|Tensor { name, shape, .. }| json!({ "name": name, "shape": shape })).collect();
+            return output::print_json(&json!({ "out": self.out, "prompt_ids": prompt.ids(), "tensors": listed }));
+        }
+        let mut table = Table::new([("name", Align::Left), ("shape", Align::Left)]);
+        traced.iter().for_each(|Tensor { name, shape, .. }| table.row([name.clone(), format!("{shape:?}")]));
+        output::print(&table.render())
+    }
+}

@@ -1,0 +1,145 @@
+//! What went wrong, as the user sees it: one readable block on stderr and an exit code.
+
+use crate::output;
+use qhx_runtime::Error as RuntimeError;
+use std::{any::Any, error::Error, ffi::OsString, process::ExitCode};
+
+/// Why a command did not succeed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    code: u8,
+    message: String,
+    causes: Vec<String>,
+    hint: Option<String>,
+}
+
+impl Failure {
+    /// The exit code of wrong usage.
+    pub(crate) const USAGE: u8 = 2;
+    const WORK: u8 = 1;
+    /// Nobody reads what we print any more (`qhx … | head`): no failure, and nothing to tell.
+    const NOBODY_READS: u8 = 0;
+
+    /// The user asked for something that cannot be asked for.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self { code: Self::USAGE, message: message.into(), causes: Vec::new(), hint: None }
+    }
+
+    /// The work failed.
+    pub(crate) fn work(message: impl Into<String>) -> Self {
+        Self { code: Self::WORK, ..Self::usage(message) }
+    }
+
+    pub(crate) fn nobody_reads() -> Self {
+        Self { code: Self::NOBODY_READS, ..Self::usage("") }
+    }
+
+    /// What to do about it.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Whether there is nothing to tell.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.code == Self::NOBODY_READS
+    }
+
+    /// The first line.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Prints the block and gives the exit code.
+    pub(crate) fn report(&self) -> ExitCode {
+        if !self.is_quiet() {
+            output::note(&self.block());
+        }
+        self.code.into()
+    }
+
+    fn block(&self) -> String {
+        let mut lines = vec![format!("error: {}", self.message)];
+        lines.extend(self.causes.iter().map(|cause| format!("  cause: {cause}")));
+        lines.extend(self.hint.iter().map(|hint| format!("  hint: {hint}")));
+        lines.join("\n")
+    }
+}
+
+/// Any error of the libraries. Its text comes first, then those causes that the text does not tell already.
+impl<E: Error + 'static> From<E> for Failure {
+    fn from(error: E) -> Self {
+        let mut failure = Self::work(error.to_string());
+        let mut told = failure.message.clone();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            let text = error.to_string();
+            if !told.contains(&text) {
+                told += &text;
+                failure.causes.push(text);
+            }
+            cause = error.source();
+        }
+        if is_usage(&error) {
+            failure.code = Self::USAGE;
+        }
+        failure
+    }
+}
+
+/// Errors of the libraries that only a flag can cause.
+fn is_usage(error: &dyn Any) -> bool {
+    matches!(
+        error.downcast_ref(),
+        Some(
+            RuntimeError::UnknownDevice { .. }
+                | RuntimeError::Option { .. }
+                | RuntimeError::Sampler(_)
+                | RuntimeError::StopStrings(_)
+                | RuntimeError::EmptyPrompt
+        )
+    )
+}
+
+/// Names the argument that is not UTF-8.
+pub(crate) fn not_utf8(arguments: &[OsString]) -> Failure {
+    let message = match arguments.iter().enumerate().find(|(_, argument)| argument.to_str().is_none()) {
+        Some((place, argument)) => format!("argument {place} is not valid UTF-8: {argument:?}"),
+        None => "an argument is not valid UTF-8".into(),
+    };
+    Failure::usage(message).hint("texts must be UTF-8; only paths may hold other bytes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fmt, io};
+
+    #[derive(Debug)]
+    struct Outer(&'static str, io::Error);
+    impl fmt::Display for Outer {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+    impl Error for Outer {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            Some(&self.1)
+        }
+    }
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = || io::Error::other("disk full");
+        let block = Failure::from(Outer("cannot write", cause())).hint("free some space").block();
+        assert_eq!(block, "error: cannot write\n  cause: disk full\n  hint: free some space");
+        assert_eq!(Failure::from(Outer("cannot write: disk full", cause())).block(), "error: cannot write: disk full");
+    }
+
+    #[test]
+    fn exit_codes() {
+        assert_eq!(Failure::from(RuntimeError::EmptyPrompt).code, 2);
+        assert_eq!(Failure::from(RuntimeError::Cancelled).code, 1);
+        assert_eq!(Failure::from(io::Error::other("x")).code, 1);
+    }
+}

@@ -1,0 +1,127 @@
+//! Flags that several commands share, and what they become for the libraries.
+
+use crate::failure::Failure;
+use clap::{Args, builder::RangedU64ValueParser};
+use qhx_runtime::{DEFAULT_CHUNK, DeviceChoice, GenerateOptions, LoadOptions, sample::SamplerConfig};
+use std::path::PathBuf;
+
+/// For numbers of which there must be at least one.
+pub(crate) fn at_least_one() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..)
+}
+
+/// Where and how a model runs.
+#[derive(Args)]
+#[command(next_help_heading = "Execution")]
+pub(crate) struct ExecutionFlags {
+    /// Where it runs: auto, cpu, gpu, npu, split, or reference (slow and plain, for verification)
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    pub(crate) device: DeviceChoice,
+    /// Threads of the processor [default: one for each core]
+    #[arg(long, value_name = "N", value_parser = at_least_one())]
+    pub(crate) threads: Option<usize>,
+    /// Which stage runs where, as a TOML file
+    #[arg(long, value_name = "FILE")]
+    placement: Option<PathBuf>,
+    /// Longest session in tokens [default: the model's own limit, at most 4096]
+    #[arg(long, value_name = "N", value_parser = at_least_one())]
+    pub(crate) context: Option<usize>,
+    /// Tokens of the prompt read at a time
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = at_least_one())]
+    pub(crate) chunk: usize,
+    /// Load a model that does not fit into memory all the same: it may run, slowly, from the disk
+    #[arg(long)]
+    overcommit: bool,
+}
+
+impl ExecutionFlags {
+    pub(crate) fn load_options(&self) -> Result<LoadOptions, Failure> {
+        if self.placement.is_some() {
+            return Err(Failure::usage("--placement is not available yet: this build of qhx runs a program whole, on one device")
+                .hint("leave it out, or choose the device with --device"));
+        }
+        Ok(LoadOptions {
+            device: self.device,
+            threads: self.threads,
+            context: self.context,
+            chunk: self.chunk,
+            overcommit: self.overcommit,
+            ..LoadOptions::default()
+        })
+    }
+}
+
+/// How tokens are chosen and when an answer ends.
+#[derive(Args)]
+#[command(next_help_heading = "Decoding")]
+pub(crate) struct DecodingFlags {
+    /// 0 is greedy, exactly; above it, larger is more random
+    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
+    temperature: f32,
+    /// Keep only this many of the most probable tokens; 0 keeps all
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    top_k: usize,
+    /// Keep the most probable tokens that together reach this probability
+    #[arg(long, default_value_t = 1.0, value_name = "X", allow_negative_numbers = true)]
+    top_p: f32,
+    /// Keep tokens at least this fraction as probable as the most probable one
+    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
+    min_p: f32,
+    /// Above 1 makes tokens that were already used less likely
+    #[arg(long, default_value_t = 1.0, value_name = "X", allow_negative_numbers = true)]
+    repetition_penalty: f32,
+    /// How many of the latest tokens the repetition penalty looks at [default: all]
+    #[arg(long, value_name = "N")]
+    repetition_window: Option<usize>,
+    /// Starting point of the random numbers: the same seed repeats the same text
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    seed: u64,
+    /// Text that ends the answer and is not part of it; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Treat end-of-answer tokens as any other
+    #[arg(long)]
+    ignore_eos: bool,
+}
+
+impl DecodingFlags {
+    pub(crate) fn generate_options(&self, max_new: usize) -> Result<GenerateOptions, Failure> {
+        let sampler = SamplerConfig {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            repetition_window: self.repetition_window,
+            seed: self.seed,
+            ..SamplerConfig::default()
+        };
+        sampler.validate().map_err(qhx_runtime::Error::from)?;
+        Ok(GenerateOptions { max_new, ignore_eos: self.ignore_eos, stop: self.stop.clone(), sampler, keep_logits: false })
+    }
+}
+
+/// Pictures and sounds.
+#[derive(Args)]
+#[command(next_help_heading = "Media")]
+pub(crate) struct MediaFlags {
+    /// A picture that stands before the text; may be given several times
+    #[arg(long, value_name = "FILE")]
+    image: Vec<PathBuf>,
+    /// A sound that stands before the text; may be given several times
+    #[arg(long, value_name = "FILE")]
+    audio: Vec<PathBuf>,
+}
+
+impl MediaFlags {
+    /// No bundle of this build has a front end for media.
+    pub(crate) fn refuse(&self) -> Result<(), Failure> {
+        let given = [("--image", "pictures", &self.image), ("--audio", "sounds", &self.audio)];
+        match given.into_iter().find(|(.., files)| !files.is_empty()) {
+            Some((flag, kind, _)) => {
+                Err(Failure::usage(format!("{flag}: this model takes no {kind}")).hint("leave it out: it takes text only"))
+            }
+            None => Ok(()),
+        }
+    }
+}

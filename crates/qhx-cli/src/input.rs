@@ -1,0 +1,212 @@
+//! What goes in: ids, a text to continue, or a conversation. From flags to a prompt.
+
+use crate::failure::Failure;
+use clap::Args;
+use qhx_bundle::{Bundle, manifest::ChatMode};
+use qhx_runtime::{
+    Error, Model, Prompt,
+    text::{Chat, ChatError, Message},
+};
+use serde_json::Value;
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+/// The longest prompt that is read from a file or from stdin.
+const MAX_INPUT_BYTES: u64 = 64 << 20;
+
+/// Exactly one way to say what goes in.
+#[derive(Args)]
+#[command(next_help_heading = "Input (one of)")]
+#[group(id = "input_kind", required = true, multiple = false, args = ["ids", "prompt", "user", "chat"])]
+pub(crate) struct InputFlags {
+    /// Token ids separated by commas, as they are: no template, nothing added; @FILE reads them from a file
+    #[arg(long, value_name = "1,2,3", allow_hyphen_values = true)]
+    ids: Option<String>,
+    /// Text to continue: the tokenizer's own special tokens, no chat template
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    /// A user's message, by the bundle's chat template
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    user: Option<String>,
+    /// A conversation in the form of OpenAI's messages, by the bundle's chat template; - reads it from stdin
+    #[arg(long, value_name = "FILE.json")]
+    chat: Option<PathBuf>,
+    /// A system message before --user; "" leaves the system turn out where the template allows
+    #[arg(long, value_name = "TEXT", requires = "user", allow_hyphen_values = true)]
+    system: Option<String>,
+}
+
+/// What goes in, read and checked as far as it can be without a model.
+pub(crate) enum Input {
+    Ids(Vec<u32>),
+    Completion(String),
+    Chat(Chat),
+}
+
+impl InputFlags {
+    pub(crate) fn read(&self) -> Result<Input, Failure> {
+        match self {
+            Self { ids: Some(ids), .. } => match ids.strip_prefix('@') {
+                Some(file) => Ok(Input::Ids(parse_ids(&read_text(Path::new(file))?)?)),
+                None => Ok(Input::Ids(parse_ids(ids)?)),
+            },
+            Self { prompt: Some(text), .. } => Ok(Input::Completion(not_empty(text.clone(), "--prompt")?)),
+            Self { user: Some(text), system, .. } => Ok(Input::message(not_empty(text.clone(), "--user")?, system.as_deref())),
+            Self { chat: Some(file), .. } => Ok(Input::Chat(read_chat(file)?)),
+            // The argument group lets none of this through.
+            _ => Err(Failure::usage("there is no prompt").hint("give one of --ids, --prompt, --user, --chat")),
+        }
+    }
+}
+
+impl Input {
+    /// A person's text: a message where the bundle has a chat template, else a text to continue.
+    pub(crate) fn of_text(bundle: &Bundle, text: String, system: Option<&str>) -> Result<Self, Failure> {
+        match (bundle.manifest().chat.mode, system) {
+            (ChatMode::Template, system) => Ok(Self::message(text, system)),
+            (ChatMode::Completion, None | Some("")) => Ok(Self::Completion(text)),
+            (ChatMode::Completion, Some(_)) => {
+                Err(Failure::usage("--system: this model has no chat template, it only continues texts").hint("leave it out"))
+            }
+        }
+    }
+
+    fn message(text: String, system: Option<&str>) -> Self {
+        let mut chat = conversation(system);
+        chat.messages.push(Message::new("user", text));
+        Self::Chat(chat)
+    }
+
+    /// Whether the bundle can take it, as far as that is known before it is loaded.
+    pub(crate) fn check(&self, bundle: &Bundle) -> Result<(), Failure> {
+        match self {
+            Self::Chat(_) => needs_template(bundle),
+            Self::Ids(_) | Self::Completion(_) => Ok(()),
+        }
+    }
+
+    /// The prompt for a model.
+    pub(crate) fn prompt(&self, model: &Model) -> Result<Prompt, Failure> {
+        Ok(match self {
+            Self::Ids(ids) => Prompt::from_ids(ids.clone()),
+            Self::Completion(text) => Prompt::completion(model, text)?,
+            Self::Chat(chat) => Prompt::chat(model, chat)?,
+        })
+    }
+}
+
+/// A conversation that has not begun. An empty system message stands for none at all, not even the template's own.
+pub(crate) fn conversation(system: Option<&str>) -> Chat {
+    let mut chat = Chat::new(Vec::new());
+    match system {
+        Some("") => chat.without_system = true,
+        Some(text) => chat.messages.push(Message::new("system", text)),
+        None => {}
+    }
+    chat
+}
+
+/// A completion model cannot converse.
+pub(crate) fn needs_template(bundle: &Bundle) -> Result<(), Failure> {
+    match bundle.manifest().chat.mode {
+        ChatMode::Template => Ok(()),
+        ChatMode::Completion => {
+            let model = bundle.manifest().model.name.clone();
+            Err(Failure::from(Error::NoTemplate { model }).hint("use `qhx run MODEL TEXT` or `qhx generate BUNDLE --prompt TEXT`"))
+        }
+    }
+}
+
+/// A list of messages, or an object with `messages` and what else templates take.
+fn read_chat(file: &Path) -> Result<Chat, Failure> {
+    let place = file.display();
+    let mut chat = conversation(None);
+    let messages = match serde_json::from_str(&read_text(file)?).map_err(|e| Failure::work(format!("{place} is not valid JSON: {e}")))? {
+        Value::Object(mut fields) => {
+            let messages = fields.remove("messages").ok_or_else(|| Failure::work(format!("{place} has no `messages`")))?;
+            chat.tools = fields.remove("tools").filter(|tools| !tools.is_null());
+            chat.documents = fields.remove("documents").filter(|documents| !documents.is_null());
+            if let Some(options) = fields.remove("chat_template_kwargs") {
+                let Value::Object(options) = options else {
+                    return Err(Failure::work(format!("{place}: `chat_template_kwargs` must be an object")));
+                };
+                chat.options = options;
+            }
+            if let Some(field) = fields.keys().next() {
+                let known = "`messages`, `tools`, `documents` and `chat_template_kwargs`";
+                return Err(Failure::work(format!("{place}: the field `{field}` is not known")).hint(format!("known are {known}")));
+            }
+            messages
+        }
+        list => list,
+    };
+    let wrong = |error: ChatError| Failure::work(format!("{place}: {error}"));
+    chat.messages = Message::list_from_json(messages).map_err(wrong)?;
+    if chat.messages.is_empty() {
+        return Err(wrong(ChatError::NoMessages));
+    }
+    for (place_in_chat, message) in chat.messages.iter().enumerate() {
+        let parts = message.content().as_array().into_iter().flatten();
+        if let Some(kind) = parts.filter_map(|part| part["type"].as_str()).find(|kind| *kind != "text") {
+            let message = format!("{place}: message {} has a part of type `{kind}`, but this model takes text only", place_in_chat + 1);
+            return Err(Failure::work(message).hint("leave it out"));
+        }
+    }
+    Ok(chat)
+}
+
+/// Nothing to read is no prompt.
+pub(crate) fn not_empty(text: String, what: &str) -> Result<String, Failure> {
+    if text.is_empty() { Err(Failure::usage(format!("{what}: the prompt is empty")).hint("give some text")) } else { Ok(text) }
+}
+
+fn parse_ids(text: &str) -> Result<Vec<u32>, Failure> {
+    if text.trim().is_empty() {
+        return Err(Failure::usage("--ids: the prompt is empty").hint("give at least one token id: --ids 1,2,3"));
+    }
+    let parse = |(place, id): (usize, &str)| {
+        let id = id.trim();
+        id.parse().map_err(|_| Failure::usage(format!("--ids: entry {} is {id:?}, expected a token id (0 to {})", place + 1, u32::MAX)))
+    };
+    text.split(',').enumerate().map(parse).collect()
+}
+
+/// A whole text file; `-` is stdin.
+pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
+    let is_stdin = path.as_os_str() == "-";
+    let place = if is_stdin { "stdin".into() } else { path.display().to_string() };
+    let cannot = |error: io::Error| Failure::work(format!("cannot read {place}: {error}"));
+    let mut bytes = Vec::new();
+    let limit = MAX_INPUT_BYTES + 1;
+    match is_stdin {
+        true => io::stdin().lock().take(limit).read_to_end(&mut bytes),
+        false => File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes)),
+    }
+    .map_err(cannot)?;
+    if bytes.len() as u64 > MAX_INPUT_BYTES {
+        return Err(Failure::work(format!("{place} has more than the {MAX_INPUT_BYTES} bytes that a prompt may have")));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        Failure::work(format!("{place} is not valid UTF-8 text: byte {at} begins no character"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids() {
+        assert_eq!(parse_ids("1, 2,\n3").unwrap(), [1, 2, 3]);
+        for (text, expected) in
+            [("", "empty"), ("1,,2", "entry 2 is \"\""), ("-4", "entry 1 is \"-4\""), ("4294967296", "expected a token id")]
+        {
+            let message = parse_ids(text).unwrap_err().message().to_owned();
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! From a path to a model that is ready, with everything that can be said on the way.
+
+use crate::{
+    failure::Failure,
+    interrupt::Interrupt,
+    model_ref::{ModelKind, kind_of},
+    output,
+};
+use qhx_bundle::{Bundle, BundleError, OpenOptions, manifest::TEXT_PROGRAM};
+use qhx_runtime::{LoadOptions, LoadPlan, Model};
+use std::path::Path;
+
+/// Opens a bundle; what else the path may be is told.
+pub(crate) fn open_bundle(path: &Path, interrupt: &Interrupt) -> Result<Bundle, Failure> {
+    let options = OpenOptions { cancel: Some(interrupt.flag()), ..OpenOptions::default() };
+    Bundle::open_with(path, &options).map_err(|error| match (&error, kind_of(path)) {
+        (BundleError::NotABundle { .. }, Some(ModelKind::Folder | ModelKind::Gguf)) => {
+            let message = format!("{} is a checkpoint, not a bundle", path.display());
+            Failure::work(message).hint(format!("forge it first: qhx forge {} --out BUNDLE", path.display()))
+        }
+        (BundleError::NotABundle { .. }, _) => {
+            Failure::from(error).hint("a bundle is a folder with a qhx.json; `qhx forge SRC --out DIR` makes one")
+        }
+        _ => error.into(),
+    })
+}
+
+/// Loads a bundle's text program. What it will need is told before, what runs elsewhere than preferred after.
+pub(crate) fn load_model(bundle: &Bundle, options: &LoadOptions) -> Result<Model, Failure> {
+    if let Some(program) = bundle.program(TEXT_PROGRAM) {
+        let plan = LoadPlan::new(program, bundle.manifest().model.context_length, options)?;
+        output::dim_note(&format!("memory: {}", plan.memory));
+    }
+    let model = Model::load(bundle, options)?;
+    for fallback in &model.placement().fallbacks {
+        let (stage, from, to, reason) = (&fallback.stage, &fallback.from, &fallback.to, &fallback.reason);
+        output::note(&format!("fallback: stage {stage} runs on {to} instead of {from}: {reason}"));
+    }
+    Ok(model)
+}

@@ -1,0 +1,160 @@
+//! What MODEL may be: a bundle, a Hugging Face folder or a GGUF file. The latter two are forged once into the user's cache and then found there.
+
+use crate::{
+    failure::Failure,
+    forging::{Order, forge},
+    interrupt::Interrupt,
+    load::open_bundle,
+    output,
+};
+use qhx_bundle::{
+    Bundle, Digest, cache_dir,
+    manifest::{MANIFEST_FILE, SCHEMA_VERSION},
+};
+use qhx_forge::{Precision, forge_checkpoint};
+use qhx_ir::PROGRAM_VERSION;
+use std::{
+    fs::{self, File, Metadata},
+    io::{self, Read},
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+/// What a path holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ModelKind {
+    /// A bundle's folder, or the manifest in it.
+    Bundle,
+    /// A Hugging Face folder.
+    Folder,
+    /// A GGUF file.
+    Gguf,
+}
+
+/// What the path holds, by a first look; `None` where it is no model.
+pub(crate) fn kind_of(path: &Path) -> Option<ModelKind> {
+    let about = fs::metadata(path).ok()?;
+    if about.is_dir() {
+        return match (path.join(MANIFEST_FILE).is_file(), path.join("config.json").is_file()) {
+            (true, _) => Some(ModelKind::Bundle),
+            (_, true) => Some(ModelKind::Folder),
+            _ => None,
+        };
+    }
+    if path.file_name().is_some_and(|name| name == MANIFEST_FILE) {
+        return Some(ModelKind::Bundle);
+    }
+    let mut magic = [0; 4];
+    // Only a plain file is looked into: reading a pipe would take what it holds.
+    let is_gguf = about.is_file() && File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && &magic == b"GGUF";
+    is_gguf.then_some(ModelKind::Gguf)
+}
+
+/// Opens the bundle that MODEL stands for, making it first where need be.
+pub(crate) fn open_model(path: &Path, interrupt: &Interrupt) -> Result<Bundle, Failure> {
+    match kind_of(path) {
+        Some(ModelKind::Bundle) => open_bundle(path, interrupt),
+        Some(ModelKind::Folder | ModelKind::Gguf) => open_checkpoint(path, interrupt),
+        None => {
+            let found = if path.is_dir() {
+                "a folder with neither qhx.json nor config.json"
+            } else if path.exists() {
+                "a file that is no GGUF file"
+            } else {
+                "nothing"
+            };
+            Err(Failure::work(format!("there is no model at {}: found {found}", path.display()))
+                .hint("give a bundle, a Hugging Face folder or a GGUF file"))
+        }
+    }
+}
+
+fn open_checkpoint(source: &Path, interrupt: &Interrupt) -> Result<Bundle, Failure> {
+    let precision = Precision::Native;
+    let place = cached_place(source, precision)?;
+    let mut replace = false;
+    if place.exists() {
+        match open_bundle(&place, interrupt) {
+            Ok(bundle) => return Ok(bundle),
+            Err(failure) if interrupt.is_set() => return Err(failure),
+            Err(failure) => output::note(&format!("forging again, the cached bundle cannot be used: {}", failure.message())),
+        }
+        replace = true;
+    }
+    output::dim_note(&format!("forging {} into {} (once)", source.display(), place.display()));
+    forge(Order { out: &place, precision, replace }, interrupt, |options| forge_checkpoint(source, options))?;
+    open_bundle(&place, interrupt)
+}
+
+/// Where the bundle of this very checkpoint is kept: another place once any of its files has changed, or qhx makes bundles of another form.
+fn cached_place(source: &Path, precision: Precision) -> Result<PathBuf, Failure> {
+    let cache = cache_dir().ok_or_else(|| {
+        Failure::work("there is no cache folder to keep the forged bundle in")
+            .hint("set QHX_CACHE_DIR, or run `qhx forge SRC --out DIR` and use DIR")
+    })?;
+    let cannot = |error: io::Error| Failure::work(format!("cannot look at {}: {error}", source.display()));
+    let source = source.canonicalize().map_err(cannot)?;
+    let key =
+        format!("{}\n{precision} {SCHEMA_VERSION} {PROGRAM_VERSION}\n{}", env!("CARGO_PKG_VERSION"), identity(&source).map_err(cannot)?);
+    let name = if source.is_dir() { source.file_name() } else { source.file_stem() };
+    let name = name.map_or("model".into(), |name| name.to_string_lossy().into_owned());
+    Ok(cache.join("models").join(&Digest::of(key.as_bytes()).to_string()[..24]).join(name))
+}
+
+/// Path, and name, size and time of every file.
+fn identity(source: &Path) -> io::Result<String> {
+    let mut lines = Vec::new();
+    if source.is_dir() {
+        for entry in fs::read_dir(source)? {
+            let path = entry?.path();
+            // Through links: the Hugging Face cache is made of them. What cannot be looked at cannot be read by the forge either.
+            if let Some(about) = fs::metadata(&path).ok().filter(Metadata::is_file) {
+                lines.push(line(&path, &about));
+            }
+        }
+    } else {
+        lines.push(line(source, &fs::metadata(source)?));
+    }
+    lines.sort();
+    Ok(format!("{}\n{}", source.as_os_str().as_encoded_bytes().escape_ascii(), lines.concat()))
+}
+
+fn line(path: &Path, about: &Metadata) -> String {
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes().escape_ascii();
+    let modified = about.modified().ok().and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok()).unwrap_or_default();
+    format!("{name}\t{}\t{}\n", about.len(), modified.as_nanos())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("a.gguf"), b"GGUF\x03\0\0\0").unwrap();
+        fs::write(at("b.gguf"), b"GG").unwrap();
+        assert_eq!(
+            [kind_of(&at("a.gguf")), kind_of(&at("b.gguf")), kind_of(&at("none")), kind_of(folder.path())],
+            [Some(ModelKind::Gguf), None, None, None]
+        );
+        fs::write(at("config.json"), "{}").unwrap();
+        assert_eq!(kind_of(folder.path()), Some(ModelKind::Folder));
+        fs::write(at("qhx.json"), "{}").unwrap();
+        assert_eq!([kind_of(folder.path()), kind_of(&at("qhx.json"))], [Some(ModelKind::Bundle); 2]);
+    }
+
+    #[test]
+    fn a_changed_file_is_another_checkpoint() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("config.json"), "{}").unwrap();
+        let before = identity(folder.path()).unwrap();
+        assert_eq!(identity(folder.path()).unwrap(), before);
+        fs::write(folder.path().join("config.json"), "{ }").unwrap();
+        let larger = identity(folder.path()).unwrap();
+        assert_ne!(larger, before);
+        fs::write(folder.path().join("tokenizer.json"), "").unwrap();
+        assert_ne!(identity(folder.path()).unwrap(), larger);
+    }
+}

@@ -1,0 +1,112 @@
+//! Where text goes: answers and JSON to stdout, everything else to stderr. Nothing here panics when the other end is closed.
+
+use crate::failure::Failure;
+use serde::Serialize;
+use std::{
+    env,
+    io::{self, IsTerminal, Write},
+};
+
+/// Prints to stdout at once. A closed pipe ends the command quietly.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => Failure::nobody_reads(),
+        _ => Failure::work(format!("cannot write to the output: {error}")),
+    })
+}
+
+/// Prints the one object of `--json`.
+pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string(value).map_err(|error| Failure::work(format!("cannot write JSON: {error}")))?;
+    print(&(text + "\n"))
+}
+
+/// Prints a line to stderr.
+pub(crate) fn note(line: &str) {
+    // With stderr closed there is nobody to tell.
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Prints a line to stderr that a person may overlook.
+pub(crate) fn dim_note(line: &str) {
+    if colours() { note(&format!("\x1b[2m{line}\x1b[0m")) } else { note(line) }
+}
+
+/// Whether stderr shows colours: a terminal, unless `NO_COLOR` is set.
+fn colours() -> bool {
+    io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// An answer as it is streamed to stdout.
+pub(crate) struct Stream {
+    terminal: bool,
+    ends_line: bool,
+    failure: Option<Failure>,
+}
+
+impl Stream {
+    pub(crate) fn new() -> Self {
+        Self { terminal: io::stdout().is_terminal(), ends_line: true, failure: None }
+    }
+
+    /// Prints a piece. After a failure it prints nothing more: `false`.
+    pub(crate) fn push(&mut self, text: &str) -> bool {
+        if self.failure.is_none() && !text.is_empty() {
+            self.ends_line = text.ends_with('\n');
+            let printed = if self.terminal { print(&without_controls(text)) } else { print(text) };
+            self.failure = printed.err();
+        }
+        self.failure.is_none()
+    }
+
+    /// Ends the last line and tells a failure.
+    pub(crate) fn finish(mut self) -> Result<(), Failure> {
+        if !self.ends_line {
+            self.push("\n");
+        }
+        self.failure.map_or(Ok(()), Err)
+    }
+}
+
+/// A model may write anything; a terminal must not obey it.
+fn without_controls(text: &str) -> String {
+    text.chars().filter(|&c| !c.is_control() || c == '\n' || c == '\t').collect()
+}
+
+/// A large number for people: `134.5 M`.
+pub(crate) fn show_count(count: u64) -> String {
+    let units = [(1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")];
+    match units.iter().find(|(size, _)| count as f64 >= *size) {
+        Some((size, unit)) => format!("{:.1}{unit}", count as f64 / size),
+        None => count.to_string(),
+    }
+}
+
+/// Seconds for people: `0.21 s`, `12.3 s`, `3 min 5 s`.
+pub(crate) fn show_seconds(seconds: f64) -> String {
+    match seconds {
+        s if s < 10.0 => format!("{s:.2} s"),
+        s if s < 120.0 => format!("{s:.1} s"),
+        s => format!("{} min {} s", s as u64 / 60, s as u64 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_for_people() {
+        assert_eq!((show_count(999), show_count(134_515_008)), ("999".into(), "134.5 M".into()));
+        assert_eq!(
+            (show_seconds(0.2149), show_seconds(61.24), show_seconds(185.9)),
+            ("0.21 s".into(), "61.2 s".into(), "3 min 5 s".into())
+        );
+    }
+
+    #[test]
+    fn a_terminal_is_not_commanded() {
+        assert_eq!(without_controls("a\x1b[2Jb\n\tc\u{9b}d\r"), "a[2Jb\n\tcd");
+    }
+}

@@ -1,0 +1,60 @@
+//! The progress of forging, on stderr. Hidden where stderr is no terminal.
+
+use crate::output::show_count;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use qhx_forge::Progress;
+use std::{fmt::Write, time::Duration};
+
+const TEMPLATE: &str = "{spinner} {percent:>3} % {bar:30} {numbers}  {rate}  {left}  {wide_msg}";
+
+/// A bar with rate and time left.
+pub(crate) struct ForgeBar(ProgressBar);
+
+impl ForgeBar {
+    pub(crate) fn new() -> Self {
+        let rate = |state: &ProgressState, text: &mut dyn Write| _ = write!(text, "{}/s", show_count(state.per_sec() as u64));
+        let left = |state: &ProgressState, text: &mut dyn Write| _ = write!(text, "{} left", show_left(state.eta()));
+        let numbers = |state: &ProgressState, text: &mut dyn Write| {
+            _ = write!(text, "{} of {}", show_count(state.pos()), show_count(state.len().unwrap_or(0)));
+        };
+        // The template is a constant; a wrong one only looks plainer.
+        let style = ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar());
+        let style = style.with_key("rate", rate).with_key("left", left).with_key("numbers", numbers);
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10)).with_style(style);
+        bar.set_message("reading the checkpoint");
+        Self(bar)
+    }
+
+    /// What the forge reports.
+    pub(crate) fn update(&self, progress: Progress<'_>) {
+        self.0.set_length(progress.total);
+        self.0.set_position(progress.done);
+        let done = progress.done >= progress.total;
+        self.0.set_message(if done { "writing to the disk and summing".to_owned() } else { progress.weight.to_owned() });
+    }
+}
+
+impl Drop for ForgeBar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+fn show_left(time: Duration) -> String {
+    match time.as_secs() {
+        s if s < 100 => format!("{s} s"),
+        s if s < 6000 => format!("{} min", s.div_ceil(60)),
+        s => format!("{} h", s.div_ceil(3600)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_template_is_right() {
+        ProgressStyle::with_template(TEMPLATE).unwrap();
+        assert_eq!([3, 101, 7000].map(|s| show_left(Duration::from_secs(s))), ["3 s", "2 min", "2 h"]);
+    }
+}

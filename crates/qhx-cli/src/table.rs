@@ -1,0 +1,75 @@
+//! Tables for people: aligned columns under a header, in the form that Markdown reads too.
+
+/// How a column stands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Align {
+    /// Texts.
+    Left,
+    /// Numbers.
+    Right,
+}
+
+/// A table that is filled row by row.
+pub(crate) struct Table {
+    columns: Vec<(Align, usize)>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with these columns.
+    pub(crate) fn new<const N: usize>(header: [(&str, Align); N]) -> Self {
+        let columns = header.map(|(_, align)| (align, 0)).to_vec();
+        let mut table = Self { columns, rows: Vec::new() };
+        table.row(header.map(|(name, _)| name.to_owned()));
+        table
+    }
+
+    /// Adds a row.
+    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
+        let cells = cells.map(|cell| cell.replace('|', "\\|").replace(char::is_control, " "));
+        for ((_, width), cell) in self.columns.iter_mut().zip(&cells) {
+            *width = (*width).max(cell.chars().count());
+        }
+        self.rows.push(cells.to_vec());
+    }
+
+    /// `| a | b |` lines, the header with its rule first.
+    pub(crate) fn render(&self) -> String {
+        let line = |cells: &[String]| {
+            let cells = self.columns.iter().zip(cells).map(|((align, width), cell)| {
+                let fill = " ".repeat(width.saturating_sub(cell.chars().count()));
+                if *align == Align::Left { format!(" {cell}{fill} ") } else { format!(" {fill}{cell} ") }
+            });
+            format!("|{}|\n", cells.collect::<Vec<_>>().join("|"))
+        };
+        let rule = self.columns.iter().map(|(align, width)| {
+            let dashes = "-".repeat(*width + 1);
+            if *align == Align::Left { format!("{dashes}-") } else { format!("{dashes}:") }
+        });
+        let rule = format!("|{}|\n", rule.collect::<Vec<_>>().join("|"));
+        let mut lines = self.rows.iter().map(|row| line(row));
+        let header = lines.next().unwrap_or_default();
+        header + &rule + &lines.collect::<String>()
+    }
+}
+
+/// Two columns without a frame: a name and what it is.
+pub(crate) fn facts<const N: usize>(facts: [(&str, String); N]) -> String {
+    let width = facts.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    facts.iter().map(|(name, value)| format!("{name:width$}  {value}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_and_cells_cannot_break_out() {
+        let mut table = Table::new([("name", Align::Left), ("t/s", Align::Right)]);
+        table.row(["a|b\n".into(), "1".into()]);
+        table.row(["longer é".into(), "1000".into()]);
+        let expected = "| name     |  t/s |\n|----------|-----:|\n| a\\|b     |    1 |\n| longer é | 1000 |\n";
+        assert_eq!(table.render(), expected);
+        assert_eq!(facts([("a", "1".into()), ("bcd", "2".into())]), "a    1\nbcd  2\n");
+    }
+}

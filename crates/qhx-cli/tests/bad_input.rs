@@ -1,0 +1,340 @@
+//! Wrong, truncated and hostile input: each gets its exit code, one clear block on stderr, and nothing on stdout.
+
+mod common;
+
+use common::{DEVICE, bundle, bundle_copy, copy_folder, fail, fixture, read_json, scratch, succeed};
+use serde_json::{Value, json};
+use std::{
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Forging `source` must fail with exit code 1 and leave nothing behind.
+fn refuse_forge(source: &Path, expected: &[&str]) {
+    let folder = scratch();
+    let out = folder.path().join("out");
+    fail([OsStr::new("forge"), source.as_os_str(), "--out".as_ref(), out.as_os_str()], 1, expected);
+    assert_eq!(common::listing(folder.path()), [""; 0], "after {expected:?}");
+}
+
+/// Using the bundle must fail with exit code 1.
+fn refuse_bundle(bundle: &Path, expected: &[&str]) {
+    fail(generate(bundle, &["--ids", "1"]), 1, expected);
+    fail([OsStr::new("inspect"), bundle.as_os_str(), "--json".as_ref()], 1, expected);
+}
+
+fn generate(bundle: &Path, arguments: &[&str]) -> Vec<std::ffi::OsString> {
+    let all = ["generate".as_ref(), bundle.as_os_str(), "--device".as_ref(), DEVICE.as_ref(), "--max-new".as_ref(), "2".as_ref()];
+    all.into_iter().chain(arguments.iter().map(|a| a.as_ref())).map(|a: &OsStr| a.to_owned()).collect()
+}
+
+/// A copy of a fixture's checkpoint.
+fn checkpoint(folder: &Path) -> PathBuf {
+    copy_folder(&fixture("llama"), &folder.join("checkpoint"))
+}
+
+/// Changes the header of a safetensors file; the data stays.
+fn change_header(file: &Path, change: impl FnOnce(&mut Value)) {
+    let bytes = fs::read(file).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    change(&mut header);
+    let header = header.to_string();
+    fs::write(file, [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &bytes[8 + length..]].concat()).unwrap();
+}
+
+fn change_json(file: &Path, change: impl FnOnce(&mut Value)) {
+    let mut value = read_json(file);
+    change(&mut value);
+    fs::write(file, value.to_string()).unwrap();
+}
+
+fn truncate(file: &Path, bytes: u64) {
+    fs::OpenOptions::new().write(true).open(file).unwrap().set_len(bytes).unwrap();
+}
+
+#[test]
+fn truncated_safetensors() {
+    let folder = scratch();
+    let source = checkpoint(folder.path());
+    let file = source.join("model.safetensors");
+    for bytes in [fs::metadata(&file).unwrap().len() - 1, 1000, 5, 0] {
+        truncate(&file, bytes);
+        refuse_forge(&source, &["model.safetensors is not a valid safetensors file"]);
+    }
+}
+
+#[test]
+fn truncated_gguf() {
+    let folder = scratch();
+    let file = folder.path().join("model.gguf");
+    fs::copy(fixture("llama-gguf").join("model.gguf"), &file).unwrap();
+    for bytes in [fs::metadata(&file).unwrap().len() - 1, 5000, 40, 5, 0] {
+        truncate(&file, bytes);
+        refuse_forge(&file, &["model.gguf is not a valid GGUF file"]);
+    }
+}
+
+#[test]
+fn a_header_that_claims_2_to_the_60_elements() {
+    let folder = scratch();
+    let source = checkpoint(folder.path());
+    let file = source.join("model.safetensors");
+    change_header(&file, |header| header["model.norm.weight"]["shape"] = json!([1u64 << 60]));
+    refuse_forge(&source, &["model.safetensors is not a valid safetensors file", "`model.norm.weight`", "1152921504606846976"]);
+}
+
+#[test]
+fn overlapping_tensors() {
+    let folder = scratch();
+    let source = checkpoint(folder.path());
+    change_header(&source.join("model.safetensors"), |header| {
+        header["model.layers.0.input_layernorm.weight"]["data_offsets"] = header["model.norm.weight"]["data_offsets"].clone();
+    });
+    refuse_forge(&source, &["model.safetensors is not a valid safetensors file", "overlap"]);
+}
+
+#[test]
+fn missing_tensor() {
+    let folder = scratch();
+    let source = checkpoint(folder.path());
+    change_header(&source.join("model.safetensors"), |header| {
+        let tensor = header.as_object_mut().unwrap().remove("model.norm.weight").unwrap();
+        header["model.norn.weight"] = tensor;
+    });
+    refuse_forge(&source, &["no tensor `model.norm.weight`"]);
+}
+
+#[test]
+fn surplus_tensor() {
+    let folder = scratch();
+    let source = checkpoint(folder.path());
+    let config = read_json(&source.join("config.json"));
+    let layers = config["num_hidden_layers"].as_u64().unwrap();
+    change_json(&source.join("config.json"), |config| config["num_hidden_layers"] = json!(layers - 1));
+    refuse_forge(&source, &[&format!("`model.layers.{}.", layers - 1), "no use for it"]);
+}
+
+#[test]
+fn wrong_shape() {
+    let folder = scratch();
+    let source = checkpoint(folder.path());
+    let hidden = read_json(&source.join("config.json"))["hidden_size"].as_u64().unwrap();
+    change_header(&source.join("model.safetensors"), |header| header["model.norm.weight"]["shape"] = json!([hidden / 2, 2]));
+    refuse_forge(&source, &["tensor `model.norm.weight`", &format!("[{}, 2]", hidden / 2), &format!("[{hidden}]")]);
+}
+
+#[test]
+fn wrong_checkpoints() {
+    let folder = scratch();
+    refuse_forge(folder.path(), &["config.json"]);
+    refuse_forge(&folder.path().join("nowhere"), &["nowhere", "No such file"]);
+    let source = checkpoint(folder.path());
+    fs::write(source.join("config.json"), "{\"model_type\": ").unwrap();
+    refuse_forge(&source, &["config.json"]);
+    fs::write(source.join("config.json"), "{\"model_type\": \"bert\"}").unwrap();
+    refuse_forge(&source, &["`model_type` is `bert`; known are"]);
+}
+
+#[test]
+fn a_path_out_of_the_bundle() {
+    let folder = scratch();
+    let bundle = bundle_copy("llama", folder.path());
+    change_json(&bundle.join("qhx.json"), |manifest| manifest["tokenizer"] = json!("../../etc/passwd"));
+    refuse_bundle(&bundle, &["qhx.json", "`tokenizer`", "`../../etc/passwd`"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_link_out_of_the_bundle() {
+    let folder = scratch();
+    let bundle = bundle_copy("llama", folder.path());
+    fs::rename(bundle.join("tokenizer.json"), folder.path().join("outside.json")).unwrap();
+    std::os::unix::fs::symlink("../outside.json", bundle.join("tokenizer.json")).unwrap();
+    refuse_bundle(&bundle, &["`tokenizer.json`", "link"]);
+}
+
+#[test]
+fn wrong_sum() {
+    let folder = scratch();
+    let bundle = bundle_copy("llama", folder.path());
+    let file = bundle.join(read_json(&bundle.join("qhx.json"))["weights"][0].as_str().unwrap());
+    let mut bytes = fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&file, bytes).unwrap();
+    refuse_bundle(&bundle, &["is damaged or was changed: sha256 must be", "found"]);
+    let mut bytes = fs::read(&file).unwrap();
+    bytes.pop();
+    fs::write(&file, bytes).unwrap();
+    refuse_bundle(&bundle, &["bytes, found", "truncated"]);
+}
+
+#[test]
+fn unknown_field_and_newer_schema() {
+    let folder = scratch();
+    let bundle = bundle_copy("llama", folder.path());
+    change_json(&bundle.join("qhx.json"), |manifest| manifest["model"]["wings"] = json!(2));
+    refuse_bundle(&bundle, &["qhx.json", "`model.wings`", "unknown field"]);
+    change_json(&bundle.join("qhx.json"), |manifest| manifest["schema_version"] = json!(99));
+    refuse_bundle(&bundle, &["schema_version 99 is newer than", "update qhx"]);
+}
+
+#[test]
+fn no_bundle() {
+    let folder = scratch();
+    refuse_bundle(folder.path(), &["not a bundle", "hint: a bundle is a folder with a qhx.json"]);
+    refuse_bundle(&folder.path().join("nowhere"), &["nowhere", "No such file"]);
+    refuse_bundle(&fixture("llama"), &["is a checkpoint, not a bundle", "hint: forge it first: qhx forge"]);
+}
+
+#[test]
+fn prompts_that_do_not_fit() {
+    let llama = bundle("llama");
+    fail(
+        generate(&llama, &["--ids", "1,2,3,4,5,6,7,8,9", "--context", "8"]),
+        1,
+        &["prompt has 9 tokens, the context holds 8", "--context"],
+    );
+    let limit = read_json(&llama.join("qhx.json"))["model"]["context_length"].as_u64().unwrap();
+    let over = (limit + 1).to_string();
+    fail(generate(&llama, &["--ids", "1", "--context", &over]), 2, &[&format!("context is {over}, expected 1 to {limit}")]);
+    let long = vec!["1"; limit as usize + 1].join(",");
+    fail(generate(&llama, &["--ids", &long]), 1, &[&format!("prompt has {over} tokens, the context holds {limit}")]);
+    fail(generate(&llama, &["--ids", "1,467"]), 1, &["id 467 (number 1 of the prompt) is not in the vocabulary", "0 to 466"]);
+    fail(generate(&llama, &["--ids", "1,4294967295"]), 1, &["id 4294967295"]);
+}
+
+#[test]
+fn empty_prompts() {
+    let llama = bundle("llama");
+    for (flag, expected) in
+        [("--ids", "--ids: the prompt is empty"), ("--prompt", "--prompt: the prompt is empty"), ("--user", "--user: the prompt is empty")]
+    {
+        fail(generate(&llama, &[flag, ""]), 2, &[expected, "hint: give"]);
+    }
+    fail([OsStr::new("run"), llama.as_os_str(), "".as_ref()], 2, &["the prompt is empty"]);
+    fail([OsStr::new("run"), llama.as_os_str(), "-".as_ref()], 2, &["the prompt is empty"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn arguments_that_are_no_text() {
+    use std::os::unix::ffi::OsStrExt;
+    let bad = OsStr::from_bytes(b"caf\xe9");
+    let llama = bundle("llama");
+    let with_prompt = [OsStr::new("generate"), llama.as_os_str(), "--prompt".as_ref(), bad];
+    fail(with_prompt, 2, &["argument 4 is not valid UTF-8: \"caf\\xE9\"", "hint: texts must be UTF-8"]);
+    fail([OsStr::new("run"), llama.as_os_str(), bad], 2, &["the prompt is not valid UTF-8: \"caf\\xE9\""]);
+    fail([OsStr::new("run"), bad], 2, &["the prompt is not valid UTF-8"]);
+    fail([bad], 2, &["caf\u{fffd}"]);
+    // A path may hold any bytes.
+    fail([OsStr::new("inspect"), bad], 1, &["No such file"]);
+    let folder = scratch();
+    let place = folder.path().join(bad);
+    copy_folder(&llama, &place);
+    succeed([OsStr::new("inspect"), place.as_os_str(), "--device".as_ref(), DEVICE.as_ref()]);
+}
+
+#[test]
+fn flags_that_are_wrong() {
+    let llama = bundle("llama");
+    let place = llama.to_str().unwrap();
+    let cases: &[(&[&str], i32, &[&str])] = &[
+        (&["--ids", "1", "--prompt", "a"], 2, &["--ids", "cannot be used with"]),
+        (&[], 2, &["--ids", "--prompt", "--user", "--chat"]),
+        (&["--ids", "1", "--system", "a"], 2, &["--system"]),
+        (&["--ids", "1,x"], 2, &["--ids: entry 2 is \"x\""]),
+        (&["--ids", "@nowhere"], 1, &["cannot read nowhere"]),
+        (&["--ids", "1", "--temperature", "-1"], 2, &["temperature must be a number from 0 up, found -1"]),
+        (&["--ids", "1", "--top-p", "0"], 2, &["top_p must be above 0"]),
+        (&["--ids", "1", "--temperature", "nan"], 2, &["temperature must be"]),
+        (&["--ids", "1", "--stop", ""], 2, &["stop string number 1 is empty"]),
+        (&["--ids", "1", "--device", "tpu"], 2, &["there is no device `tpu`"]),
+        (&["--ids", "1", "--device", "gpu"], 1, &["device `gpu` cannot be used"]),
+        (&["--ids", "1", "--device", "npu"], 1, &["device `npu` cannot be used"]),
+        (&["--ids", "1", "--device", "split"], 1, &["device `split` cannot be used"]),
+        (&["--ids", "1", "--threads", "0"], 2, &["--threads"]),
+        (&["--ids", "1", "--chunk", "0"], 2, &["--chunk"]),
+        (&["--ids", "1", "--placement", "a.toml"], 2, &["--placement is not available yet"]),
+        (&["--ids", "1", "--image", "a.png"], 2, &["--image: this model takes no pictures"]),
+        (&["--ids", "1", "--audio", "a.wav"], 2, &["--audio: this model takes no sounds"]),
+        (&["--ids", "1", "--logits", "/no/such/folder/f.safetensors"], 1, &["cannot write /no/such/folder/f.safetensors"]),
+    ];
+    for (arguments, code, expected) in cases {
+        fail(["generate", place, "--max-new", "2"].iter().chain(*arguments), *code, expected);
+    }
+    fail(["frobnicate"], 2, &["unrecognized subcommand 'frobnicate'"]);
+    fail(["run"], 2, &["the prompt is missing", "hint: qhx run MODEL \"PROMPT\""]);
+    fail(["run", "What is this?"], 2, &["carries no demo model", "hint: qhx run MODEL"]);
+    fail(["run", place], 2, &["the prompt is missing:", "is a model"]);
+    fail(["run", "/no/such/model", "hello"], 1, &["there is no model at /no/such/model: found nothing", "hint: give a bundle"]);
+    fail(["run", "a", "b", "c"], 2, &[]);
+    fail(["bench", place, "-p", "0", "-n", "0"], 2, &["nothing to measure"]);
+    fail(["bench", place, "-r", "0"], 2, &["-r"]);
+    fail(["diff", "a", "b", "--tolerance", "-1"], 2, &["--tolerance must be a number from 0 up"]);
+    fail(["diff", "/no/such/a", "/no/such/b"], 1, &["cannot read /no/such/a"]);
+    fail(["trace", place, "--ids", "1"], 2, &["--out"]);
+    let forge: &[(&[&str], &[&str])] = &[
+        (&["--precision", "auto"], &["not available yet"]),
+        (&["--precision", "q9"], &["`q9` is no precision; use one of native, f32"]),
+        (&["--target", "v79"], &["cannot prepare bundles for `v79` yet"]),
+        (&["--target", "cpu,toaster"], &["there is no target `toaster`"]),
+        (&["--gate", "strict"], &["no gates yet"]),
+        (&["--gate", "tolerant"], &["no gates yet"]),
+    ];
+    let source = fixture("llama");
+    for (arguments, expected) in forge {
+        let first = ["forge", source.to_str().unwrap(), "--out", "/no/such/place"];
+        fail(first.iter().chain(*arguments), 2, expected);
+    }
+}
+
+#[test]
+fn a_place_that_is_taken() {
+    let folder = scratch();
+    let place = folder.path().join("taken");
+    fs::create_dir(&place).unwrap();
+    fs::write(place.join("precious"), "mine").unwrap();
+    let source = fixture("llama");
+    let arguments = [OsStr::new("forge"), source.as_os_str(), "--out".as_ref(), place.as_os_str()];
+    fail(arguments, 1, &["exists already", "hint: --force"]);
+    // What is no bundle is not replaced even then.
+    fail(arguments.into_iter().chain(["--force".as_ref()]), 1, &["taken"]);
+    assert_eq!(common::listing(&place), ["precious"]);
+    let made = folder.path().join("made");
+    common::forge(&source, &made, "f32");
+    fail([OsStr::new("forge"), source.as_os_str(), "--out".as_ref(), made.as_os_str()], 1, &["exists already"]);
+    succeed([
+        OsStr::new("forge"),
+        source.as_os_str(),
+        "--out".as_ref(),
+        made.as_os_str(),
+        "--force".as_ref(),
+        "--gate".as_ref(),
+        "none".as_ref(),
+    ]);
+    assert_eq!(common::listing(folder.path()), ["made", "taken"]);
+}
+
+#[test]
+fn conversations_that_are_wrong() {
+    let folder = scratch();
+    let (llama, qwen3) = (bundle("llama"), bundle("qwen3"));
+    let file = folder.path().join("chat.json");
+    let chat = file.to_str().unwrap();
+    let cases: &[(&str, i32, &str)] = &[
+        ("", 1, "is not valid JSON"),
+        ("{}", 1, "messages"),
+        ("[]", 1, "the conversation is empty"),
+        ("[{\"content\": \"a\"}]", 1, "message 1: `role` is missing"),
+        ("[{\"role\": \"user\", \"content\": 3}]", 1, "message 1: `content` must be"),
+        ("[{\"role\": \"user\", \"content\": [{\"type\": \"image\", \"path\": \"a.png\"}]}]", 1, "this model takes no pictures"),
+    ];
+    for (text, code, expected) in cases {
+        fs::write(&file, text).unwrap();
+        fail(generate(&llama, &["--chat", chat]), *code, &[expected]);
+    }
+    fail(generate(&qwen3, &["--user", "hello"]), 1, &["has no chat template", "--prompt"]);
+    fail([OsStr::new("chat"), qwen3.as_os_str()], 1, &["has no chat template"]);
+}

@@ -1,0 +1,153 @@
+//! The real binary over the fixtures: what every suite here needs.
+#![allow(dead_code)]
+
+use serde_json::Value;
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    sync::LazyLock,
+};
+
+/// The families whose fixtures were recorded.
+pub const FAMILIES: [&str; 7] = ["llama", "qwen3", "qwen3_vl", "phimoe", "phimoe_longrope", "qwen3_5", "gemma4"];
+
+/// Where models run: the processor, or in a build without it the interpreter.
+pub const DEVICE: &str = if cfg!(feature = "cpu") { "cpu" } else { "reference" };
+
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
+}
+
+/// Where bundles and caches of this test process go; removed by the system's own cleaning if the process dies.
+static SCRATCH: LazyLock<tempfile::TempDir> = LazyLock::new(|| tempfile::Builder::new().prefix("qhx-cli-").tempdir().unwrap());
+
+/// A fresh folder.
+pub fn scratch() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("qhx-cli-").tempdir().unwrap()
+}
+
+/// The command with a cache of its own.
+pub fn qhx(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_qhx"));
+    command.args(arguments).env("QHX_CACHE_DIR", SCRATCH.path().join("cache")).stdin(Stdio::null());
+    command
+}
+
+/// What a run gave.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+pub fn ran(output: Output) -> Ran {
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+pub fn run(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Ran {
+    ran(qhx(arguments).output().unwrap())
+}
+
+/// Runs a command that must succeed and gives its stdout.
+pub fn succeed(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> String {
+    let ran = run(arguments);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    ran.stdout
+}
+
+/// Runs a command that must print exactly one JSON object, in one line, and nothing else on stdout.
+pub fn json(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Value {
+    let stdout = succeed(arguments);
+    let object = stdout.strip_suffix('\n').unwrap_or_else(|| panic!("no line: {stdout:?}"));
+    assert!(!object.contains('\n') && object.starts_with('{') && object.ends_with('}'), "{stdout:?}");
+    serde_json::from_str(object).unwrap_or_else(|e| panic!("{e}: {stdout:?}"))
+}
+
+/// Runs a command that must fail like this: exit code, nothing on stdout, one block on stderr with each of these texts, no panic.
+pub fn fail(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>, code: i32, expected: &[&str]) -> Ran {
+    failed(ran(qhx(arguments).output().unwrap()), code, expected)
+}
+
+pub fn failed(ran: Ran, code: i32, expected: &[&str]) -> Ran {
+    assert_eq!(ran.code, Some(code), "{ran:?}");
+    assert_eq!(ran.stdout, "", "{ran:?}");
+    assert!(ran.stderr.contains("error: ") && !ran.stderr.contains("panicked"), "{ran:?}");
+    for text in expected {
+        assert!(ran.stderr.contains(text), "expected {text:?} in:\n{}", ran.stderr);
+    }
+    ran
+}
+
+/// Forges `source` into `out`.
+pub fn forge(source: &Path, out: &Path, precision: &str) {
+    succeed([OsStr::new("forge"), source.as_os_str(), "--out".as_ref(), out.as_os_str(), "--precision".as_ref(), precision.as_ref()]);
+}
+
+/// The f32 bundle of a fixture, forged once for the whole process.
+pub fn bundle(fixture_name: &str) -> PathBuf {
+    static MADE: LazyLock<std::sync::Mutex<()>> = LazyLock::new(Default::default);
+    let _one_at_a_time = MADE.lock().unwrap_or_else(|e| e.into_inner());
+    let place = SCRATCH.path().join(fixture_name);
+    if !place.exists() {
+        let source = fixture(fixture_name);
+        let gguf = source.join("model.gguf");
+        forge(if gguf.exists() { &gguf } else { &source }, &place, "f32");
+    }
+    place
+}
+
+/// A copy of the bundle, to be damaged.
+pub fn bundle_copy(fixture_name: &str, folder: &Path) -> PathBuf {
+    copy_folder(&bundle(fixture_name), &folder.join("bundle"))
+}
+
+pub fn copy_folder(from: &Path, to: &Path) -> PathBuf {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let target = to.join(path.file_name().unwrap());
+        if path.is_dir() {
+            copy_folder(&path, &target);
+        } else {
+            fs::copy(&path, &target).unwrap();
+        }
+    }
+    to.to_owned()
+}
+
+/// `1,2,3`
+pub fn ids(value: &Value) -> String {
+    let ids: Vec<_> = value.as_array().unwrap().iter().map(|id| id.to_string()).collect();
+    ids.join(",")
+}
+
+pub fn read_json(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+/// The F32 tensors of a safetensors file.
+pub fn tensors(path: &Path) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
+    let bytes = fs::read(path).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let data = &bytes[8 + header..];
+    let header: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let list = |value: &Value| value.as_array().unwrap().iter().map(|n| n.as_u64().unwrap() as usize).collect::<Vec<_>>();
+    let tensor = |(name, about): (&String, &Value)| {
+        let range = list(&about["data_offsets"]);
+        let values = data[range[0]..range[1]].chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        (name.clone(), (list(&about["shape"]), values))
+    };
+    header.as_object().unwrap().iter().filter(|(name, about)| *name != "__metadata__" && about["dtype"] == "F32").map(tensor).collect()
+}
+
+/// Everything in a folder, hidden names included.
+pub fn listing(folder: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
