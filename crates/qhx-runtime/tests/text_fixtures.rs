@@ -161,7 +161,6 @@ fn special_tokens_in_messages_stay_text() {
             let text = template.prompt(&chat, &fixture.tokenizer, SpecialTokens::AsText).expect("renders");
             let parsed = template.prompt(&chat, &fixture.tokenizer, SpecialTokens::Parse).expect("renders");
             assert_eq!(text.text, parsed.text, "{}: {}", fixture.name, case["name"]);
-            assert_eq!(fixture.tokenizer.decode(&text.ids, false), fixture.tokenizer.decode(&parsed.ids, false));
             if case["name"] == "special_inside" {
                 // The template's own control tokens are those of the same conversation with harmless text.
                 let mut harmless = chat.clone();
@@ -169,6 +168,8 @@ fn special_tokens_in_messages_stay_text() {
                 let template_only = template.prompt(&harmless, &fixture.tokenizer, SpecialTokens::Parse).expect("renders");
                 assert_eq!(special(&text.ids), special(&template_only.ids), "{}", fixture.name);
                 assert!(special(&parsed.ids).len() > special(&text.ids).len());
+                let decoded = fixture.tokenizer.decode(&text.ids, false).expect("decodes");
+                assert!(decoded.contains(chat.messages[0].content().as_str().expect("a text")), "{}: {decoded:?}", fixture.name);
                 kept += 1;
             } else {
                 assert_eq!(text.ids, parsed.ids, "{}: {}", fixture.name, case["name"]);
