@@ -256,15 +256,15 @@ fn declarations() {
     refuse_program(|p| p.ops.push(p.ops[0].clone()), "the value `op.y` is made twice");
     refuse_program(|p| p.ops[0].path = "op".into(), "which nothing makes");
     let weight = |shape: &[usize]| Weight { shape: shape.to_vec(), encoding: Encoding::F32 };
-    refuse_program(|p| drop(p.weights.insert("w".into(), weight(&[8]))), "weight `w` is used by no op");
+    refuse_program(|p| p.weights.extend([("w".into(), weight(&[8]))]), "weight `w` is used by no op");
     for shape in [&[][..], &[0, 4], &[usize::MAX, 2], &[1 << 30, 1 << 30]] {
-        refuse_program(|p| drop(p.weights.insert("w".into(), weight(shape))), "weight `w` has the impossible shape");
+        refuse_program(|p| p.weights.extend([("w".into(), weight(shape))]), "weight `w` has the impossible shape");
     }
     let kv = |kv_heads, window| Slot::Kv { kv_heads, head_dim: 4, window, dtype: KvType::F16 };
-    refuse_program(|p| drop(p.slots.insert("s".into(), kv(1, None))), "slot `s` is used by no op");
-    refuse_program(|p| drop(p.slots.insert("s".into(), kv(0, None))), "slot `s` has an impossible size");
-    refuse_program(|p| drop(p.slots.insert("s".into(), kv(1, Some(0)))), "slot `s` has an impossible size");
-    refuse_program(|p| drop(p.slots.insert("s".into(), Slot::Fifo { rows: 1, channels: usize::MAX })), "impossible size");
+    refuse_program(|p| p.slots.extend([("s".into(), kv(1, None))]), "slot `s` is used by no op");
+    refuse_program(|p| p.slots.extend([("s".into(), kv(0, None))]), "slot `s` has an impossible size");
+    refuse_program(|p| p.slots.extend([("s".into(), kv(1, Some(0)))]), "slot `s` has an impossible size");
+    refuse_program(|p| p.slots.extend([("s".into(), Slot::Fifo { rows: 1, channels: usize::MAX })]), "impossible size");
     refuse_program(|p| p.epochs = vec![5, 5], "epochs [5, 5] must rise");
     refuse_program(|p| p.inputs[0].shape.push(Dim::R), "input `x` has two symbolic dimensions");
     refuse_program(|p| p.inputs[0].shape = vec![Dim::Fixed(usize::MAX), Dim::Fixed(2)], "too large");
@@ -275,7 +275,7 @@ fn rotary_tables() {
     let refuse = |blocks: &[(usize, usize)], streams: &[usize], frequencies: &[f32], variants: usize, reason: &str| {
         let variant = RotaryVariant { inv_freq: frequencies.to_vec(), amplitude: 1.0 };
         let rotary = Rotary { blocks: blocks.to_vec(), streams: streams.to_vec(), variants: vec![variant; variants] };
-        refuse_program(|p| drop(p.rotaries.insert("r".into(), rotary)), reason);
+        refuse_program(|p| p.rotaries.extend([("r".into(), rotary)]), reason);
     };
     refuse(&[(0, 4)], &[], &[1.0; 2], 0, "rotary `r`: needs 1 or 1 variants, has 0");
     refuse(&[(0, 4)], &[], &[1.0; 2], 2, "needs 1 or 1 variants, has 2");

@@ -48,24 +48,23 @@ const TROUBLES: [Trouble; 9] = [
 /// A salt for inputs whose results must leave no trace.
 const ELSEWHERE: u64 = 77;
 
-/// Runs the case; also says which plan was drawn.
-pub(crate) fn judge(device: &dyn Device, case: &Case, rng: &mut Rng, options: &Options) -> (String, Outcome) {
+/// Runs the case; writes to `calls` which plan was drawn.
+pub(crate) fn judge(device: &dyn Device, case: &Case, rng: &mut Rng, options: &Options, calls: &mut String) -> Outcome {
     let program = match Checked::new(case.program.clone()) {
         Ok(program) => program,
-        Err(e) => return (String::new(), Outcome::Failed(format!("the suite's own program is wrong: {e}"))),
+        Err(e) => return Outcome::Failed(format!("the suite's own program is wrong: {e}")),
     };
     let plan = Plan::draw(rng, case, &program, options.max_segments);
     let troubles: Vec<Trouble> = plan.calls.iter().map(|_| if rng.one_in(2) { rng.pick(&TROUBLES) } else { Trouble::None }).collect();
-    let what = describe(&plan, &troubles);
+    *calls = describe(&plan, &troubles);
     if let Some(refusal) = program.ops.iter().find_map(|op| device.accepts(&program, op).err()) {
-        return (what, Outcome::Refused(refusal.to_string()));
+        return Outcome::Refused(refusal.to_string());
     }
-    let outcome = match both(device, case, &program, &plan, &troubles, options) {
+    match both(device, case, &program, &plan, &troubles, options) {
         Ok(worst) => Outcome::Passed { worst },
         Err(Stop::Refused(reason)) => Outcome::Refused(reason),
         Err(Stop::Wrong(reason)) => Outcome::Failed(reason),
-    };
-    (what, outcome)
+    }
 }
 
 /// A call, and what all sessions held before it.

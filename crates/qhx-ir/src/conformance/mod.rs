@@ -12,6 +12,7 @@ mod compare;
 mod judge;
 pub mod models;
 mod plan;
+mod refusals;
 mod rng;
 mod session;
 mod weights;
@@ -131,6 +132,10 @@ impl fmt::Display for Summary {
 /// Holds `device` to the reference; `report` hears of every case as it ends.
 pub fn run(device: &dyn Device, options: &Options, report: &mut dyn FnMut(&CaseResult)) -> Summary {
     let mut summary = Summary::default();
+    refusals::run(device, options, &mut |result| {
+        report(&result);
+        summary.add("refusals", result, options.strict);
+    });
     for group in cases::GROUPS.iter().chain(models::GROUPS) {
         let count = (options.cases * group.weight).div_ceil(4).max(group.least);
         for number in (0..count).filter(|&number| options.wants(group.name, number)) {
@@ -168,10 +173,15 @@ struct Group {
 fn one(device: &dyn Device, options: &Options, group: &Group, number: usize) -> CaseResult {
     let rng = |part: u64| Rng::new(&[options.seed, rng::hash(group.name), number as u64, part]);
     let case = (group.draw)(rng(0), number);
-    let judged = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| judge::judge(device, &case, &mut rng(1), options)));
-    let (calls, outcome) = judged.unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-        (String::new(), Outcome::Failed(format!("panicked: {}", text.unwrap_or("(no text)"))))
-    });
+    let mut calls = String::new();
+    let outcome = guard(|| judge::judge(device, &case, &mut rng(1), options, &mut calls));
     CaseResult { name: format!("{}/{number}", group.name), seed: options.seed, what: format!("{}; {calls}", case.what), outcome }
+}
+
+/// A panic is a failure of the case, not the end of the suite.
+fn guard(case: impl FnOnce() -> Outcome) -> Outcome {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(case)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        Outcome::Failed(format!("panicked: {}", text.unwrap_or("(no text)")))
+    })
 }

@@ -9,7 +9,7 @@ use crate::{Bindings, Checked, Dim, InputData, Slot};
 /// One call.
 #[derive(Clone, Debug)]
 pub(crate) struct CallPlan {
-    number: usize,
+    pub(crate) number: usize,
     /// `T`, padding included.
     pub(crate) rows: usize,
     pub(crate) pieces: Vec<Piece>,

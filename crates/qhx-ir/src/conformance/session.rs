@@ -17,7 +17,7 @@ use std::{
 pub(crate) struct Session<'c> {
     case: &'c Case,
     pub(crate) program: Checked,
-    executable: Box<dyn Executable>,
+    pub(crate) executable: Box<dyn Executable>,
     pub(crate) states: Vec<Box<dyn State>>,
     pub(crate) context: usize,
 }
