@@ -151,8 +151,10 @@ def nudged(model: torch.nn.Module) -> torch.nn.Module:
 
 def pass_lengths(config, length: int) -> list[int]:
     """One pass does, unless positions are scaled by the length reached: then the rows up to the switch need their own."""
-    switch = (config.rope_parameters or {}).get("original_max_position_embeddings")
-    return [switch, length] if config.rope_parameters.get("rope_type") == "longrope" and length > switch else [length]
+    rope = config.rope_parameters
+    if rope.get("rope_type") != "longrope" or length <= rope["original_max_position_embeddings"]:
+        return [length]
+    return [rope["original_max_position_embeddings"], length]
 
 
 @torch.no_grad()
