@@ -32,6 +32,8 @@ pub(crate) struct Case {
 /// Which calls a case is run with.
 #[derive(Clone, Copy)]
 pub(crate) struct RowRules {
+    /// Least rows of a session's first segment.
+    pub(crate) least: usize,
     /// Most rows of one segment in one call.
     pub(crate) most: usize,
     /// A segment's rows are a multiple of this.
@@ -117,7 +119,7 @@ impl Builder {
             floor: 1.0,
             flips: None,
             epoch: 0,
-            rows: RowRules { most: 40, multiple: 1, calls: 2 },
+            rows: RowRules { least: 1, most: 40, multiple: 1, calls: 2 },
         };
         Self { rng, case }
     }

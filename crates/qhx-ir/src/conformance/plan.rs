@@ -1,7 +1,7 @@
 //! The calls of a case: which rows of which sessions, in which segments, with which padding; and their inputs.
 
 use super::{
-    build::{Case, Fill},
+    build::{Case, Fill, RowRules},
     rng::Rng,
 };
 use crate::{Bindings, Checked, Dim, InputData, Slot};
@@ -51,7 +51,7 @@ impl Plan {
                 }
                 let session = (first + i) % sessions;
                 row = row.next_multiple_of(step);
-                let rows = draw_rows(rng, number, rules.most).next_multiple_of(rules.multiple);
+                let rows = draw_rows(rng, next[session] == 0, &rules).next_multiple_of(rules.multiple);
                 let commit = if partial { rng.between(1, rows) } else { rows };
                 pieces.push(Piece { session, from: next[session], first_row: row, rows, commit });
                 next[session] += commit;
@@ -71,16 +71,16 @@ impl Plan {
     }
 }
 
-/// Prefill as a rule comes first and is long; later calls are short, single rows above all.
-fn draw_rows(rng: &mut Rng, number: usize, most: usize) -> usize {
-    let rows = match rng.below(if number == 0 { 4 } else { 8 }) {
+/// Prefill as a rule is long; later calls are short, single rows above all.
+fn draw_rows(rng: &mut Rng, first: bool, rules: &RowRules) -> usize {
+    let rows = match rng.below(if first { 4 } else { 8 }) {
         0 => rng.between(2, 9),
-        1 | 2 if number == 0 => rng.between(1, most),
-        3 => rng.between(1, most),
+        1 | 2 if first => rng.between(1, rules.most),
+        3 => rng.between(1, rules.most),
         4 => rng.pick(&[16, 17, 31, 32, 33]),
         _ => 1,
     };
-    rows.min(most).max(1)
+    rows.clamp(if first { rules.least } else { 1 }, rules.most)
 }
 
 /// What `T` must be a multiple of.

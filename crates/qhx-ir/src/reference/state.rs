@@ -106,7 +106,7 @@ impl State for ReferenceState {
     }
 
     fn commit(&mut self, rows: usize) -> Result<(), DeviceError> {
-        let Some(pending) = self.pending.take() else {
+        let Some(pending) = &self.pending else {
             return Err(DeviceError::Call("there is no call to commit".into()));
         };
         let recurrent = self.slots.values().any(Slot::is_recurrent);
@@ -114,7 +114,8 @@ impl State for ReferenceState {
             let why = if recurrent { "a state with recurrent slots commits all or nothing" } else { "more cannot count" };
             return Err(DeviceError::Call(format!("commit of {rows} rows after a call of {} valid rows: {why}", pending.rows)));
         }
-        for (name, new) in pending.slots {
+        let new = self.pending.take().map(|pending| pending.slots).unwrap_or_default();
+        for (name, new) in new {
             let row_numbers = Self::row_numbers(&self.slots[&name]);
             match (self.committed.get_mut(&name), new) {
                 (Some(Content::Kv { keys, values }), Content::Kv { keys: new_keys, values: new_values }) => {

@@ -3,7 +3,7 @@
 use crate::{
     Dim, KeyValue, KvType, Mask, Name, OpKind, Symbol,
     conformance::{
-        build::{Builder, Case, normal},
+        build::{Builder, Case, RowRules, normal},
         compare::tolerance,
         rng::Rng,
     },
@@ -67,6 +67,20 @@ pub(super) fn with_slot(rng: Rng, _: usize) -> Case {
     let mut b = Builder::new(rng, "attend", tolerance::CHAIN);
     b.case.rows.calls = 5;
     let h = heads(&mut b);
+    slotted(b, h)
+}
+
+/// Sessions of many hundred rows: keys in several blocks, windows that have long left the first rows behind.
+pub(super) fn long(rng: Rng, _: usize) -> Case {
+    let mut b = Builder::new(rng, "attend_long", tolerance::CHAIN);
+    let kv_heads = b.rng.between(1, 2);
+    let h = Heads { heads: kv_heads * b.rng.between(1, 2), kv_heads, dim: b.rng.pick(&[16, 40, 64]) };
+    b.note(format!("{} heads on {kv_heads} x {}", h.heads, h.dim));
+    b.case.rows = RowRules { least: 120, most: 260, multiple: 1, calls: 6 };
+    slotted(b, h)
+}
+
+fn slotted(mut b: Builder, h: Heads) -> Case {
     let (mask, dtype) = (causal_mask(&mut b), kv_type(&mut b));
     let window = match mask {
         // A slot may keep more than this reader sees, or all.

@@ -11,7 +11,10 @@ use crate::{
 
 pub(super) fn conv2d(rng: Rng, _: usize) -> Case {
     let mut b = Builder::new(rng, "conv2d", tolerance::SUM);
-    let (width, inputs, outputs) = (b.rng.between(1, 20), b.rng.pick(&[1, 2, 3, 8, 17]), b.rng.pick(&[1, 3, 8, 16, 33]));
+    let (mut width, inputs, outputs) = (b.rng.between(1, 20), b.rng.pick(&[1, 2, 3, 8, 17]), b.rng.pick(&[1, 3, 8, 16, 33]));
+    if inputs < 3 {
+        width = b.rng.pick(&[width, 80, 128]);
+    }
     let (kernel, stride) = (b.rng.pick(&[1, 3, 3, 5]), b.rng.pick(&[1, 2, 2, 3]));
     b.note(format!("[T, {width}, {inputs}], [{outputs}, {kernel}, {kernel}, {inputs}], stride {stride}"));
     b.case.rows.most = 20;

@@ -40,6 +40,7 @@ pub(super) const GROUPS: &[Group] = &[
     group("scatter_rows", 3, 1, simple::scatter_rows),
     group("scatter_add_rows", 3, 1, simple::scatter_add_rows),
     group("attend", 24, 1, attention::with_slot),
+    group("attend_long", 2, 6, attention::long),
     group("attend_shared", 8, 1, attention::shared),
     group("attend_free", 12, 1, attention::without_slot),
     group("short_conv", 8, 1, recurrent::short_conv),

@@ -58,7 +58,7 @@ pub(super) fn linear(rng: Rng, number: usize) -> Case {
     let inputs = b.rng.pick(&INPUTS);
     let outputs = b.rng.pick(&super::WIDTHS);
     // Only few long rows: the reference is slow.
-    b.case.rows.most = (400_000 / (inputs * outputs)).clamp(3, 70);
+    b.case.rows.most = (400_000 / (inputs * outputs)).clamp(3, 140);
     let middle = if b.rng.one_in(5) { Some(b.rng.between(1, 3)) } else { None };
     b.note(format!("{encoding} [{outputs}, {inputs}], activation {activation:?}, heads {middle:?}"));
     let tail: Vec<usize> = middle.into_iter().chain([inputs]).collect();
@@ -86,7 +86,7 @@ pub(super) fn experts(rng: Rng, number: usize) -> Case {
     let (experts, k) = (b.rng.between(1, 9), b.rng.between(1, 4));
     let k = k.min(experts);
     let (hidden, ffn) = (b.rng.pick(&[1, 16, 33, 64, 96, 100]), b.rng.pick(&[1, 8, 31, 32, 64, 72]));
-    b.case.rows.most = 12;
+    b.case.rows.most = if hidden * ffn > 2000 { 12 } else { 50 };
     let activation = b.rng.pick(&[Activation::Silu, Activation::GeluTanh, Activation::GeluErf]);
     b.note(format!("{k} of {experts} experts {hidden} x {ffn}, {encoding}, form {form:?}, {activation:?}"));
     b.case.flips = form_flips(form);

@@ -35,7 +35,7 @@ pub(super) fn gated_delta(rng: Rng, _: usize) -> Case {
     let key_heads = b.rng.between(1, 3);
     let heads = key_heads * b.rng.between(1, 3);
     let (key_dim, value_dim) = (b.rng.pick(&[1, 8, 16, 31, 64, 128]), b.rng.pick(&[1, 8, 17, 32, 64, 128]));
-    b.case.rows.most = if key_dim * value_dim * heads > 20_000 { 20 } else { 70 };
+    b.case.rows.most = (400_000 / (key_dim * value_dim * heads)).clamp(10, 140);
     b.note(format!("{heads} heads on {key_heads}, {key_dim} x {value_dim}"));
     let [q, k] = ["q", "k"].map(|name| b.rows(name, &[key_heads, key_dim], normal));
     let v = b.rows("v", &[heads, value_dim], normal);
