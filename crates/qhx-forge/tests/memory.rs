@@ -4,8 +4,8 @@
 use qhx_forge::read::safetensors;
 use std::io::Write;
 
-const TENSORS: usize = 8;
-const ROWS: usize = 4096;
+const TENSORS: usize = 6;
+const ROWS: usize = 2048;
 const COLUMNS: usize = 1024;
 
 /// The most memory that this process has had, in bytes.

@@ -7,6 +7,7 @@
 use super::gguf_metadata::{Array, Metadata, Value as Meta};
 use super::{Problem, malformed, shown, unsupported};
 use serde_json::{Map, Value, json};
+use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 
 /// What a GGUF file says about text.
@@ -255,7 +256,8 @@ fn merges_from_scores(vocabulary: &Vocabulary, scores: &[f32]) -> Result<Vec<Val
         cuts.sort_by_key(|(ids, _)| *ids);
         merges.extend(cuts.into_iter().map(|(_, merge)| merge));
     }
-    merges.sort_by(|a, b| b.score.total_cmp(&a.score).then(b.lengths.cmp(&a.lengths))); // stable
+    // Stable, and 0 equals −0; no score is NaN.
+    merges.sort_by(|a, b| b.score.partial_cmp(&a.score).unwrap_or(Ordering::Equal).then(b.lengths.cmp(&a.lengths)));
     Ok(merges.into_iter().map(|merge| json!([merge.left, merge.right])).collect())
 }
 
