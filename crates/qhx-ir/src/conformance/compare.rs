@@ -17,12 +17,16 @@ pub(crate) mod tolerance {
     pub(crate) const SUM: f64 = 2e-5;
     /// Softmax attention and whole expert blocks.
     pub(crate) const CHAIN: f64 = 3e-5;
+    /// Attention with scores in the hundreds: their last digit is worth 3e-5, and a softmax shows it.
+    pub(crate) const SHARP: f64 = 4e-4;
     /// Running states over a session's rows.
     pub(crate) const RECURRENT: f64 = 1e-4;
-    /// Whole models with f32 or f16 arithmetic.
-    pub(crate) const MODEL: f64 = 5e-4;
-    /// Whole models with integer forms, in which roundings that fall the other way travel through the layers.
-    pub(crate) const INTEGER_MODEL: f64 = 1e-2;
+    /// Whole models in f32 throughout.
+    pub(crate) const MODEL: f64 = 1e-4;
+    /// Whole models that keep or multiply anything in f16: a number that falls to the other side of a rounding edge differs by 1e-3 of itself.
+    pub(crate) const HALF_MODEL: f64 = 3e-3;
+    /// Whole models with integer forms, in which roundings that fall the other way travel through layers and states.
+    pub(crate) const INTEGER_MODEL: f64 = 5e-2;
     /// Rows in which an integer form rounded the other way, because of differences allowed above.
     pub(crate) const FLIP: f64 = 5e-2;
 }

@@ -13,6 +13,8 @@ struct Heads {
     heads: usize,
     kv_heads: usize,
     dim: usize,
+    /// Whether scores reach the hundreds, so that weights of earlier keys vanish altogether.
+    extreme: bool,
 }
 
 fn heads(b: &mut Builder) -> Heads {
@@ -21,23 +23,41 @@ fn heads(b: &mut Builder) -> Heads {
     let dim = b.rng.pick(&[1, 8, 16, 24, 33, 64, 80, 128, 256]);
     b.note(format!("{heads} heads on {kv_heads} x {dim}"));
     b.case.rows.most = if heads * dim > 800 { 24 } else { 70 };
-    Heads { heads, kv_heads, dim }
+    Heads { heads, kv_heads, dim, extreme: extreme(b) }
+}
+
+fn extreme(b: &mut Builder) -> bool {
+    let extreme = b.rng.one_in(6);
+    if extreme {
+        b.note("large scores");
+        b.case.tolerance = tolerance::SHARP;
+    }
+    extreme
 }
 
 /// Scores large enough that the softmax has clear winners now and then.
 fn sharp(rng: &mut Rng, row: &mut [f32]) {
     normal(rng, row);
     if rng.one_in(4) {
-        row.iter_mut().for_each(|x| *x *= 6.0);
+        row.iter_mut().for_each(|x| *x *= 3.0);
+    }
+}
+
+/// Some scores are in the hundreds.
+fn large(rng: &mut Rng, row: &mut [f32]) {
+    normal(rng, row);
+    if rng.one_in(4) {
+        row.iter_mut().for_each(|x| *x *= 8.0);
     }
 }
 
 fn queries(b: &mut Builder, name: &str, h: &Heads) -> Name {
-    b.rows(name, &[h.heads, h.dim], sharp)
+    b.rows(name, &[h.heads, h.dim], if h.extreme { large } else { sharp })
 }
 
 fn keys_values(b: &mut Builder, h: &Heads) -> KeyValue {
-    KeyValue { k: b.rows("k", &[h.kv_heads, h.dim], sharp), v: b.rows("v", &[h.kv_heads, h.dim], normal) }
+    let keys = if h.extreme { large } else { sharp };
+    KeyValue { k: b.rows("k", &[h.kv_heads, h.dim], keys), v: b.rows("v", &[h.kv_heads, h.dim], normal) }
 }
 
 /// Scale, softcap and relative keys.
@@ -74,7 +94,8 @@ pub(super) fn with_slot(rng: Rng, _: usize) -> Case {
 pub(super) fn long(rng: Rng, _: usize) -> Case {
     let mut b = Builder::new(rng, "attend_long", tolerance::CHAIN);
     let kv_heads = b.rng.between(1, 2);
-    let h = Heads { heads: kv_heads * b.rng.between(1, 2), kv_heads, dim: b.rng.pick(&[16, 40, 64]) };
+    let (heads, dim) = (kv_heads * b.rng.between(1, 2), b.rng.pick(&[16, 40, 64]));
+    let h = Heads { heads, kv_heads, dim, extreme: extreme(&mut b) };
     b.note(format!("{} heads on {kv_heads} x {}", h.heads, h.dim));
     b.case.rows = RowRules { least: 120, most: 260, multiple: 1, calls: 6 };
     slotted(b, h)

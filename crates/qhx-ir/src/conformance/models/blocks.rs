@@ -31,9 +31,12 @@ impl Blocks {
             (Encoding::I8_BLOCK32, F32, KvType::F16),
         ];
         let (encoding, form, kv) = precisions[number % precisions.len()];
-        let tolerance = if form.is_integer() { tolerance::INTEGER_MODEL } else { tolerance::MODEL };
+        let tolerance = match (form, kv) {
+            (I8Row | I8Block32, _) => tolerance::INTEGER_MODEL,
+            (F32, KvType::F32) => tolerance::MODEL,
+            _ => tolerance::HALF_MODEL,
+        };
         let mut b = Builder::new(rng, name, tolerance);
-        b.case.flips = form.is_integer().then_some(tolerance::FLIP);
         b.case.rows.most = 24;
         b.case.rows.calls = 6;
         b.note(format!("{encoding}, {form:?}, KV {kv:?}"));

@@ -3,11 +3,7 @@
 use super::blocks::{Blocks, rotary};
 use crate::{
     Activation, Dim, Encoding, KeyValue, Mask, Name, OpKind, Rotary, RotaryVariant, Routing, Slot,
-    conformance::{
-        build::Case,
-        cases::products::{add_experts, form_flips},
-        rng::Rng,
-    },
+    conformance::{build::Case, cases::products::add_experts, rng::Rng},
 };
 
 const VOCABULARY: usize = 100;
@@ -171,7 +167,6 @@ pub(super) fn mixture(rng: Rng, number: usize) -> Case {
     let mut m = Blocks::new(rng, "mixture", number);
     let (encoding, form) = (m.encoding, m.form);
     m.exact();
-    m.b.case.flips = form_flips(form);
     let h = Heads { hidden: 32, heads: 4, kv_heads: 2, dim: 12 };
     m.b.case.program.epochs = vec![20, 40];
     m.b.case.epoch = m.b.rng.below(3);
