@@ -151,7 +151,8 @@ pub trait Executable: Send {
     /// Runs one call. States are read, and written only provisionally: a step counts once [`State::commit`] says so.
     fn run(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError>;
 
-    /// An output of the last successful call: its numbers, row-major; `None` for an unknown name.
+    /// An output of the last successful call: its numbers, row-major; `None` for an unknown name. Whole numbers (chosen experts that cross a
+    /// cut) come as floats.
     fn output(&self, name: &str) -> Option<&[f32]>;
 
     /// Bytes of memory beside the weights and states (activations, packed panels).

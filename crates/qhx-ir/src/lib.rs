@@ -6,7 +6,7 @@
 //! * the language: [`dim`] (symbolic shapes), [`op`] (operations), [`program`], and its checks ([`Checked`]);
 //! * [`encoding`]: how weights are stored, with the plain decoder of every form;
 //! * [`device`]: the traits between a program and a machine;
-//! * [`reference`]: the plain interpreter that says what every op means;
+//! * [`mod@reference`]: the plain interpreter that says what every op means;
 //! * [`conformance`]: the suite that holds any device to it.
 //!
 //! It knows no model family, no file format but the program's own JSON, and no instruction set.

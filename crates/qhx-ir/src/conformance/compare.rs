@@ -26,7 +26,7 @@ pub(crate) mod tolerance {
     /// Whole models that keep or multiply anything in f16: a number that falls to the other side of a rounding edge differs by 1e-3 of itself.
     pub(crate) const HALF_MODEL: f64 = 3e-3;
     /// Whole models with integer forms, in which roundings that fall the other way travel through layers and states.
-    pub(crate) const INTEGER_MODEL: f64 = 5e-2;
+    pub(crate) const INTEGER_MODEL: f64 = 1e-1;
     /// Rows in which an integer form rounded the other way, because of differences allowed above.
     pub(crate) const FLIP: f64 = 5e-2;
 }

@@ -1,10 +1,18 @@
-//! The conformance suite: what every device is held to, against the [`crate::reference`].
+//! The conformance suite: what every device is held to, against the [`mod@crate::reference`].
 //!
 //! Cases are small random programs, one op each with the smallest companions it needs, then whole tiny models. Each case is run as a script of
 //! calls: prefill and decode, padded, in several segments, with calls that are cancelled, discarded, taken back or moved to another
 //! state in between. Numbers must agree within the bounds of one table (`compare.rs`).
 //!
 //! A case is named `GROUP/NUMBER` and is made from [`Options::seed`] and its name alone: [`Options::only`] runs it again.
+//!
+//! ```
+//! use qhx_ir::{conformance, reference::ReferenceDevice};
+//!
+//! let options = conformance::Options { only: Some("add".into()), ..Default::default() };
+//! let summary = conformance::run(&ReferenceDevice, &options, &mut |case| println!("{case}"));
+//! assert!(summary.failed.is_empty(), "{summary}");
+//! ```
 
 mod build;
 mod cases;

@@ -69,10 +69,10 @@ pub(super) fn in_form(row: &[f32], form: ActivationForm) -> Vec<f64> {
 
 fn quantised(group: &[f32]) -> Vec<f64> {
     let amax = group.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-    if amax == 0.0 {
+    let (scale, inverse) = (amax / 127.0, 127.0 / amax);
+    if inverse.is_infinite() {
         return vec![0.0; group.len()];
     }
-    let (scale, inverse) = (amax / 127.0, 127.0 / amax);
     group.iter().map(|&x| (x * inverse).round_ties_even().clamp(-127.0, 127.0) as f64 * scale as f64).collect()
 }
 
