@@ -83,9 +83,10 @@ pub(crate) fn show_count(count: u64) -> String {
     }
 }
 
-/// Seconds for people: `0.21 s`, `12.3 s`, `3 min 5 s`.
+/// Seconds for people: `3 ms`, `0.21 s`, `12.3 s`, `3 min 5 s`.
 pub(crate) fn show_seconds(seconds: f64) -> String {
     match seconds {
+        s if s < 0.0995 => format!("{:.0} ms", s * 1e3),
         s if s < 10.0 => format!("{s:.2} s"),
         s if s < 120.0 => format!("{s:.1} s"),
         s => format!("{} min {} s", s as u64 / 60, s as u64 % 60),
@@ -98,11 +99,8 @@ mod tests {
 
     #[test]
     fn numbers_for_people() {
-        assert_eq!((show_count(999), show_count(134_515_008)), ("999".into(), "134.5 M".into()));
-        assert_eq!(
-            (show_seconds(0.2149), show_seconds(61.24), show_seconds(185.9)),
-            ("0.21 s".into(), "61.2 s".into(), "3 min 5 s".into())
-        );
+        assert_eq!([999, 134_515_008].map(show_count), ["999", "134.5 M"]);
+        assert_eq!([0.0031, 0.2149, 61.24, 185.9].map(show_seconds), ["3 ms", "0.21 s", "61.2 s", "3 min 5 s"]);
     }
 
     #[test]

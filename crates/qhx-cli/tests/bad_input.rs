@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{DEVICE, bundle, bundle_copy, copy_folder, fail, fixture, read_json, scratch, succeed};
+use common::{DEVICE, bundle, bundle_copy, completion_bundle, copy_folder, fail, fixture, read_json, scratch, succeed};
 use serde_json::{Value, json};
 use std::{
     ffi::OsStr,
@@ -320,7 +320,7 @@ fn a_place_that_is_taken() {
 #[test]
 fn conversations_that_are_wrong() {
     let folder = scratch();
-    let (llama, qwen3) = (bundle("llama"), bundle("qwen3"));
+    let (llama, completion) = (bundle("llama"), completion_bundle());
     let file = folder.path().join("chat.json");
     let chat = file.to_str().unwrap();
     let cases: &[(&str, i32, &str)] = &[
@@ -329,12 +329,16 @@ fn conversations_that_are_wrong() {
         ("[]", 1, "the conversation is empty"),
         ("[{\"content\": \"a\"}]", 1, "message 1: `role` is missing"),
         ("[{\"role\": \"user\", \"content\": 3}]", 1, "message 1: `content` must be"),
-        ("[{\"role\": \"user\", \"content\": [{\"type\": \"image\", \"path\": \"a.png\"}]}]", 1, "this model takes no pictures"),
+        (
+            "[{\"role\": \"user\", \"content\": [{\"type\": \"image\", \"path\": \"a.png\"}]}]",
+            1,
+            "message 1 has a part of type `image`, but this model takes text only",
+        ),
     ];
     for (text, code, expected) in cases {
         fs::write(&file, text).unwrap();
         fail(generate(&llama, &["--chat", chat]), *code, &[expected]);
     }
-    fail(generate(&qwen3, &["--user", "hello"]), 1, &["has no chat template", "--prompt"]);
-    fail([OsStr::new("chat"), qwen3.as_os_str()], 1, &["has no chat template"]);
+    fail(generate(&completion, &["--user", "hello"]), 1, &["has no chat template", "--prompt"]);
+    fail([OsStr::new("chat"), completion.as_os_str()], 1, &["has no chat template"]);
 }

@@ -101,6 +101,18 @@ pub fn bundle(fixture_name: &str) -> PathBuf {
     place
 }
 
+/// A bundle of a checkpoint that has no chat template.
+pub fn completion_bundle() -> PathBuf {
+    static MADE: LazyLock<PathBuf> = LazyLock::new(|| {
+        let source = copy_folder(&fixture("llama"), &SCRATCH.path().join("without-template"));
+        fs::remove_file(source.join("chat_template.jinja")).unwrap();
+        let place = SCRATCH.path().join("completion");
+        forge(&source, &place, "f32");
+        place
+    });
+    MADE.clone()
+}
+
 /// A copy of the bundle, to be damaged.
 pub fn bundle_copy(fixture_name: &str, folder: &Path) -> PathBuf {
     copy_folder(&bundle(fixture_name), &folder.join("bundle"))

@@ -1,0 +1,402 @@
+//! What each command prints and keeps, on the fixtures.
+
+mod common;
+
+use common::{DEVICE, Ran, bundle, completion_bundle, failed, fixture, ids, json, qhx, ran, read_json, run, scratch, succeed, tensors};
+use serde_json::{Value, json};
+use std::{
+    ffi::OsStr,
+    fs,
+    io::Write,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+fn prompt(family: &str, name: &str) -> Value {
+    let oracle = read_json(&fixture(family).join("oracle.json"));
+    oracle["prompts"].as_array().unwrap().iter().find(|prompt| prompt["name"] == name).unwrap().clone()
+}
+
+fn with_stdin(mut command: Command, text: &[u8]) -> Ran {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // A command that refuses its input may close it before it is written.
+    let _ = child.stdin.take().unwrap().write_all(text);
+    ran(child.wait_with_output().unwrap())
+}
+
+/// Fields of an object, sorted.
+fn fields(value: &Value) -> Vec<&str> {
+    let mut fields: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
+    fields.sort();
+    fields
+}
+
+#[test]
+fn generate_prints_every_field_of_the_interface() {
+    let llama = bundle("llama");
+    let prompt = prompt("llama", "len17");
+    let found = json([
+        "generate",
+        llama.to_str().unwrap(),
+        "--ids",
+        &ids(&prompt["ids"]),
+        "--max-new",
+        "5",
+        "--json",
+        "--device",
+        DEVICE,
+        "--chunk",
+        "4",
+    ]);
+    assert_eq!(fields(&found), ["fallbacks", "finish_reason", "ids", "prefill_path", "prompt_ids", "stages", "text", "timing"]);
+    let timing =
+        "decode_ms decode_tokens_per_second encode_ms generated_tokens lm_head_ms load_ms peak_rss_bytes prefill_ms prompt_tokens ttft_ms";
+    assert_eq!(fields(&found["timing"]).join(" "), timing);
+    assert_eq!((&found["timing"]["prompt_tokens"], &found["timing"]["generated_tokens"]), (&json!(17), &json!(5)));
+    assert!(
+        ["load_ms", "prefill_ms", "ttft_ms", "decode_ms"].iter().all(|field| found["timing"][field].as_f64().unwrap() > 0.0),
+        "{found}"
+    );
+    assert_eq!((&found["finish_reason"], &found["prefill_path"], &found["fallbacks"]), (&json!("length"), &json!("chunked"), &json!([])));
+    let first = &found["stages"][0];
+    // 17 tokens in calls of 4, then 4 more calls of one.
+    assert_eq!((&first["stage"], &first["device"], &first["runs"]), (&json!("embed"), &json!(DEVICE), &json!(9)));
+    assert_eq!(found["stages"].as_array().unwrap().last().unwrap()["stage"], "lm_head");
+}
+
+#[test]
+fn a_text_goes_in_as_ids_do_and_comes_out_on_stdout_alone() {
+    let llama = bundle("llama");
+    let place = llama.to_str().unwrap();
+    let base = ["generate", place, "--device", DEVICE, "--max-new", "8", "--ignore-eos"];
+    let with = |more: &[&str]| json(base.iter().chain(more).chain(&["--json"]));
+    let by_text = with(&["--prompt", "the river"]);
+    assert_eq!(by_text["ids"], with(&["--ids", &ids(&by_text["prompt_ids"])])["ids"]);
+    let plain = run(base.iter().chain(&["--prompt", "the river"]));
+    assert_eq!(plain.stdout.trim_end_matches('\n'), by_text["text"].as_str().unwrap().trim_end_matches('\n'));
+    assert!(plain.stderr.contains("tok/s · 8 tokens · ") && plain.stderr.contains("s load"), "{}", plain.stderr);
+    // Ids may come from a file.
+    let folder = scratch();
+    let file = folder.path().join("ids");
+    fs::write(&file, ids(&by_text["prompt_ids"]) + "\n").unwrap();
+    assert_eq!(with(&["--ids", &format!("@{}", file.display())])["ids"], by_text["ids"]);
+    // Sampling is repeatable, and differs from greedy.
+    let sampled = with(&["--prompt", "the river", "--temperature", "1.5", "--seed", "7"]);
+    assert_eq!(sampled["ids"], with(&["--prompt", "the river", "--temperature", "1.5", "--seed", "7", "--threads", "1"])["ids"]);
+    assert_ne!(sampled["ids"], by_text["ids"]);
+}
+
+#[test]
+fn a_conversation_is_rendered_as_the_oracle_has_it() {
+    for family in ["llama", "qwen3_vl", "qwen3_5", "gemma4"] {
+        let place = bundle(family);
+        let recorded = prompt(family, "chat");
+        let folder = scratch();
+        let file = folder.path().join("chat.json");
+        for content in [recorded["messages"].clone(), json!({ "messages": recorded["messages"] })] {
+            fs::write(&file, content.to_string()).unwrap();
+            let arguments = ["generate", place.to_str().unwrap(), "--chat", file.to_str().unwrap(), "--max-new", "24"];
+            let found = json(arguments.iter().chain(&["--ignore-eos", "--json", "--device", DEVICE]));
+            assert_eq!((&found["prompt_ids"], &found["ids"]), (&recorded["ids"], &recorded["greedy"]), "{family}");
+        }
+    }
+}
+
+#[test]
+fn run_answers_as_generate_does() {
+    let llama = bundle("llama");
+    let place = llama.to_str().unwrap();
+    let common = ["--device", DEVICE, "--max-new", "6", "--ignore-eos"];
+    for system in [&[][..], &["--system", "be brief"], &["--system", ""]] {
+        let expected = json(["generate", place, "--user", "hello there", "--json"].iter().chain(&common).chain(system));
+        let text = expected["text"].as_str().unwrap().trim_end_matches('\n');
+        let found = run(["run", place, "hello there"].iter().chain(&common).chain(system));
+        assert_eq!(found.stdout.trim_end_matches('\n'), text, "{system:?}");
+        assert!(found.stderr.contains("6 tokens · "), "{}", found.stderr);
+        let piped = with_stdin(qhx(["run", place, "-"].iter().chain(&common).chain(system)), b"hello there\n");
+        assert_eq!(piped.stdout, found.stdout, "{system:?}");
+    }
+    let prompts: Vec<_> = [&["--system", "be brief"][..], &["--system", ""]]
+        .iter()
+        .map(|system| json(["generate", place, "--user", "hi", "--json"].iter().chain(&common).chain(*system))["prompt_ids"].clone())
+        .collect();
+    assert_ne!(prompts[0], prompts[1]);
+}
+
+#[test]
+fn a_completion_model_completes() {
+    let completion = completion_bundle();
+    let place = completion.to_str().unwrap();
+    let common = ["--device", DEVICE, "--max-new", "6", "--ignore-eos"];
+    let expected = json(["generate", place, "--prompt", "the river", "--json"].iter().chain(&common));
+    let found = succeed(["run", place, "the river"].iter().chain(&common));
+    assert_eq!(found.trim_end_matches('\n'), expected["text"].as_str().unwrap().trim_end_matches('\n'));
+    common::fail(["run", place, "the river", "--system", "be brief"], 2, &["--system: this model has no chat template"]);
+}
+
+#[test]
+fn checkpoints_are_forged_once_and_again_when_they_change() {
+    let folder = scratch();
+    let gguf = folder.path().join("tiny.gguf");
+    fs::copy(fixture("llama-gguf").join("model.gguf"), &gguf).unwrap();
+    let cache = folder.path().join("cache");
+    let answer = |model: &Path| {
+        let arguments =
+            [OsStr::new("run"), model.as_os_str(), "hello".as_ref(), "--max-new".as_ref(), "4".as_ref(), "--ignore-eos".as_ref()];
+        let found = ran(qhx(arguments).args(["--device", DEVICE]).env("QHX_CACHE_DIR", &cache).output().unwrap());
+        assert_eq!(found.code, Some(0), "{found:?}");
+        found
+    };
+    let first = answer(&gguf);
+    assert!(first.stderr.contains("(once)"), "{}", first.stderr);
+    let second = answer(&gguf);
+    assert!(!second.stderr.contains("(once)"), "{}", second.stderr);
+    assert_eq!(first.stdout, second.stdout);
+    assert_eq!(common::listing(&cache.join("models")).len(), 1);
+    // A checkpoint that was touched may have changed.
+    fs::File::options().append(true).open(&gguf).unwrap().set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    assert!(answer(&gguf).stderr.contains("(once)"));
+    assert!(answer(&fixture("llama")).stderr.contains("(once)"));
+    // A cached bundle that was damaged is made again.
+    let kept = common::listing(&cache.join("models"));
+    assert_eq!(kept.len(), 3);
+    for name in kept {
+        let made = cache.join("models").join(&name);
+        fs::write(made.join(&common::listing(&made)[0]).join("qhx.json"), "{}").unwrap();
+    }
+    assert!(answer(&gguf).stderr.contains("forging again"));
+    assert_eq!(answer(&gguf).stdout, first.stdout);
+}
+
+#[test]
+fn chat_takes_a_script() {
+    let llama = bundle("llama");
+    let arguments = ["chat", llama.to_str().unwrap(), "--device", DEVICE, "--max-new", "6", "--ignore-eos"];
+    let script = "hello there\n\n/help\n/image a.png\n/audio a.wav\n/frobnicate\nand then?\n/reset\nhello there\n/system be brief\nhello there\n/exit\nnever read\n";
+    let found = with_stdin(qhx(arguments), script.as_bytes());
+    assert_eq!(found.code, Some(0), "{found:?}");
+    for expected in ["/system TEXT", "no eyes", "no ears", "there is no /frobnicate", "is forgotten", "system message is set"] {
+        assert!(found.stderr.contains(expected), "{expected}: {}", found.stderr);
+    }
+    assert_eq!(found.stderr.matches("6 tokens · ").count(), 4, "{}", found.stderr);
+    // The same turns one by one, on fresh sessions.
+    let folder = scratch();
+    let file = folder.path().join("chat.json");
+    let mut fresh = |messages: Value| {
+        fs::write(&file, messages.to_string()).unwrap();
+        let arguments = ["generate", llama.to_str().unwrap(), "--chat", file.to_str().unwrap(), "--json", "--device", DEVICE];
+        let found = json(arguments.iter().chain(&["--max-new", "6", "--ignore-eos"]));
+        found["text"].as_str().unwrap().to_owned()
+    };
+    let user = |text: &str| json!({ "role": "user", "content": text });
+    let first = fresh(json!([user("hello there")]));
+    let second = fresh(json!([user("hello there"), { "role": "assistant", "content": first }, user("and then?")]));
+    let briefly = fresh(
+        json!([{ "role": "system", "content": "be brief" }, user("hello there"), { "role": "assistant", "content": first }, user("hello there")]),
+    );
+    let expected: String = [&first, &second, &first, &briefly].iter().map(|text| format!("{}\n", text.trim_end_matches('\n'))).collect();
+    let lines = |text: &str| text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(lines(&found.stdout), lines(&expected));
+}
+
+#[test]
+fn chat_fails_clearly_in_a_script() {
+    let llama = bundle("llama");
+    let arguments = ["chat", llama.to_str().unwrap(), "--device", DEVICE, "--context", "8"];
+    let long = with_stdin(qhx(arguments), b"one two three four five six seven eight nine ten\n");
+    failed(long, 1, &["the context holds 8"]);
+    failed(with_stdin(qhx(arguments), b"caf\xe9\n"), 1, &["stdin is not valid UTF-8"]);
+    common::fail(["chat"], 2, &["carries no demo model"]);
+}
+
+#[test]
+fn traces_agree_with_the_oracle_and_diff_tells() {
+    let llama = bundle("llama");
+    let folder = scratch();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let prompt_ids = ids(&prompt("llama", "len17")["ids"]);
+    let trace = |device: &str, out: &str| {
+        json(["trace", llama.to_str().unwrap(), "--ids", &prompt_ids, "--device", device, "--out", out, "--chunk", "7", "--json"])
+    };
+    let listed = trace(DEVICE, &at("a"));
+    assert_eq!(fields(&listed), ["out", "prompt_ids", "tensors"]);
+    trace("reference", &at("b"));
+    let (traced, recorded) = (tensors(Path::new(&at("a"))), tensors(&fixture("llama").join("oracle.safetensors")));
+    let mut compared = 0;
+    for (name, (shape, expected)) in &recorded {
+        let name = match name.strip_prefix("len17.tap.") {
+            Some(stage) => stage,
+            None if name == "len17.prompt_logits" => "logits",
+            None => continue,
+        };
+        let (found_shape, found) = &traced[name];
+        assert_eq!(found_shape, shape, "{name}");
+        let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst < 1e-3, "{name} is off by {worst}");
+        compared += 1;
+    }
+    assert!(compared >= 8, "{compared}");
+
+    let same = json(["diff", &at("a"), &at("b"), "--tolerance", "1e-3", "--json"]);
+    assert_eq!((&same["same"], same["differences"].as_array().unwrap().len()), (&json!(true), traced.len()));
+    let table = succeed(["diff", &at("a"), &at("b")]);
+    assert!(table.contains("| layers.0.attn ") && table.contains("0.99999") || table.contains("1.00000"), "{table}");
+    // Other tokens are other numbers, and a tolerance says so.
+    succeed([
+        "trace",
+        llama.to_str().unwrap(),
+        "--ids",
+        &prompt_ids.replace(',', ",1,"),
+        "--device",
+        DEVICE,
+        "--out",
+        &at("c"),
+        "--logits",
+        "last",
+    ]);
+    let shapes = run(["diff", &at("a"), &at("c")]);
+    assert!(shapes.code == Some(1) && shapes.stdout.contains("shapes differ") && shapes.stderr.contains("tensors differ"), "{shapes:?}");
+    let reversed: Vec<_> = prompt_ids.split(',').rev().collect();
+    succeed(["trace", llama.to_str().unwrap(), "--ids", &reversed.join(","), "--device", DEVICE, "--out", &at("d")]);
+    succeed(["diff", &at("a"), &at("d")]);
+    let beyond = run(["diff", &at("a"), &at("d"), "--tolerance", "1e-3", "--json"]);
+    assert_eq!(beyond.code, Some(1), "{beyond:?}");
+    assert_eq!(serde_json::from_str::<Value>(&beyond.stdout).unwrap()["same"], false);
+}
+
+#[test]
+fn inspect_counts_what_is_there() {
+    let llama = bundle("llama");
+    let place = llama.to_str().unwrap();
+    let found = json(["inspect", place, "--json", "--device", DEVICE, "--context", "100"]);
+    let config = read_json(&fixture("llama").join("config.json"));
+    let number = |field: &str| config[field].as_u64().unwrap();
+    assert_eq!(found["model"]["hidden_size"], config["hidden_size"]);
+    let head_dim = config.get("head_dim").and_then(Value::as_u64).unwrap_or(number("hidden_size") / number("num_attention_heads"));
+    let row = 2 * 4 * number("num_hidden_layers") * number("num_key_value_heads") * head_dim;
+    assert_eq!(found["state"], json!({ "context": 100, "bytes": 100 * row, "bytes_per_token": row }));
+    let stored: u64 = found["encodings"].as_array().unwrap().iter().map(|e| e["bytes"].as_u64().unwrap()).sum();
+    let weights: u64 = read_json(&llama.join("qhx.json"))["weights"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|f| fs::metadata(llama.join(f.as_str().unwrap())).unwrap().len())
+        .sum();
+    assert!(stored <= weights && weights < stored + 64 * 1024, "{stored} of {weights} bytes are weights");
+    assert_eq!(found["encodings"][0]["encoding"], "f32");
+    assert_eq!(
+        (&found["stages"][0]["stage"], &found["stages"][0]["device"], &found["gated"]),
+        (&json!("embed"), &json!(DEVICE), &json!(false))
+    );
+    let text = succeed(["inspect", place, "--device", DEVICE]);
+    for expected in ["layers.N.attn", "not gated", "one token reads", "stored as", "qhx"] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    let moe = json(["inspect", bundle("phimoe").to_str().unwrap(), "--json", "--device", DEVICE]);
+    assert!(moe["active_parameters"].as_u64() < moe["model"]["parameters"].as_u64(), "{moe}");
+}
+
+#[test]
+fn bench_measures() {
+    let llama = bundle("llama");
+    let found =
+        json(["bench", llama.to_str().unwrap(), "-p", "32,8", "-n", "4", "-r", "2", "--threads", "1", "--device", DEVICE, "--json"]);
+    let expected =
+        "bandwidth_share bundle device peak_rss_bytes precision read_bandwidth_bytes_per_s results threads weight_bytes_per_token";
+    assert_eq!(fields(&found).join(" "), expected);
+    let tests: Vec<_> = found["results"].as_array().unwrap().iter().map(|r| r["test"].as_str().unwrap()).collect();
+    assert_eq!(tests, ["pp32", "pp8", "tg4"]);
+    assert_eq!(fields(&found["results"][0]), ["mean", "runs", "sd", "test"]);
+    assert_eq!((&found["precision"], &found["device"], &found["threads"]), (&json!("f32"), &json!(DEVICE), &json!(1)));
+    let table = succeed(["bench", llama.to_str().unwrap(), "-p", "8", "-n", "2", "-r", "1", "--device", DEVICE]);
+    assert!(
+        table.contains("| model") && table.contains(" pp8 |") && table.contains(" ± ") && table.contains("memory bandwidth"),
+        "{table}"
+    );
+}
+
+#[test]
+fn forge_and_synth_report() {
+    let folder = scratch();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let source = fixture("qwen3_vl");
+    let found = json(["forge", source.to_str().unwrap(), "--out", &at("w8"), "--precision", "w8", "--json"]);
+    assert_eq!((&found["precision"], &found["gate"], &found["model"]), (&json!("w8"), &json!("none"), &json!("w8")));
+    assert!(found["encodings"].as_array().unwrap().iter().any(|e| e["encoding"] == "i8_row"), "{found}");
+    assert!(found["ignored_tensors"]["count"].as_u64().unwrap() > 0, "the vision tower is left out for now: {found}");
+    let config = source.join("config.json");
+    let synth =
+        |out: &str, seed: &str| json(["synth", config.to_str().unwrap(), "--out", out, "--seed", seed, "--precision", "f16", "--json"]);
+    let (one, again, other) = (synth(&at("one"), "7"), synth(&at("again"), "7"), synth(&at("other"), "8"));
+    let sums = |report: &Value| {
+        let files = report["files"].as_object().unwrap();
+        files.iter().filter(|(name, _)| name.ends_with("safetensors")).map(|(_, file)| file["sha256"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(one["synthetic"], true);
+    assert!(!sums(&one).is_empty() && sums(&one) == sums(&again) && sums(&one) != sums(&other));
+    // A bundle without tokenizer takes and gives ids.
+    let ids = succeed(["generate", &at("one"), "--ids", "1,2,3", "--max-new", "3", "--ignore-eos", "--device", DEVICE]);
+    assert_eq!(ids.trim_end().split(',').filter(|id| id.parse::<u32>().is_ok()).count(), 3, "{ids}");
+    common::fail(["generate", &at("one"), "--prompt", "a"], 1, &["needs a tokenizer"]);
+    let text = run(["forge", source.to_str().unwrap(), "--out", &at("native")]);
+    assert!(text.stdout.contains("| stored as") && text.stdout.contains("qhx") || text.stdout.contains("programs/text.json"), "{text:?}");
+    assert!(text.stderr.contains("not gated"), "{}", text.stderr);
+    // No terminal, no progress bar.
+    assert!(!text.stderr.contains('\r') && !text.stderr.contains('\x1b'), "{:?}", text.stderr);
+}
+
+#[test]
+fn devices_are_listed() {
+    let found = json(["devices", "--json"]);
+    assert_eq!(fields(&found), ["devices", "missing"]);
+    let names: Vec<_> = found["devices"].as_array().unwrap().iter().map(|d| d["name"].as_str().unwrap()).collect();
+    assert_eq!(names.contains(&"cpu"), DEVICE == "cpu", "{found}");
+    let table = succeed(["devices"]);
+    assert!(table.contains("| device ") && table.contains("| gpu") && table.contains("| npu"), "{table}");
+}
+
+#[test]
+fn help_and_version_are_successes() {
+    for command in ["run", "chat", "generate", "forge", "synth", "trace", "diff", "bench", "inspect", "devices"] {
+        let help = succeed([command, "--help"]);
+        assert!(help.contains("Example:\n  ") && help.contains(&format!("qhx {command}")), "{help}");
+    }
+    assert!(succeed(["--version"]).starts_with("qhx "));
+    let none = run([] as [&str; 0]);
+    assert!(none.code == Some(2) && none.stderr.contains("Usage: qhx"), "{none:?}");
+}
+
+#[test]
+fn a_closed_pipe_ends_quietly() {
+    let llama = bundle("llama");
+    let commands: [&[&str]; 4] = [
+        &["generate", "BUNDLE", "--prompt", "the river", "--max-new", "300", "--ignore-eos", "--device", DEVICE],
+        &["inspect", "BUNDLE", "--device", DEVICE],
+        &["devices", "--json"],
+        &["generate", "--help"],
+    ];
+    for command in commands {
+        let arguments = command.iter().map(|a| if *a == "BUNDLE" { llama.to_str().unwrap() } else { a });
+        let mut child = qhx(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let found = ran(child.wait_with_output().unwrap());
+        assert_eq!(found.code, Some(0), "{command:?}: {found:?}");
+        assert!(!found.stderr.contains("panicked") && !found.stderr.contains("error"), "{command:?}: {}", found.stderr);
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_an_answer() {
+    let llama = bundle("llama");
+    let arguments = ["generate", llama.to_str().unwrap(), "--prompt", "the river", "--max-new", "4000", "--ignore-eos", "--json"];
+    let child = qhx(arguments).args(["--device", "reference"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Slow enough on the interpreter that it is still at it when the signal comes.
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let found = ran(child.wait_with_output().unwrap());
+    assert_eq!(found.code, Some(1), "{found:?}");
+    let object: Value = serde_json::from_str(&found.stdout).unwrap();
+    assert_eq!(object["finish_reason"], "cancelled");
+    assert!(found.stderr.contains("error: cancelled"), "{}", found.stderr);
+}
