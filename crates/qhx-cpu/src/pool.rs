@@ -183,10 +183,11 @@ impl Shared {
 
     fn finish(&self, mine: usize, units: usize) {
         let done = self.done.0.fetch_add(mine, Ordering::SeqCst) + mine;
-        if done == units && self.caller_asleep.load(Ordering::SeqCst) {
-            if let Some(caller) = &*lock(&self.caller) {
-                caller.unpark();
-            }
+        if done == units
+            && self.caller_asleep.load(Ordering::SeqCst)
+            && let Some(caller) = &*lock(&self.caller)
+        {
+            caller.unpark();
         }
     }
 

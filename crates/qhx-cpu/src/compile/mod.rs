@@ -132,7 +132,7 @@ impl Compiler<'_> {
                     per_row,
                     out,
                 };
-                self.push(Step::ShortConv(step), &[x, out]);
+                self.push(Step::ShortConv(Box::new(step)), &[x, out]);
                 self.define(path, out);
             }
             OpKind::GatedDelta { q, k, v, a, b, a_log, dt_bias, slot, scale, eps } => {
@@ -158,7 +158,7 @@ impl Compiler<'_> {
                     per_row,
                     out,
                 };
-                self.push(Step::GatedDelta(step), &[q, k, v, a, b, out]);
+                self.push(Step::GatedDelta(Box::new(step)), &[q, k, v, a, b, out]);
                 self.define(path, out);
             }
             OpKind::Route { scores, method } => {
@@ -218,7 +218,7 @@ impl Compiler<'_> {
                     per_row,
                     out,
                 };
-                self.push(Step::Conv2d(step), &[x, out]);
+                self.push(Step::Conv2d(Box::new(step)), &[x, out]);
                 self.define(path, out);
             }
             OpKind::Pool { x, size } => {
@@ -324,7 +324,7 @@ impl Compiler<'_> {
         if let attend::Source::Own { keys, values } = source {
             views.extend([keys, values]);
         }
-        self.push(Step::Attend(step), &views);
+        self.push(Step::Attend(Box::new(step)), &views);
         self.define(&op.path, out);
         Ok(())
     }
@@ -365,7 +365,7 @@ impl Compiler<'_> {
             results,
             out,
         };
-        self.push(Step::Experts(step), &views);
+        self.push(Step::Experts(Box::new(step)), &views);
         self.define(&op.path, out);
         Ok(())
     }

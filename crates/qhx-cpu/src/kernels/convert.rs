@@ -57,52 +57,6 @@ impl<A: Element, B: Store> Kernel for Copy<A, B> {
     }
 }
 
-/// The integer form of a run of numbers: `q = round(x · 127/amax)` with halves to even. Gives the scale `amax / 127`.
-pub(crate) fn quantise(instructions: Instructions, x: &[f32], q: &mut [i8]) -> f32 {
-    assert_eq!(x.len(), q.len(), "as many numbers");
-    run(instructions, Quantise { x: x.as_ptr(), q: q.as_mut_ptr(), n: q.len() })
-}
-
-struct Quantise {
-    x: *const f32,
-    q: *mut i8,
-    n: usize,
-}
-
-impl Kernel for Quantise {
-    type Output = f32;
-
-    #[inline(always)]
-    unsafe fn run<V: Vector>(self) -> f32 {
-        // SAFETY: made only by `quantise`, which checked the lengths.
-        unsafe {
-            let n = self.n;
-            let mut largest = V::splat(0.0);
-            let mut i = 0;
-            while i + V::LANES <= n {
-                largest = largest.max(V::load(self.x.add(i)).abs());
-                i += V::LANES;
-            }
-            if i < n {
-                largest = largest.max(V::load_part(self.x.add(i), n - i).abs());
-            }
-            let largest = largest.largest();
-            let factor = V::splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
-            let mut i = 0;
-            while i + V::LANES <= n {
-                V::load(self.x.add(i)).mul(factor).store_i8(self.q.add(i));
-                i += V::LANES;
-            }
-            if i < n {
-                let mut lanes = [0i8; 16];
-                V::load_part(self.x.add(i), n - i).mul(factor).store_i8(lanes.as_mut_ptr());
-                std::ptr::copy_nonoverlapping(lanes.as_ptr(), self.q.add(i), n - i);
-            }
-            largest / 127.0
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,22 +80,6 @@ mod tests {
                 let brains: Vec<bf16> = x.iter().map(|&v| bf16::from_f32(v)).collect();
                 widen(instructions, &brains, &mut wide);
                 assert!(wide.iter().zip(&brains).all(|(w, b)| *w == b.to_f32()));
-            }
-        }
-    }
-
-    #[test]
-    fn quantises_as_stated() {
-        for instructions in Instructions::all() {
-            for n in [1, 7, 16, 32, 45] {
-                let x: Vec<f32> = (0..n).map(|i| ((i * 37 % 23) as f32 - 11.0) * 0.37).collect();
-                let mut q = vec![0; n];
-                let scale = quantise(instructions, &x, &mut q);
-                let amax = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
-                assert_eq!(scale, amax / 127.0);
-                assert!((0..n).all(|i| q[i] == (x[i] * (127.0 / amax)).round_ties_even() as i8));
-                assert_eq!(quantise(instructions, &vec![0.0; n], &mut q), 0.0);
-                assert!(q.iter().all(|&v| v == 0));
             }
         }
     }

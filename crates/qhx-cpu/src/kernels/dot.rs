@@ -1,5 +1,6 @@
 //! Products of a few f32 rows with many stored rows: decoding with float weights, and attention scores of one token.
 #![allow(unsafe_code)] // Vector loads.
+#![allow(clippy::needless_range_loop)] // Register tiles are indexed in two directions.
 
 use super::{
     Instructions,

@@ -1,5 +1,6 @@
 //! f32 matrix products `C = A · B` in register tiles; `B` may be stored narrower.
 #![allow(unsafe_code)] // Vector loads and stores.
+#![allow(clippy::needless_range_loop)] // Register tiles are indexed in two directions.
 
 use super::{
     Instructions,
@@ -121,14 +122,6 @@ impl<E: Element> All<'_, E> {
             let a = a.as_ptr().add(if k == 0 { 0 } else { i * a_stride });
             let c = self.c.add(i * self.c_stride + j);
             let mut sums = [[V::splat(0.0); N]; M];
-            if add {
-                for r in 0..M {
-                    for v in 0..N {
-                        let from = c.add(r * self.c_stride + v * V::LANES);
-                        sums[r][v] = if PART { V::load_part(from, part) } else { V::load(from) };
-                    }
-                }
-            }
             for p in 0..k {
                 let row = b.as_ptr().add(p * b_stride + j);
                 let columns: [V; N] = std::array::from_fn(|v| if PART { E::load_part(row, part) } else { E::load(row.add(v * V::LANES)) });
@@ -142,7 +135,12 @@ impl<E: Element> All<'_, E> {
             for r in 0..M {
                 for v in 0..N {
                     let to = c.add(r * self.c_stride + v * V::LANES);
-                    if PART { sums[r][v].store_part(to, part) } else { sums[r][v].store(to) }
+                    let mut sum = sums[r][v];
+                    if add {
+                        // Last, so that long sums which are made in pieces lose fewer digits.
+                        sum = sum.add(if PART { V::load_part(to, part) } else { V::load(to) });
+                    }
+                    if PART { sum.store_part(to, part) } else { sum.store(to) }
                 }
             }
             M

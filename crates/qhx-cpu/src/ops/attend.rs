@@ -62,6 +62,8 @@ pub(crate) enum Source {
 
 /// Keys that are scored at once.
 const KEYS: usize = 64;
+/// Terms of a score that are summed at once.
+const TERMS: usize = 64;
 /// Query rows (of all heads of a group) of a unit, where there are many.
 const QUERIES: usize = 48;
 /// Up to so many query rows the keys are cut into runs.
@@ -386,8 +388,12 @@ impl Unit<'_> {
             return dots.into(self.set, scores, KEYS);
         }
         gemm::pack_columns(self.set, keys, stride, n, dim, room.packed, KEYS);
-        let gemm = Gemm { a: queries, a_stride: dim, b: &*room.packed, b_stride: KEYS, m: count, n, k: dim, add: false };
-        gemm.into(self.set, scores, KEYS);
+        // Long sums in pieces lose fewer digits, and an error in a score is one in an exponent.
+        for at in (0..dim).step_by(TERMS) {
+            let (a, b, k) = (&queries[at..], &room.packed[at * KEYS..], (dim - at).min(TERMS));
+            let gemm = Gemm { a, a_stride: dim, b, b_stride: KEYS, m: count, n, k, add: at > 0 };
+            gemm.into(self.set, scores, KEYS);
+        }
     }
 
     /// Turns the scores of one query with keys `first .. first + n` into weights and carries its softmax on.
@@ -422,10 +428,11 @@ impl Unit<'_> {
         let (max, sum) = softmax::exponentials(self.set, scores, before);
         if max > before {
             let factor = (before - max).exp();
-            room.totals[place] *= factor;
+            // A factor of 0 (a far larger score) must wipe the sums too: so the total is looked at before it is scaled.
             if room.totals[place] > 0.0 {
                 map::unary_in_place(self.set, Unary::Scale(factor), &mut room.sums[place * room.dim..][..room.dim]);
             }
+            room.totals[place] *= factor;
             room.maxima[place] = max;
         }
         room.totals[place] += sum;

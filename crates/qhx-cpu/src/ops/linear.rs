@@ -6,7 +6,7 @@ use crate::{
         convert,
         dot::Dots,
         gemm::{self, Gemm},
-        integer,
+        integer::{self, ActivationRows, activation::Layout},
         map::{self, Binary, Unary},
     },
     matrix::{Matrix, Plain},
@@ -69,7 +69,7 @@ impl Prepare {
 /// Numbers that a prepared row takes.
 pub(crate) fn prepared_width(form: ActivationForm, columns: usize) -> usize {
     match form.is_integer() {
-        true => IntegerLayout::new(columns).width(),
+        true => Layout::new(columns).width(),
         false => columns.next_multiple_of(16),
     }
 }
@@ -85,7 +85,7 @@ pub(crate) fn prepare_row(run: &Run<'_>, form: ActivationForm, clip: Option<[f32
         }
     };
     if form.is_integer() {
-        return quantise_row(run, form, x, out);
+        return Layout::new(x.len()).quantise(run.instructions, form == ActivationForm::I8Row, x, out);
     }
     let out = &mut out[..x.len()];
     out.copy_from_slice(x);
@@ -94,84 +94,27 @@ pub(crate) fn prepare_row(run: &Run<'_>, form: ActivationForm, clip: Option<[f32
     }
 }
 
-/// How a quantised row lies in f32 numbers: quants, then scales, then sums of quants times scale by 32 and by 16.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct IntegerLayout {
-    columns: usize,
-    /// Places for quants, in f32 numbers.
-    quants: usize,
-    /// Places for one number for each block of 32.
-    blocks: usize,
-}
-
-impl IntegerLayout {
-    pub(crate) fn new(columns: usize) -> Self {
-        Self { columns, quants: columns.next_multiple_of(64) / 4, blocks: columns.div_ceil(32).next_multiple_of(16) }
-    }
-
-    fn width(self) -> usize {
-        self.quants + 4 * self.blocks
-    }
-
-    /// The quantised row in `numbers`.
-    pub(crate) fn row(self, numbers: &[f32]) -> integer::Row<'_> {
-        let (quants, rest) = numbers.split_at(self.quants);
-        let (scales, rest) = rest.split_at(self.blocks);
-        let (sums32, sums16) = rest.split_at(self.blocks);
-        integer::Row { quants: bytemuck::cast_slice(quants), scales, sums32, sums16: &sums16[..2 * self.blocks] }
-    }
-}
-
-fn quantise_row(run: &Run<'_>, form: ActivationForm, x: &[f32], out: &mut [f32]) {
-    let layout = IntegerLayout::new(x.len());
-    let (quants, rest) = out.split_at_mut(layout.quants);
-    let (scales, rest) = rest.split_at_mut(layout.blocks);
-    let (sums32, sums16) = rest.split_at_mut(layout.blocks);
-    let quants: &mut [i8] = bytemuck::cast_slice_mut(quants);
-    quants[layout.columns..].fill(0);
-    scales.fill(0.0);
-    let groups = if form == ActivationForm::I8Row { x.len() } else { 32 };
-    for (group, (x, quants)) in x.chunks(groups).zip(quants[..layout.columns].chunks_mut(groups)).enumerate() {
-        let scale = convert::quantise(run.instructions, x, quants);
-        let first = group * groups / 32;
-        scales[first..first + x.len().div_ceil(32)].fill(scale);
-    }
-    sum_blocks(quants, scales, sums32, sums16);
-}
-
-/// Sums of quants times scale by 32 and by 16; zero where there are no quants.
-fn sum_blocks(quants: &[i8], scales: &[f32], sums32: &mut [f32], sums16: &mut [f32]) {
-    sums32.fill(0.0);
-    sums16.fill(0.0);
-    for (b, quants) in quants.chunks_exact(32).enumerate().take(scales.len()) {
-        let sum = |quants: &[i8]| quants.iter().map(|&q| q as i32).sum::<i32>();
-        let (low, high) = (sum(&quants[..16]), sum(&quants[16..]));
-        sums32[b] = (low + high) as f32 * scales[b];
-        sums16[2 * b] = low as f32 * scales[b];
-        sums16[2 * b + 1] = high as f32 * scales[b];
-    }
-}
-
 /// Rows in the form in which they enter products.
 #[derive(Clone, Copy)]
 pub(crate) enum Prepared<'a> {
     /// Numbers.
     Float(Rows<'a>),
-    /// Quants and scales.
-    Integer(Rows<'a>, IntegerLayout),
+    /// Quants and scales, and the number of rows.
+    Integer(ActivationRows<'a>, usize),
 }
 
 impl<'a> Prepared<'a> {
+    /// `rows` as [`prepare_row`] made them, or for f32 as they are.
     pub(crate) fn new(form: ActivationForm, columns: usize, rows: Rows<'a>) -> Self {
-        match form.is_integer() {
-            true => Self::Integer(rows, IntegerLayout::new(columns)),
-            false => Self::Float(rows),
-        }
+        let (true, Some((numbers, stride))) = (form.is_integer(), rows.strided()) else { return Self::Float(rows) };
+        let by_row = form == ActivationForm::I8Row;
+        Self::Integer(ActivationRows { layout: Layout::new(columns), numbers, stride, by_row }, rows.count)
     }
 
     fn count(&self) -> usize {
         match self {
-            Self::Float(rows) | Self::Integer(rows, _) => rows.count,
+            Self::Float(rows) => rows.count,
+            Self::Integer(_, count) => *count,
         }
     }
 }
@@ -241,18 +184,22 @@ pub(crate) fn tile_shape(rows: usize, weight: &Matrix) -> (usize, usize) {
 
 /// Scratch numbers for [`product`].
 pub(crate) fn product_scratch(weight: &Matrix) -> usize {
-    (2 * PANEL * PANEL_COLUMNS).max(4 * weight.columns.next_multiple_of(16))
+    (2 * PANEL * PANEL_COLUMNS).max(4 * weight.columns.next_multiple_of(16)).max(integer::panel_scratch(weight.columns))
 }
 
 /// Fills `tile`: row `i` of x times rows `first_row + j` of the matrix, for the tile's rows i and columns j.
 pub(crate) fn product(run: &Run<'_>, weight: &Matrix, first_row: usize, x: &Prepared<'_>, tile: &mut Tile<'_, f32>, scratch: &mut [f32]) {
     let rows = first_row + tile.first_column..first_row + tile.first_column + tile.columns;
     match x {
-        Prepared::Integer(x, layout) => {
+        Prepared::Integer(x, _) => {
             let Some(weights) = weight.integer_rows(rows) else { unreachable!("checked: integer forms have integer weights") };
-            for row in 0..tile.rows {
-                let x = layout.row(x.row(tile.first_row + row));
-                integer::products(run.instructions, &weights, &x, tile.row(row));
+            match tile.rows {
+                MATRIX_ROWS.. => integer::matrix_products(run.instructions, &weights, x, tile.first_row, tile, scratch),
+                _ => {
+                    for row in 0..tile.rows {
+                        integer::products(run.instructions, &weights, &x.row(tile.first_row + row), tile.row(row));
+                    }
+                }
             }
         }
         Prepared::Float(x) => {

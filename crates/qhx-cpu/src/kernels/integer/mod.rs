@@ -1,8 +1,16 @@
 //! Products of quantised weights with quantised rows: integer sums block by block, scales in f32.
+//!
+//! Two shapes: [`products`] streams stored rows past one activation row (decoding), [`matrix_products`] packs a panel of stored rows and multiplies it with many
+//! activation rows (prefill). Integer sums are exact in both.
 
+pub(crate) mod activation;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
-use super::{Instructions, quants::Stored};
+use super::{InstructionSet, Instructions, quants::Stored};
+use crate::work::Tile;
+use activation::{Layout, Row};
 use half::f16;
 
 /// Rows of a quantised matrix where they are stored.
@@ -43,27 +51,65 @@ pub(crate) enum Offsets<'a> {
     Min(Scales<'a>),
 }
 
-/// One quantised row of activations, padded with zeros to whole blocks of 32.
+/// Several quantised activation rows, `stride` numbers apart.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Row<'a> {
-    /// Quants.
-    pub(crate) quants: &'a [i8],
-    /// One scale for each 32.
-    pub(crate) scales: &'a [f32],
-    /// scale · Σ quants for each 32.
-    pub(crate) sums32: &'a [f32],
-    /// scale · Σ quants for each 16.
-    pub(crate) sums16: &'a [f32],
+pub(crate) struct ActivationRows<'a> {
+    pub(crate) layout: Layout,
+    pub(crate) numbers: &'a [f32],
+    pub(crate) stride: usize,
+    /// Whether each row has one scale for all its blocks.
+    pub(crate) by_row: bool,
+}
+
+impl<'a> ActivationRows<'a> {
+    pub(crate) fn row(&self, row: usize) -> Row<'a> {
+        self.layout.row(&self.numbers[row * self.stride..])
+    }
 }
 
 /// `out[r] = w_r · x` for all rows of `w`.
-pub(crate) fn products(_instructions: Instructions, w: &Weights<'_>, x: &Row<'_>, out: &mut [f32]) {
+pub(crate) fn products(instructions: Instructions, w: &Weights<'_>, x: &Row<'_>, out: &mut [f32]) {
     w.check();
+    x.check(w);
     assert_eq!(out.len(), w.rows, "one number for each row");
-    let numbers = w.blocks * w.stored.block();
-    assert!(x.quants.len() >= numbers.next_multiple_of(32), "x is too short");
-    assert!(x.scales.len() >= numbers.div_ceil(32) && x.sums32.len() >= x.scales.len() && x.sums16.len() >= 2 * x.scales.len());
-    portable::products(w, x, out);
+    match instructions.set() {
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2 => x86::dots::products_avx2(instructions, w, x, out),
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512Vnni => x86::dots::products_vnni(instructions, w, x, out),
+        _ => portable::products(w, x, out),
+    }
+}
+
+/// Row `i` of `tile` becomes the products of activation row `first + i` with all rows of `w`.
+pub(crate) fn matrix_products(
+    instructions: Instructions,
+    w: &Weights<'_>,
+    x: &ActivationRows<'_>,
+    first: usize,
+    tile: &mut Tile<'_, f32>,
+    scratch: &mut [f32],
+) {
+    w.check();
+    assert_eq!(tile.columns, w.rows, "one column for each row");
+    if tile.rows == 0 || w.rows == 0 {
+        return;
+    }
+    x.row(first + tile.rows - 1).check(w);
+    match instructions.set() {
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2 => x86::avx2::matrix_products(instructions, w, x, first, tile, scratch),
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512Vnni => x86::vnni::matrix_products(instructions, w, x, first, tile, scratch),
+        _ => (0..tile.rows).for_each(|row| portable::products(w, &x.row(first + row), tile.row(row))),
+    }
+}
+
+/// Scratch numbers that [`matrix_products`] needs for rows of `columns` numbers.
+pub(crate) fn panel_scratch(columns: usize) -> usize {
+    // Sixteen rows: quants as bytes (or eight as 16-bit numbers), and a scale and an offset for each 16.
+    let blocks = columns.div_ceil(32);
+    16 * blocks * 32 / 4 + 2 * 2 * 16 * blocks + 64
 }
 
 impl Scales<'_> {
@@ -94,6 +140,86 @@ impl Weights<'_> {
         assert!(self.scales.holds(self.rows, self.blocks), "scales are too short");
         if let Offsets::Min(mins) = &self.offsets {
             assert!(mins.holds(self.rows, self.blocks), "minima are too short");
+        }
+    }
+
+    /// What the block adds, per unit of the activations' sum.
+    fn offset(&self, row: usize, block: usize) -> f32 {
+        match &self.offsets {
+            Offsets::None => 0.0,
+            Offsets::MinusEight => -8.0 * self.scales.get(row, block),
+            Offsets::Min(mins) => mins.get(row, block),
+        }
+    }
+}
+
+impl Row<'_> {
+    /// Whether the row is as long as the weights', padding included.
+    fn check(&self, w: &Weights<'_>) {
+        let numbers = w.blocks * w.stored.block();
+        assert!(self.quants.len() >= numbers.next_multiple_of(128), "the activation row is too short");
+        assert!(self.scales.len() >= numbers.div_ceil(32).next_multiple_of(16), "the activation row has too few scales");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        matrix::{
+            Matrix,
+            tests::{Noise, random_tensor},
+        },
+        pool::Pool,
+        work::{Tiles, for_each},
+    };
+    use qhx_ir::{Encoding, WeightTensor};
+
+    /// The product as it is stated: exact integer sums, scales in f64.
+    fn stated(w: &WeightTensor, row: usize, x: &Row<'_>) -> (f64, f64) {
+        let terms = (0..w.columns()).map(|c| {
+            let weight = w.quant(row, c) as f64 * w.scale_at(row, c) as f64 + w.min_at(row, c) as f64;
+            weight * x.quants[c] as f64 * x.scales[c / 32] as f64
+        });
+        terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()))
+    }
+
+    #[test]
+    fn all_encodings_shapes_and_instructions() {
+        let mut noise = Noise::new(3);
+        let pool = Pool::new(1).unwrap();
+        for encoding in Encoding::all().into_iter().filter(|e| !e.is_float()) {
+            for (rows, columns) in [(1, 1), (3, 33), (17, 64), (5, 96), (20, 576), (9, 1000), (33, 130)] {
+                let tensor = random_tensor(encoding, &[rows, columns], &mut noise);
+                let matrix = Matrix::new(tensor.clone());
+                for by_row in [false, true] {
+                    let (count, layout) = (15, Layout::new(columns));
+                    let mut numbers = vec![0.0; count * layout.width()];
+                    for out in numbers.chunks_mut(layout.width()) {
+                        layout.quantise(Instructions::best(), by_row, &noise.floats(columns), out);
+                    }
+                    let x = ActivationRows { layout, numbers: &numbers, stride: layout.width(), by_row };
+                    let w = matrix.integer_rows(0..rows).unwrap();
+                    for instructions in Instructions::all() {
+                        let mut out = vec![f32::NAN; rows];
+                        let mut tiled = vec![f32::NAN; count * rows];
+                        let mut scratch = vec![f32::NAN; panel_scratch(columns)];
+                        for_each(&pool, Tiles::new(&mut tiled, rows, count, rows), &mut scratch, |_, mut tile, scratch| {
+                            matrix_products(instructions, &w, &x, 0, &mut tile, scratch);
+                        });
+                        for t in 0..count {
+                            products(instructions, &w, &x.row(t), &mut out);
+                            for r in 0..rows {
+                                let (wanted, size) = stated(&tensor, r, &x.row(t));
+                                for found in [out[r], tiled[t * rows + r]] {
+                                    let close = (found as f64 - wanted).abs() <= 1e-6 * size.max(1e-3);
+                                    assert!(close, "{encoding} {rows}x{columns} {instructions:?} row {r}: {found}, not {wanted}");
+                                }
+                            }
+                        }
+                    }
+                }
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Integer products without special instructions.
 
-use super::{Offsets, Row, Weights};
+use super::{Offsets, Weights, activation::Row};
 use crate::kernels::quants::Stored;
 
 pub(super) fn products(w: &Weights<'_>, x: &Row<'_>, out: &mut [f32]) {
@@ -23,10 +23,8 @@ pub(super) fn products(w: &Weights<'_>, x: &Row<'_>, out: &mut [f32]) {
             let scale = w.scales.get(row, b);
             sum += total as f32 * (scale * x.scales[b * block / 32]);
             let x_sum = if block == 16 { x.sums16[b] } else { x.sums32[b] };
-            match &w.offsets {
-                Offsets::None => {}
-                Offsets::MinusEight => sum += -8.0 * scale * x_sum,
-                Offsets::Min(mins) => sum += mins.get(row, b) * x_sum,
+            if !matches!(w.offsets, Offsets::None) {
+                sum += w.offset(row, b) * x_sum;
             }
         }
         *out = sum;

@@ -1,0 +1,203 @@
+//! Rows of activations in their integer form: how they lie in memory, and how they are made.
+#![allow(unsafe_code)] // Vector loads and stores.
+
+use crate::kernels::{
+    Instructions, run,
+    vector::{Kernel, Vector},
+};
+
+/// How a quantised row lies in f32 numbers. Everything is padded with zeros: quants to multiples of 128, numbers for blocks to multiples of 16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    columns: usize,
+    /// Places for quants.
+    padded: usize,
+    /// Places for one number for each 32.
+    blocks: usize,
+}
+
+/// One quantised row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row<'a> {
+    /// Quants.
+    pub(crate) quants: &'a [i8],
+    /// The same as 16-bit numbers.
+    pub(crate) wide: &'a [i16],
+    /// One scale for each 32.
+    pub(crate) scales: &'a [f32],
+    /// scale · Σ quants for each 32.
+    pub(crate) sums32: &'a [f32],
+    /// scale · Σ quants for each 16.
+    pub(crate) sums16: &'a [f32],
+    /// −128 · Σ quants for each 32.
+    pub(crate) shifts32: &'a [i32],
+    /// −128 · Σ quants for each 16.
+    pub(crate) shifts16: &'a [i32],
+}
+
+impl Layout {
+    pub(crate) fn new(columns: usize) -> Self {
+        Self { columns, padded: columns.next_multiple_of(128), blocks: columns.div_ceil(32).next_multiple_of(16) }
+    }
+
+    /// f32 numbers that a row takes.
+    pub(crate) fn width(self) -> usize {
+        self.padded / 4 + self.padded / 2 + 7 * self.blocks
+    }
+
+    /// The quantised row in `numbers`.
+    pub(crate) fn row(self, numbers: &[f32]) -> Row<'_> {
+        let (quants, rest) = numbers[..self.width()].split_at(self.padded / 4);
+        let (wide, rest) = rest.split_at(self.padded / 2);
+        let (scales, rest) = rest.split_at(self.blocks);
+        let (sums32, rest) = rest.split_at(self.blocks);
+        let (sums16, rest) = rest.split_at(2 * self.blocks);
+        let (shifts32, shifts16) = rest.split_at(self.blocks);
+        let cast = bytemuck::cast_slice;
+        Row {
+            quants: cast(quants),
+            wide: bytemuck::cast_slice(wide),
+            scales,
+            sums32,
+            sums16,
+            shifts32: bytemuck::cast_slice(shifts32),
+            shifts16: bytemuck::cast_slice(shifts16),
+        }
+    }
+
+    /// Quantises `x` into `out`, with one scale for the whole row or one for each 32 numbers: `scale = amax / 127`, `quant = round(x · 127/amax)`.
+    pub(crate) fn quantise(self, instructions: Instructions, by_row: bool, x: &[f32], out: &mut [f32]) {
+        assert_eq!(x.len(), self.columns, "the row must have the layout's length");
+        let (quants, rest) = out[..self.width()].split_at_mut(self.padded / 4);
+        let (wide, rest) = rest.split_at_mut(self.padded / 2);
+        let (scales, rest) = rest.split_at_mut(self.blocks);
+        let (sums32, rest) = rest.split_at_mut(self.blocks);
+        let (sums16, rest) = rest.split_at_mut(2 * self.blocks);
+        let (shifts32, shifts16) = rest.split_at_mut(self.blocks);
+        let quants: &mut [i8] = bytemuck::cast_slice_mut(quants);
+        quants[self.columns..].fill(0);
+        let parts =
+            Parts { scales, sums32, sums16, shifts32: bytemuck::cast_slice_mut(shifts32), shifts16: bytemuck::cast_slice_mut(shifts16) };
+        run(instructions, Quantise { x, by_row, quants, parts });
+        let wide: &mut [i16] = bytemuck::cast_slice_mut(wide);
+        wide.iter_mut().zip(&*quants).for_each(|(wide, &quant)| *wide = quant as i16);
+    }
+}
+
+struct Parts<'a> {
+    scales: &'a mut [f32],
+    sums32: &'a mut [f32],
+    sums16: &'a mut [f32],
+    shifts32: &'a mut [i32],
+    shifts16: &'a mut [i32],
+}
+
+struct Quantise<'a> {
+    x: &'a [f32],
+    by_row: bool,
+    quants: &'a mut [i8],
+    parts: Parts<'a>,
+}
+
+impl Kernel for Quantise<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vector>(self) {
+        let Self { x, by_row, quants, parts } = self;
+        // SAFETY: the caller has V's instructions; slices are checked where they are cut.
+        unsafe {
+            let row = if by_row { largest::<V>(x) } else { 0.0 };
+            for b in 0..parts.scales.len() {
+                let start = (b * 32).min(x.len());
+                let x = &x[start..(start + 32).min(x.len())];
+                let amax = if by_row { row } else { largest::<V>(x) };
+                // Of numbers so small that the factor overflows nothing is left.
+                let (scale, factor) = if amax > 1e-36 { (amax / 127.0, 127.0 / amax) } else { (0.0, 0.0) };
+                let (mut low, mut high) = (0.0, 0.0);
+                if let Ok(x) = <&[f32; 32]>::try_from(x) {
+                    let (mut sums, factors) = ([V::splat(0.0); 2], V::splat(factor));
+                    let (least, most) = (V::splat(-127.0), V::splat(127.0));
+                    let quants = &mut quants[b * 32..][..32];
+                    for i in 0..32 / V::LANES {
+                        let whole = V::load(x.as_ptr().add(i * V::LANES)).mul(factors).round().min(most).max(least);
+                        whole.store_i8(quants.as_mut_ptr().add(i * V::LANES));
+                        let half = i * V::LANES / 16;
+                        sums[half] = sums[half].add(whole);
+                    }
+                    (low, high) = (sums[0].sum(), sums[1].sum());
+                } else {
+                    for (i, x) in x.iter().enumerate() {
+                        let whole = (x * factor).round_ties_even().clamp(-127.0, 127.0);
+                        quants[b * 32 + i] = whole as i8;
+                        *(if i < 16 { &mut low } else { &mut high }) += whole;
+                    }
+                }
+                let scale = if x.is_empty() { 0.0 } else { scale };
+                parts.scales[b] = scale;
+                parts.sums32[b] = scale * (low + high);
+                (parts.sums16[2 * b], parts.sums16[2 * b + 1]) = (scale * low, scale * high);
+                parts.shifts32[b] = -128 * (low + high) as i32;
+                (parts.shifts16[2 * b], parts.shifts16[2 * b + 1]) = (-128 * low as i32, -128 * high as i32);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn largest<V: Vector>(x: &[f32]) -> f32 {
+    // SAFETY: the caller has V's instructions; all loads are within `x`.
+    unsafe {
+        let mut largest = V::splat(0.0);
+        let mut i = 0;
+        while i + V::LANES <= x.len() {
+            largest = largest.max(V::load(x.as_ptr().add(i)).abs());
+            i += V::LANES;
+        }
+        if i < x.len() {
+            largest = largest.max(V::load_part(x.as_ptr().add(i), x.len() - i).abs());
+        }
+        largest.largest()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantises_as_stated() {
+        for instructions in Instructions::all() {
+            for n in [1, 7, 16, 32, 45, 64, 200, 576] {
+                for by_row in [false, true] {
+                    let mut x: Vec<f32> = (0..n).map(|i| ((i * 37 % 23) as f32 - 11.0) * 0.37 * (1 + i / 32) as f32).collect();
+                    if n > 64 {
+                        x[32..64].fill(0.0);
+                    }
+                    if n == 200 {
+                        x[64..96].fill(1e-40);
+                    }
+                    let layout = Layout::new(n);
+                    let mut out = vec![f32::NAN; layout.width()];
+                    layout.quantise(instructions, by_row, &x, &mut out);
+                    let row = layout.row(&out);
+                    let amax = |x: &[f32]| x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+                    for (b, group) in x.chunks(32).enumerate() {
+                        let amax = amax(if by_row { &x } else { group });
+                        let amax = if amax < 1e-36 { 0.0 } else { amax };
+                        assert_eq!(row.scales[b], amax / 127.0);
+                        let factor = if amax > 0.0 { 127.0 / amax } else { 0.0 };
+                        let wanted: Vec<i8> = group.iter().map(|x| (x * factor).round_ties_even() as i8).collect();
+                        assert_eq!(&row.quants[b * 32..][..wanted.len()], wanted);
+                        let low: i32 = wanted.iter().take(16).map(|&q| q as i32).sum();
+                        let sum: i32 = wanted.iter().map(|&q| q as i32).sum();
+                        assert_eq!((row.shifts32[b], row.shifts16[2 * b]), (-128 * sum, -128 * low));
+                        assert!((row.sums32[b] - row.scales[b] * sum as f32).abs() <= 1e-6 * row.sums32[b].abs());
+                    }
+                    assert!(row.quants[n..].iter().all(|&q| q == 0) && row.scales[n.div_ceil(32)..].iter().all(|&s| s == 0.0));
+                    assert!(row.quants.iter().zip(row.wide).all(|(&a, &b)| a as i16 == b));
+                }
+            }
+        }
+    }
+}
