@@ -327,9 +327,10 @@ pub struct Clip {
 
 /// How the rows of an activation enter a product with a weight.
 ///
-/// Integer forms: `amax` = largest magnitude of the group (a row, or 32 neighbours in it), `scale = amax / 127`, `q = round_half_even(x · (127 / amax))`
-/// (0 where amax is 0, or so small that `127 / amax` overflows), both divisions in f32. Integer products are summed exactly; scales are applied in f32. No scale spans rows, so cutting a
-/// prompt into chunks changes nothing. Integer forms need integer weights.
+/// Integer forms: `amax` = largest magnitude of the group (a row, or 32 neighbours in it), `scale = amax / 127`,
+/// `q = round_half_even(x · (127 / amax))` (0 where amax is 0, or so small that `127 / amax` overflows), both divisions in f32. Integer products
+/// are summed exactly; scales are applied in f32. No scale spans rows, so cutting a prompt into chunks changes nothing. Integer forms need
+/// integer weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActivationForm {

@@ -46,7 +46,7 @@ impl Plan {
             let mut row = 0;
             let first = rng.below(sessions);
             for i in 0..rng.between(1, sessions) {
-                if padded && i + 1 < sessions {
+                if padded && rng.one_in(2) {
                     row += rng.below(4);
                 }
                 let session = (first + i) % sessions;
@@ -118,13 +118,12 @@ pub(crate) fn inputs(case: &Case, program: &Checked, plan: &CallPlan, salt: u64)
     let soft: Vec<_> = valid.iter().copied().filter(|&(_, session, row)| is_soft(session, row)).collect();
     let mut rng = Rng::new(&[case.seed, salt, 2000, plan.number as u64]);
     let mut wanted: Vec<i32> = valid.iter().map(|v| v.0 as i32).collect();
-    match rng.below(3) {
+    match rng.below(4) {
         0 => wanted = wanted.split_off(wanted.len() - 1),
         1 => wanted.retain(|_| rng.one_in(3)),
+        // A chunk of a prompt before its last: nobody asks for its rows.
+        2 => wanted.clear(),
         _ => {}
-    }
-    if wanted.is_empty() {
-        wanted.push(valid[0].0 as i32);
     }
     let bindings = Bindings { rows: plan.rows, soft_rows: soft.len(), wanted: wanted.len() };
     let mut all = Vec::new();
