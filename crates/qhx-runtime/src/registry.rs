@@ -77,7 +77,12 @@ pub fn candidates(choice: DeviceChoice, threads: Option<usize>) -> Result<Vec<Ar
     }
 }
 
-// The CPU device is not written yet.
+#[cfg(feature = "cpu")]
+fn cpu(_: DeviceChoice, threads: Option<usize>) -> Result<Vec<Arc<dyn Device>>, Error> {
+    Ok(vec![Arc::new(qhx_cpu::CpuDevice::new(qhx_cpu::CpuOptions { threads, ..Default::default() })?)])
+}
+
+#[cfg(not(feature = "cpu"))]
 fn cpu(choice: DeviceChoice, _: Option<usize>) -> Result<Vec<Arc<dyn Device>>, Error> {
     none(choice, "was built without the feature `cpu`")
 }

@@ -52,9 +52,9 @@ fn what_does_not_fit_is_refused_with_the_numbers() {
     }
     let error = Model::from_parts(huge, &asked).err().unwrap();
     let Error::DoesNotFit(estimate) = &error else { panic!("{error}") };
-    // Two layers of keys and values of 2 heads of 4 numbers in f16.
-    assert_eq!(estimate.state_bytes, (1 << 50) * 2 * 2 * 8 * 2);
-    assert!(error.to_string().contains("64.0 PiB") && error.to_string().contains("--context"), "{error}");
+    // Two layers of keys and values of 2 heads of 4 numbers in f32.
+    assert_eq!(estimate.state_bytes, (1 << 50) * 2 * 2 * 8 * 4);
+    assert!(error.to_string().contains("128.0 PiB") && error.to_string().contains("--context"), "{error}");
 }
 
 #[test]
@@ -130,7 +130,9 @@ fn bench_measures_what_it_says() {
         assert_eq!(shown, ["pp16", "tg4"]);
         assert!(report.results.iter().all(|r| r.runs.len() == 3 && r.mean > 0.0 && r.sd >= 0.0));
         assert_eq!((report.device.as_str(), report.precision.as_str()), (device.name(), "f32"));
-        assert!(report.read_bandwidth_bytes_per_s > 0.0 && report.bandwidth_share > 0.0);
+        if cfg!(feature = "cpu") {
+            assert!(report.read_bandwidth_bytes_per_s > 1e8 && report.bandwidth_share > 0.0);
+        }
         let beyond = BenchOptions { prompt: vec![41], ..options.clone() };
         assert!(bench(&model, "f32", &beyond, &Cancel::new(), &mut |_| {}).unwrap_err().to_string().contains("41"));
         let none = BenchOptions { repeats: 0, ..options };
@@ -151,7 +153,7 @@ fn a_trace_does_not_depend_on_chunks() {
             let names: Vec<_> = whole.iter().map(|t| t.name.as_str()).collect();
             assert_eq!(names, ["embed", "layers.0.attn", "layers.0.ffn", "layers.1.attn", "layers.1.ffn", "lm_head", "logits"]);
             assert!(whole.iter().all(|t| t.shape[0] == 13));
-            let tolerance = if device == DeviceChoice::Reference { 0.0 } else { 2e-5 };
+            let tolerance = f64::from(kind.tolerance(device));
             for difference in diff(&whole, &traced(5, 5)) {
                 assert!(difference.is_within(tolerance), "{kind:?} on {device}: {difference:?}");
             }
