@@ -31,11 +31,11 @@ pub(super) fn rms_norm(rng: Rng, _: usize) -> Case {
 }
 
 pub(super) fn layer_norm(rng: Rng, _: usize) -> Case {
-    // With one number to a row everything cancels but the bias.
     let mut b = Builder::new(rng, "layer_norm", tolerance::SUM);
     let tail = tail(&mut b);
     let n = tail[tail.len() - 1];
-    let eps = b.rng.pick(&[1e-6, 1e-5, 0.1]);
+    // Two or three numbers may lie so close that only their rounding differs.
+    let eps = if n < 8 { 0.1 } else { b.rng.pick(&[1e-6, 1e-5, 0.1]) };
     let rows = if b.rng.one_in(2) { offset } else { wild };
     let x = b.rows("x", &tail, rows);
     let weight = b.plain("weight", &[n], 1.0);
