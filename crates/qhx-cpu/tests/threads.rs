@@ -1,0 +1,117 @@
+//! Results do not depend on the number of threads, bit for bit, on whole models.
+
+#[path = "support/decoder.rs"]
+mod decoder;
+
+use decoder::{Sizes, decoder};
+use qhx_cpu::{CpuDevice, CpuOptions, InstructionSet};
+use qhx_ir::{conformance::models, *};
+use std::sync::Arc;
+
+/// All bits that a session of calls gives: outputs, taps and slots.
+fn bits(device: &CpuDevice, program: &Checked, weights: &Arc<dyn Weights>, calls: &[usize]) -> Vec<u32> {
+    let limits = LoadOptions { max_rows: 300, max_soft_rows: 2, max_wanted: 2, artifacts: None };
+    let mut executable = device.load(program, weights, &limits).unwrap();
+    let mut state = executable.new_state(1024).unwrap();
+    let mut bits = Vec::new();
+    for &rows in calls {
+        let start = state.len();
+        let bindings = Bindings { rows, soft_rows: 2.min(rows), wanted: 2.min(rows) };
+        let inputs: Vec<Vec<f32>> = program.inputs.iter().map(|input| numbers(program, input, &bindings, start)).collect();
+        let integers: Vec<Vec<i32>> = inputs.iter().map(|input| input.iter().map(|&x| x as i32).collect()).collect();
+        let data = program.inputs.iter().zip(&inputs).zip(&integers).map(|((input, floats), integers)| match input.dtype {
+            DType::F32 => InputData::F32(floats),
+            DType::I32 => InputData::I32(integers),
+        });
+        let data: Vec<_> = data.collect();
+        let mut tapped = Vec::new();
+        let mut taps = |tap: Tap<'_>| tapped.extend(tap.values.iter().map(|x| x.to_bits()));
+        executable
+            .run(&mut Call {
+                bindings,
+                inputs: &data,
+                segments: &mut [Segment { state: Some(&mut *state), first_row: 0, valid_rows: rows }],
+                epoch: 0,
+                cancel: None,
+                taps: Some(&mut taps),
+            })
+            .unwrap();
+        state.commit(rows).unwrap();
+        bits.extend(tapped);
+        for output in &program.outputs {
+            bits.extend(executable.output(&output.name).unwrap().iter().map(|x| x.to_bits()));
+        }
+    }
+    for slot in program.slots.keys() {
+        match state.export(slot).unwrap() {
+            SlotData::Recurrent(numbers) => bits.extend(numbers.iter().map(|x| x.to_bits())),
+            SlotData::Kv { keys, values, .. } => bits.extend(keys.iter().chain(&values).map(|&byte| byte as u32)),
+        }
+    }
+    bits
+}
+
+/// Numbers that an input accepts.
+fn numbers(program: &Checked, input: &Input, bindings: &Bindings, start: usize) -> Vec<f32> {
+    let shape: Vec<usize> = input.shape.iter().map(|dim| dim.bind(bindings).unwrap()).collect();
+    let count: usize = shape.iter().product();
+    let limits = program.ops.iter().filter_map(|op| match &op.op {
+        OpKind::Embed { ids: index, table, .. } | OpKind::Interpolate { index, table, .. } if *index == input.name => {
+            Some(program.weights[table].shape[0])
+        }
+        OpKind::Gather { rows: index, .. } | OpKind::ScatterRows { at: index, .. } | OpKind::ScatterAddRows { at: index, .. }
+            if *index == input.name =>
+        {
+            Some(bindings.rows)
+        }
+        _ => None,
+    });
+    let limit = limits.min();
+    let number = |i: usize| match (input.dtype, limit) {
+        (DType::I32, Some(limit)) if count <= 2 => (limit - 1 - i) as f32,
+        (DType::I32, Some(limit)) => ((start + i) * 7919 % limit) as f32,
+        (DType::I32, None) => (start + i % shape[shape.len() - 1]) as f32,
+        (DType::F32, _) => (((start + i) * 2654435761 % 1000) as f32 - 500.0) / 400.0,
+    };
+    (0..count).map(number).collect()
+}
+
+fn same_for_all_thread_counts(name: &str, program: &Checked, weights: &Arc<dyn Weights>, calls: &[usize]) {
+    for instructions in InstructionSet::available() {
+        let with = |threads| {
+            let device = CpuDevice::new(CpuOptions { threads: Some(threads), instructions: Some(instructions) }).unwrap();
+            bits(&device, program, weights, calls)
+        };
+        let one = with(1);
+        assert!(!one.is_empty() && one.iter().any(|&bits| bits != 0));
+        for threads in [2, 3, 5] {
+            assert!(with(threads) == one, "{name}, {instructions}: {threads} threads give other bits than one");
+        }
+    }
+}
+
+#[test]
+fn decoders() {
+    let sizes = Sizes { layers: 2, hidden: 192, ffn: 320, heads: 6, kv_heads: 2, head_dim: 32, vocab: 700, experts: 0 };
+    for (encoding, form, experts) in [
+        (Encoding::F32, ActivationForm::F32, 0),
+        (Encoding::Bf16, ActivationForm::F16, 0),
+        (Encoding::I4_BLOCK32_MIN, ActivationForm::I8Block32, 0),
+        (Encoding::I8Row, ActivationForm::I8Row, 0),
+        (Encoding::I8_BLOCK32, ActivationForm::F32, 5),
+        (Encoding::I4_BLOCK32, ActivationForm::I8Block32, 5),
+    ] {
+        let (program, weights) = decoder(&Sizes { experts, ..sizes }, encoding, form).unwrap();
+        let weights: Arc<dyn Weights> = Arc::new(weights);
+        same_for_all_thread_counts(&format!("{encoding} {form:?} {experts}"), &program, &weights, &[300, 2, 70, 300, 5, 2]);
+    }
+}
+
+#[test]
+fn every_tiny_model() {
+    for number in 0..4 {
+        for model in models::tiny(number) {
+            same_for_all_thread_counts(model.name, &model.program, &model.weights, &[96, 16, 48, 4]);
+        }
+    }
+}
