@@ -1,6 +1,7 @@
 //! The project's chores: `cargo xtask COMMAND`. Uses nothing but the standard library, so that it builds in seconds.
 
 mod assets;
+mod peers;
 mod suites;
 
 use std::{
@@ -13,6 +14,7 @@ const HELP: &str = "cargo xtask COMMAND
 
   demo [PROMPT]   fetch a small real model, forge it and let it answer
   test            all suites, with their set-up; in CI (CI=true) a suite that cannot run fails
+  bench-peers     speed beside llama.cpp on a real model, in one run
   lint            fmt, clippy and doc, no warning allowed
   help            this text";
 
@@ -26,6 +28,7 @@ fn main() -> ExitCode {
         ["demo"] => demo("What is the capital of France?"),
         ["demo", prompt] => demo(prompt),
         ["test"] => suites::test(),
+        ["bench-peers"] => peers::bench(),
         ["lint"] => suites::lint(),
         [] | ["help" | "--help" | "-h"] => {
             println!("{HELP}");

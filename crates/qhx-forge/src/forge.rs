@@ -344,7 +344,7 @@ fn split_blocks(tensors: &TensorSource, name: &str, weight: &Weight, rows: Range
 
 fn check_numbers(tensor: &str, encoding: Encoding, values: &[f32]) -> Result<(), ForgeError> {
     let limit = if encoding == Encoding::F16 { 65504.0 } else { f32::MAX };
-    match values.iter().find(|x| !(x.abs() <= limit)) {
+    match values.iter().find(|x| x.is_nan() || x.abs() > limit) {
         None => Ok(()),
         Some(x) if x.is_finite() => {
             Err(ForgeError::Tensor { tensor: tensor.into(), reason: format!("holds {x}, which f16 cannot: use another precision") })
