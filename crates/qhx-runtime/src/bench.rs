@@ -154,11 +154,14 @@ fn some_ids(model: &Model, count: usize) -> Vec<u32> {
 }
 
 /// Bytes per second that `threads` threads of the processor read from memory; 0 where that cannot be measured.
+#[cfg(feature = "cpu")]
 fn read_bandwidth(threads: usize) -> f64 {
-    #[cfg(feature = "cpu")]
-    return qhx_cpu::measure_bandwidth(threads).unwrap_or(0.0);
-    #[cfg(not(feature = "cpu"))]
-    return 0.0 * threads as f64;
+    qhx_cpu::measure_bandwidth(threads).unwrap_or(0.0)
+}
+
+#[cfg(not(feature = "cpu"))]
+fn read_bandwidth(_: usize) -> f64 {
+    0.0
 }
 
 #[cfg(test)]
