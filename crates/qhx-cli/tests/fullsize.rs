@@ -1,0 +1,81 @@
+//! Models of full size, with seeded weights, against what transformers computed for the same weights in f32.
+//!
+//! Run by hand: `cargo xtask fullsize [NAME …]`. Needs disk for a model in f32 (3 to 16 GB each) and some minutes.
+
+mod common;
+
+use common::{json, succeed, tensors};
+use serde_json::Value;
+use std::{
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+};
+
+#[test]
+#[ignore = "large: run by `cargo xtask fullsize`"]
+fn full_size_models_equal_the_oracle() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let place = PathBuf::from(std::env::var_os("QHX_FULLSIZE_DIR").expect("QHX_FULLSIZE_DIR names a folder with room"));
+    let wanted = std::env::var("QHX_FULLSIZE").unwrap_or_default();
+    for entry in fs::read_dir(root.join("fixtures/fullsize")).unwrap() {
+        let file = entry.unwrap().path();
+        let name = file.file_stem().unwrap().to_string_lossy().into_owned();
+        if !wanted.is_empty() && !wanted.split(',').any(|w| w == name) {
+            continue;
+        }
+        let oracle: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+        let config = root.join("configs").join(oracle["config"].as_str().unwrap());
+        let precision = precision_that_fits(&config);
+        let bundle = place.join(format!("{name}-{precision}"));
+        if !bundle.exists() {
+            let arguments: [&OsStr; 8] = [
+                "synth".as_ref(),
+                config.as_ref(),
+                "--out".as_ref(),
+                bundle.as_ref(),
+                "--precision".as_ref(),
+                precision.as_ref(),
+                "--seed".as_ref(),
+                "1".as_ref(),
+            ];
+            assert_eq!(oracle["seed"], 1);
+            succeed(arguments);
+        }
+        for case in oracle["cases"].as_array().unwrap() {
+            check(&name, &bundle, case, if precision == "f32" { 2e-3 } else { 5e-2 });
+        }
+        println!("{name} in {precision}: equal");
+    }
+}
+
+/// f32, or f16 where f32 would take more than three quarters of the memory.
+fn precision_that_fits(config: &Path) -> &'static str {
+    let facts = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kilobytes = facts.lines().find_map(|l| l.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    // Parameters of the largest, in f32.
+    let large = config.file_name().is_some_and(|name| name == "gemma-4-e4b.json");
+    if large && kilobytes.is_none_or(|kb| kb < 40 << 20) { "f16" } else { "f32" }
+}
+
+/// The same tokens, and each recorded logit within `tolerance`.
+fn check(name: &str, bundle: &Path, case: &Value, tolerance: f32) {
+    let folder = common::scratch();
+    let file = folder.path().join("logits.safetensors");
+    let prompt = common::ids(&case["prompt"]);
+    let greedy = case["greedy"].as_array().unwrap();
+    let new = greedy.len().to_string();
+    let flags = ["--ids", &prompt, "--max-new", &new, "--ignore-eos", "--context", "256", "--json", "--logits"];
+    let arguments = [OsStr::new("generate"), bundle.as_ref()].into_iter().chain(flags.iter().map(OsStr::new)).chain([file.as_ref()]);
+    let found = json(arguments);
+    let (shape, logits) = tensors(&file).remove("step_logits").unwrap();
+    for (n, step) in case["steps"].as_array().unwrap().iter().enumerate() {
+        for (id, expected) in step["ids"].as_array().unwrap().iter().zip(step["logits"].as_array().unwrap()) {
+            let (id, expected) = (id.as_u64().unwrap() as usize, expected.as_f64().unwrap() as f32);
+            let logit = logits[n * shape[1] + id];
+            assert!((logit - expected).abs() <= tolerance, "{name}, step {n}: logit of {id} is {logit}, not {expected}");
+        }
+        assert_eq!(found["ids"][n], greedy[n], "{name}, step {n}");
+    }
+    println!("{name}: {} prompt ids: {}", case["prompt"].as_array().unwrap().len(), found["timing"]);
+}
