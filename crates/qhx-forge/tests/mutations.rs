@@ -67,7 +67,7 @@ const MISTAKES: &[Mistake] = &[
     mistake("gemma4", "full layers turn the whole head", |p, _| rotary(p, "full", |i, f, n| if f == 0.0 { 1e6f32.powf(-(i as f32) / n as f32) } else { f })),
     mistake("gemma4", "full layers turn at the sliding layers' base", |p, _| rotary(p, "full", |_, f, _| f.powf(2.0 / 3.0))),
     mistake("qwen3_vl", "no query norm", |p, w| weights(p, w, "q_norm", |_| 1.0)),
-    mistake("qwen3_vl", "neighbours are turned instead of halves", |p, w| { for part in ["q_proj.weight", "k_proj.weight"] { rows(p, w, part, neighbours) } }),
+    mistake("qwen3_vl", "neighbours are turned instead of halves", |p, w| { let head = head_dim(p); for part in ["q_proj.weight", "k_proj.weight"] { rows(p, w, part, |r, _| neighbour(r, head)) } }),
     mistake("qwen3", "norms multiply by 1 + w", |p, w| weights(p, w, "layernorm", |x| x + 1.0)),
     mistake("llama", "query heads take turns with the key heads", |p, w| rows(p, w, "k_proj.weight", |r, n| (r + n / 2) % n)),
     mistake("llama", "another rotary base", |p, _| rotary(p, "rope", |_, f, _| f.powf(1.1))),
@@ -201,9 +201,14 @@ fn change(program: &mut Program, overlay: &mut Overlay, part: &str, wrong: impl 
     }
 }
 
-/// The rows of a head as if neighbours made pairs: 0, n/2, 1, n/2 + 1 …, of heads of 16.
-fn neighbours(row: usize, _rows: usize) -> usize {
-    let head = 16;
+/// The size of the heads whose keys are kept.
+fn head_dim(program: &Program) -> usize {
+    let sizes = program.slots.values().find_map(|slot| if let qhx_ir::Slot::Kv { head_dim, .. } = slot { Some(*head_dim) } else { None });
+    sizes.expect("a KV slot")
+}
+
+/// The rows of a head as if neighbours made pairs: 0, n/2, 1, n/2 + 1 …
+fn neighbour(row: usize, head: usize) -> usize {
     let (first, i) = (row - row % head, row % head);
     first + if i % 2 == 0 { i / 2 } else { head / 2 + i / 2 }
 }
