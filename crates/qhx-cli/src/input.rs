@@ -43,7 +43,7 @@ pub(crate) struct InputFlags {
 pub(crate) enum Input {
     Ids(Vec<u32>),
     Completion(String),
-    Chat(Chat),
+    Chat(Box<Chat>),
 }
 
 impl InputFlags {
@@ -55,7 +55,7 @@ impl InputFlags {
             },
             Self { prompt: Some(text), .. } => Ok(Input::Completion(not_empty(text.clone(), "--prompt")?)),
             Self { user: Some(text), system, .. } => Ok(Input::message(not_empty(text.clone(), "--user")?, system.as_deref())),
-            Self { chat: Some(file), .. } => Ok(Input::Chat(read_chat(file)?)),
+            Self { chat: Some(file), .. } => Ok(Input::Chat(Box::new(read_chat(file)?))),
             // The argument group lets none of this through.
             _ => Err(Failure::usage("there is no prompt").hint("give one of --ids, --prompt, --user, --chat")),
         }
@@ -77,7 +77,7 @@ impl Input {
     fn message(text: String, system: Option<&str>) -> Self {
         let mut chat = conversation(system);
         chat.messages.push(Message::new("user", text));
-        Self::Chat(chat)
+        Self::Chat(Box::new(chat))
     }
 
     /// Whether the bundle can take it, as far as that is known before it is loaded.

@@ -37,6 +37,8 @@ fn forged_from_gguf_it_answers_like_llama_cpp() {
         let found = generate(&bundle, &["--prompt", prompt, "--max-new", "10", "--ignore-eos"]);
         assert_eq!(numbers(&found["prompt_ids"]), *ids, "{prompt}");
         assert_eq!(numbers(&found["ids"]), *expected, "{prompt}");
+        let time = |part: &str| found["timing"][part].as_f64().unwrap();
+        assert!(time("lm_head_ms") > 0.0 && time("lm_head_ms") < time("decode_ms") + time("ttft_ms"), "{}", found["timing"]);
     }
     let found = generate(&bundle, &["--prompt", "The capital of France is", "--max-new", "2"]);
     assert_eq!(found["text"], " Paris.");

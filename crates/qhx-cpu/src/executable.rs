@@ -9,9 +9,12 @@ use crate::{
     state::CpuState,
 };
 use qhx_ir::{AlignedBytes, Bindings, Call, Checked, DeviceError, Executable, LoadOptions, Segment, State, Tap, Weights};
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 /// A program loaded on the CPU.
@@ -25,6 +28,7 @@ pub struct CpuExecutable {
     scratch: AlignedBytes,
     /// The sizes of the last successful call.
     last: Option<Bindings>,
+    last_stage: Duration,
     weight_bytes: AtomicU64,
 }
 
@@ -41,7 +45,18 @@ impl CpuExecutable {
         let arena = room(compiled.arena)?;
         let scratch = room(compiled.scratch.saturating_mul(pool.threads()))?;
         let (program, pool) = (program.clone(), pool.clone());
-        Ok(Self { program, compiled, pool, instructions, max, arena, scratch, last: None, weight_bytes: AtomicU64::new(0) })
+        Ok(Self {
+            program,
+            compiled,
+            pool,
+            instructions,
+            max,
+            arena,
+            scratch,
+            last: None,
+            last_stage: Duration::ZERO,
+            weight_bytes: AtomicU64::new(0),
+        })
     }
 
     /// Bytes of weights that the last call read: of experts only the used ones, of tables only the rows looked up.
@@ -108,6 +123,9 @@ impl Executable for CpuExecutable {
             },
             segments: &mut *call.segments,
         };
+        // The last stage begins where the one before it is done.
+        let last_stage = self.compiled.taps.iter().nth_back(1).map_or(0, |tapped| tapped.after);
+        let mut last_stage_began = Instant::now();
         let mut taps = self.compiled.taps.iter().peekable();
         for (number, step) in self.compiled.steps.iter().enumerate() {
             while let Some(tapped) = taps.next_if(|tapped| tapped.after <= number) {
@@ -116,8 +134,12 @@ impl Executable for CpuExecutable {
             if cancel.is_some_and(|flag| flag.load(Ordering::Relaxed)) {
                 return Err(DeviceError::Cancelled);
             }
+            if number == last_stage {
+                last_stage_began = Instant::now();
+            }
             step.run(&mut frame)?;
         }
+        self.last_stage = last_stage_began.elapsed();
         for tapped in taps {
             deliver(&self.program, tapped, &mut frame, &mut call.taps);
         }
@@ -134,6 +156,10 @@ impl Executable for CpuExecutable {
     fn output(&self, name: &str) -> Option<&[f32]> {
         let place = self.program.outputs.iter().position(|output| &*output.name == name)?;
         Some(self.numbers(&self.compiled.outputs[place], &self.last?))
+    }
+
+    fn last_stage_time(&self) -> Option<Duration> {
+        self.last.is_some().then_some(self.last_stage)
     }
 
     fn scratch_bytes(&self) -> u64 {

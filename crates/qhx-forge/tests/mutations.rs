@@ -43,7 +43,7 @@ const MISTAKES: &[Mistake] = &[
     mistake("qwen3_5", "the delta mixer's norm multiplies by 1 + w", |p, w| weights(p, w, "linear_attn.norm", |x| x + 1.0)),
     mistake("qwen3_5", "query and gate are halves of the vector, not of each head", |p, w| rows(p, w, "q_proj.weight", |r, n| { let head = 64; let (h, i) = (r / head, r % head); if i < 32 { h * 32 + i } else { n / 2 + h * 32 + i - 32 } })),
     mistake("qwen3_5", "attention is gated by silu", |p, _| gates(p, Activation::Sigmoid, Activation::Silu)),
-    mistake("qwen3_5", "the delta mixer is gated by sigmoid", |p, _| each(p, "gated", |op| if let OpKind::GateAct { gate, activation, .. } = op { if gate.contains("in_proj_z") { *activation = Activation::Sigmoid } })),
+    mistake("qwen3_5", "the delta mixer is gated by sigmoid", |p, _| each(p, "gated", |op| match op { OpKind::GateAct { gate, activation, .. } if gate.contains("in_proj_z") => *activation = Activation::Sigmoid, _ => {} })),
     mistake("qwen3_5", "frequencies count over the head, not over its rotated part", |p, _| p.rotaries.values_mut().flat_map(|r| &mut r.variants).for_each(|v| v.inv_freq.iter_mut().for_each(|f| *f = f.powf(0.25)))),
     mistake("qwen3_5", "convolution without silu", |p, _| each(p, "conv1d", |op| if let OpKind::ShortConv { activation, .. } = op { *activation = None })),
     mistake("qwen3_5", "convolution taps in the wrong order", |p, w| columns(p, w, "conv1d", |c, n| n - 1 - c)),

@@ -10,6 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 use thiserror::Error;
 
@@ -154,6 +155,11 @@ pub trait Executable: Send {
     /// An output of the last successful call: its numbers, row-major; `None` for an unknown name. Whole numbers (chosen experts that cross a
     /// cut) come as floats.
     fn output(&self, name: &str) -> Option<&[f32]>;
+
+    /// How long the last stage of the program (for text: the output head) took in the last successful call, where the device can tell.
+    fn last_stage_time(&self) -> Option<Duration> {
+        None
+    }
 
     /// Bytes of memory beside the weights and states (activations, packed panels).
     fn scratch_bytes(&self) -> u64;

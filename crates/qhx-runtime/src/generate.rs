@@ -121,10 +121,12 @@ pub fn generate(
             kept_rows = prepared.kept;
             prefill_path = PrefillPath::of(prepared.read, prepared.calls);
             timing.prefill_ms = milliseconds(started.elapsed());
+            let head_before = session.work().last_stage;
             while answer.finish_reason.is_none() {
                 answer.step(session, cancel, on_piece)?;
                 first_token.get_or_insert_with(Instant::now);
             }
+            timing.lm_head_ms = milliseconds(session.work().last_stage - head_before);
         }
         Err(Error::Cancelled) => answer.finish_reason = Some(FinishReason::Cancelled),
         Err(error) => return Err(error),

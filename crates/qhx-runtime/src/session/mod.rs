@@ -15,6 +15,7 @@ use crate::{
 };
 use checkpoint::{Checkpoint, recurrent};
 use qhx_ir::{Call, Segment, State, Tap};
+use std::time::Duration;
 
 /// Checkpoints of recurrent slots that a session keeps by itself; those asked for with [`Session::checkpoint`] do not count.
 const AUTOMATIC_CHECKPOINTS: usize = 8;
@@ -54,6 +55,8 @@ pub struct Work {
     pub calls: usize,
     /// Rows computed, those computed again included.
     pub rows: usize,
+    /// Time spent in the program's last stage (the output head), as far as the device tells.
+    pub last_stage: Duration,
 }
 
 /// How a prompt met what the session already had: see [`Session::prepare`].
@@ -321,6 +324,7 @@ impl Session {
         state.commit(count)?;
         work.calls += 1;
         work.rows += count;
+        work.last_stage += executable.last_stage_time().unwrap_or_default();
         // Only the step's last call replaces them: until then the step may still fail.
         if completes {
             logits.clear();
