@@ -1,6 +1,6 @@
 //! Times prefill and decode of a synthetic decoder with random weights.
 //!
-//! `cargo run --release -p qhx-cpu --example bench -- [threads] [instruction set] [small|wide|experts] [encoding] [form] [context]`
+//! `cargo run --release -p qhx-cpu --example bench -- [threads] [instruction set] [small|wide|experts] [encoding] [form] [context] [decode rows]`
 
 #[path = "../tests/support/decoder.rs"]
 mod decoder;
@@ -23,6 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let encoding: Encoding = argument(3).unwrap_or("i4_block32_min").parse()?;
     let form: ActivationForm = serde_json::from_value(argument(4).unwrap_or("i8_block32").into())?;
     let context: usize = argument(5).unwrap_or("0").parse()?;
+    let decoded: usize = argument(6).unwrap_or("64").parse()?;
 
     let (program, weights) = decoder(&sizes, encoding, form)?;
     let weights: Arc<dyn Weights> = Arc::new(weights);
@@ -65,21 +66,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             state.commit(rows)?;
         }
         let (begin, busy) = (Instant::now(), busy_seconds());
-        for _ in 0..64 {
+        for _ in 0..decoded {
             pass(&mut *state, 1)?;
             state.commit(1)?;
         }
         let (decode, decode_busy) = (begin.elapsed(), busy_seconds() - busy);
         if threads == 1 {
             // What the rates would be if nobody else used the core.
-            println!("alone: prefill {:.1} rows/s, decode {:.1} rows/s", 512.0 / prefill_busy, 64.0 / decode_busy);
+            println!("alone: prefill {:.1} rows/s, decode {:.1} rows/s", 512.0 / prefill_busy, decoded as f64 / decode_busy);
         }
         println!(
             "run {repeat}: prefill {:.1} rows/s, decode {:.1} rows/s ({:.1} MB each, {:.1} GB/s)",
             512.0 / prefill.as_secs_f64(),
-            64.0 / decode.as_secs_f64(),
+            decoded as f64 / decode.as_secs_f64(),
             BYTES.load(std::sync::atomic::Ordering::Relaxed) as f64 / 1e6,
-            BYTES.load(std::sync::atomic::Ordering::Relaxed) as f64 * 64.0 / decode.as_secs_f64() / 1e9,
+            BYTES.load(std::sync::atomic::Ordering::Relaxed) as f64 * decoded as f64 / decode.as_secs_f64() / 1e9,
         );
     }
     if let Some(bandwidth) = measure_bandwidth(threads) {

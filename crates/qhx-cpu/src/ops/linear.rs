@@ -172,7 +172,7 @@ const PANEL_COLUMNS: usize = 256;
 /// The rows of x and the rows of the matrix that make up one unit.
 pub(crate) fn tile_shape(rows: usize, weight: &Matrix) -> (usize, usize) {
     let columns = match rows {
-        MATRIX_ROWS.. => PANEL,
+        MATRIX_ROWS.. => panel_rows(weight),
         _ => {
             // Enough bytes to be worth a unit, enough units to share out.
             let least = 16384usize.div_ceil(weight.bytes_per_row());
@@ -182,9 +182,14 @@ pub(crate) fn tile_shape(rows: usize, weight: &Matrix) -> (usize, usize) {
     (512, columns)
 }
 
+/// Rows of the matrix whose packed form a unit keeps at hand: fewer where they are long.
+fn panel_rows(weight: &Matrix) -> usize {
+    if weight.columns > 4096 { PANEL / 2 } else { PANEL }
+}
+
 /// Scratch numbers for [`product`].
 pub(crate) fn product_scratch(weight: &Matrix) -> usize {
-    (2 * PANEL * PANEL_COLUMNS).max(4 * weight.columns.next_multiple_of(16)).max(integer::panel_scratch(weight.columns))
+    (2 * PANEL * PANEL_COLUMNS).max(4 * weight.columns.next_multiple_of(16)).max(integer::panel_scratch(panel_rows(weight), weight.columns))
 }
 
 /// Fills `tile`: row `i` of x times rows `first_row + j` of the matrix, for the tile's rows i and columns j.

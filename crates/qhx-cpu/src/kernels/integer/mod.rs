@@ -105,11 +105,11 @@ pub(crate) fn matrix_products(
     }
 }
 
-/// Scratch numbers that [`matrix_products`] needs for rows of `columns` numbers.
-pub(crate) fn panel_scratch(columns: usize) -> usize {
-    // Sixteen rows: quants as bytes (or eight as 16-bit numbers), and a scale and an offset for each 16.
+/// Scratch numbers that [`matrix_products`] needs for `rows` weight rows of `columns` numbers.
+pub(crate) fn panel_scratch(rows: usize, columns: usize) -> usize {
+    // Quants as bytes or 16-bit numbers, a scale and an offset for each 16 numbers; rows and numbers rounded up.
     let blocks = columns.div_ceil(32);
-    16 * blocks * 32 / 4 + 2 * 2 * 16 * blocks + 64
+    rows.next_multiple_of(16) * (blocks * 16 + 2 * 2 * blocks)
 }
 
 impl Scales<'_> {
@@ -203,7 +203,7 @@ mod tests {
                     for instructions in Instructions::all() {
                         let mut out = vec![f32::NAN; rows];
                         let mut tiled = vec![f32::NAN; count * rows];
-                        let mut scratch = vec![f32::NAN; panel_scratch(columns)];
+                        let mut scratch = vec![f32::NAN; panel_scratch(rows, columns)];
                         for_each(&pool, Tiles::new(&mut tiled, rows, count, rows), &mut scratch, |_, mut tile, scratch| {
                             matrix_products(instructions, &w, &x, 0, &mut tile, scratch);
                         });

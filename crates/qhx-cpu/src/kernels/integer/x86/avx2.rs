@@ -27,53 +27,41 @@ pub(in super::super) fn matrix_products(
     scratch: &mut [f32],
 ) {
     needs(instructions, InstructionSet::Avx2);
-    // 32-bit words of one row in the panel: four quants each (int4) or two (int8).
+    // 32-bit words of one row in a panel: four quants each (int4) or two (int8).
     let words = match w.stored {
         Stored::I4Block32 => w.blocks * 8,
         _ => w.blocks * w.stored.block() / 2,
     };
-    let (quants, rest) = scratch.split_at_mut(words * ROWS);
-    let (scales, rest) = rest.split_at_mut(w.blocks * ROWS);
-    let offsets = &mut rest[..w.blocks * ROWS];
-    let sample = x.row(first);
-    let whole = whole_rows(w, x.by_row);
-    let mut edge = [0.0; ROWS];
-    for column in (0..w.rows).step_by(ROWS) {
-        let rows = (w.rows - column).min(ROWS);
-        pack(w, column, rows, bytemuck::cast_slice_mut(quants), scales, offsets);
-        let (out, out_stride) = tile.as_mut_ptr();
-        let mut panel = Panel {
-            quants: quants.as_ptr().cast(),
-            scales: scales.as_ptr(),
-            offsets: offsets.as_ptr(),
-            x: match w.stored {
-                Stored::I4Block32 => sample.quants.as_ptr().cast(),
-                _ => sample.wide.as_ptr().cast(),
-            },
-            x_scales: sample.scales.as_ptr(),
-            x_sums: if w.stored == Stored::I8Block16 { sample.sums16.as_ptr() } else { sample.sums32.as_ptr() },
-            x_stride: x.stride,
-            blocks: w.blocks,
-            // SAFETY: the column is in the tile.
-            out: unsafe { out.add(column) },
-            out_stride,
-            count: tile.rows,
-        };
-        let offsets = !matches!(w.offsets, Offsets::None);
-        if rows == ROWS {
-            // SAFETY: the CPU has AVX2 and FMA; the panel is packed for all its blocks, activation rows and tile were checked.
-            unsafe { panel.run(w.stored, offsets, whole) };
-            continue;
-        }
-        // The last, narrower panel: one activation row at a time, through a buffer.
-        (panel.out, panel.out_stride, panel.count) = (edge.as_mut_ptr(), ROWS, 1);
-        for row in 0..tile.rows {
-            // SAFETY: as above; the buffer has room for one row.
-            unsafe { panel.run(w.stored, offsets, whole) };
-            tile.row(row)[column..].copy_from_slice(&edge[..rows]);
-            panel.next_row();
-        }
+    let size = words * ROWS + 2 * w.blocks * ROWS;
+    let panels = w.rows.div_ceil(ROWS);
+    for (panel, room) in scratch[..panels * size].chunks_mut(size).enumerate() {
+        let (quants, rest) = room.split_at_mut(words * ROWS);
+        let (scales, offsets) = rest.split_at_mut(w.blocks * ROWS);
+        pack(w, panel * ROWS, (w.rows - panel * ROWS).min(ROWS), bytemuck::cast_slice_mut(quants), scales, offsets);
     }
+    let sample = x.row(first);
+    let (out, out_stride) = tile.as_mut_ptr();
+    let product = Product {
+        panels: scratch.as_ptr(),
+        size,
+        scales: words * ROWS,
+        offsets: words * ROWS + w.blocks * ROWS,
+        rows: w.rows,
+        // Pointers into the first activation row; others are a stride apart, and the caller checked the last one.
+        x: match w.stored {
+            Stored::I4Block32 => sample.quants.as_ptr().cast(),
+            _ => sample.wide.as_ptr().cast(),
+        },
+        x_scales: sample.scales.as_ptr(),
+        x_sums: if w.stored == Stored::I8Block16 { sample.sums16.as_ptr() } else { sample.sums32.as_ptr() },
+        x_stride: x.stride,
+        blocks: w.blocks,
+        out,
+        out_stride,
+        count: tile.rows,
+    };
+    // SAFETY: the CPU has AVX2 and FMA; the panels are packed for all their blocks, activation rows and tile were checked.
+    unsafe { product.run(w.stored, !matches!(w.offsets, Offsets::None), whole_rows(w, x.by_row)) }
 }
 
 /// Puts rows side by side. Rows beyond `rows` keep what they are: their results are not written.
@@ -104,11 +92,17 @@ fn pack(w: &Weights<'_>, first: usize, rows: usize, quants: &mut [u32], scales: 
     }
 }
 
-/// A packed panel, the first activation row, and where results go.
-struct Panel {
-    quants: *const u8,
-    scales: *const f32,
-    offsets: *const f32,
+/// Packed panels, the first activation row, and where results go.
+struct Product {
+    panels: *const f32,
+    /// Numbers of a panel: quants, then scales, then offsets.
+    size: usize,
+    /// Where its scales begin.
+    scales: usize,
+    /// Where its offsets begin.
+    offsets: usize,
+    /// Weight rows in all panels.
+    rows: usize,
     /// Quants of the activation rows, as bytes or 16-bit numbers.
     x: *const u8,
     x_scales: *const f32,
@@ -121,14 +115,8 @@ struct Panel {
     count: usize,
 }
 
-#[allow(clippy::undocumented_unsafe_blocks, clippy::needless_range_loop)] // SAFETY: see the calls above.
-impl Panel {
-    fn next_row(&mut self) {
-        self.x = self.x.wrapping_add(4 * self.x_stride);
-        self.x_scales = self.x_scales.wrapping_add(self.x_stride);
-        self.x_sums = self.x_sums.wrapping_add(self.x_stride);
-    }
-
+#[allow(clippy::undocumented_unsafe_blocks, clippy::needless_range_loop)] // SAFETY: see the call above.
+impl Product {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn run(&self, stored: Stored, offsets: bool, whole: bool) {
         unsafe {
@@ -149,12 +137,24 @@ impl Panel {
         unsafe {
             while t < self.count {
                 t += match self.count - t {
-                    4.. => self.tile::<4, NIBBLES, WORDS, OFFSETS, WHOLE>(t),
-                    2.. => self.tile::<2, NIBBLES, WORDS, OFFSETS, WHOLE>(t),
-                    _ => self.tile::<1, NIBBLES, WORDS, OFFSETS, WHOLE>(t),
+                    4.. => self.panels::<4, NIBBLES, WORDS, OFFSETS, WHOLE>(t),
+                    2.. => self.panels::<2, NIBBLES, WORDS, OFFSETS, WHOLE>(t),
+                    _ => self.panels::<1, NIBBLES, WORDS, OFFSETS, WHOLE>(t),
                 };
             }
         }
+    }
+
+    /// `M` activation rows, which stay in the nearest cache, against all panels.
+    #[inline(always)]
+    unsafe fn panels<const M: usize, const NIBBLES: bool, const WORDS: usize, const OFFSETS: bool, const WHOLE: bool>(
+        &self,
+        t: usize,
+    ) -> usize {
+        for panel in 0..self.rows.div_ceil(ROWS) {
+            unsafe { self.tile::<M, NIBBLES, WORDS, OFFSETS, WHOLE>(t, panel) };
+        }
+        M
     }
 
     /// `M` activation rows; `WORDS` words of quants share a scale, unless all of a row do (`WHOLE`).
@@ -162,8 +162,13 @@ impl Panel {
     unsafe fn tile<const M: usize, const NIBBLES: bool, const WORDS: usize, const OFFSETS: bool, const WHOLE: bool>(
         &self,
         t: usize,
-    ) -> usize {
+        panel: usize,
+    ) {
         unsafe {
+            let w_quants = self.panels.add(panel * self.size);
+            let (w_scales, w_offsets) = (w_quants.add(self.scales), w_quants.add(self.offsets));
+            let lanes = (self.rows - panel * ROWS).min(ROWS);
+            let out = self.out.add(t * self.out_stride + panel * ROWS);
             let bytes = self.x_stride * 4;
             let quants = self.x.add(t * bytes);
             let (scales, sums) = (self.x_scales.add(t * self.x_stride), self.x_sums.add(t * self.x_stride));
@@ -177,7 +182,7 @@ impl Panel {
                     totals = [_mm256_setzero_si256(); M];
                 }
                 for word in b * WORDS..(b + 1) * WORDS {
-                    let weights = _mm256_loadu_si256(self.quants.add(word * 32).cast());
+                    let weights = _mm256_loadu_si256(w_quants.cast::<u8>().add(word * 32).cast());
                     for m in 0..M {
                         let x = _mm256_set1_epi32(quants.add(m * bytes + word * 4).cast::<i32>().read_unaligned());
                         // int4: sixteen products of 15 and 127 fit 16 bits.
@@ -190,14 +195,14 @@ impl Panel {
                 if WHOLE {
                     continue;
                 }
-                let w_scales = _mm256_loadu_ps(self.scales.add(b * ROWS));
+                let w_scales = _mm256_loadu_ps(w_scales.add(b * ROWS));
                 for m in 0..M {
                     let total = if NIBBLES { _mm256_madd_epi16(totals[m], ones) } else { totals[m] };
                     let scale = _mm256_broadcast_ss(&*scales.add(m * self.x_stride + b / per_scale));
                     results[m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(total), _mm256_mul_ps(w_scales, scale), results[m]);
                 }
                 if OFFSETS {
-                    let offsets = _mm256_loadu_ps(self.offsets.add(b * ROWS));
+                    let offsets = _mm256_loadu_ps(w_offsets.add(b * ROWS));
                     for m in 0..M {
                         let sum = _mm256_broadcast_ss(&*sums.add(m * self.x_stride + b));
                         results[m] = _mm256_fmadd_ps(offsets, sum, results[m]);
@@ -206,12 +211,18 @@ impl Panel {
             }
             for m in 0..M {
                 if WHOLE {
-                    let scale = _mm256_mul_ps(_mm256_loadu_ps(self.scales), _mm256_broadcast_ss(&*scales.add(m * self.x_stride)));
+                    let scale = _mm256_mul_ps(_mm256_loadu_ps(w_scales), _mm256_broadcast_ss(&*scales.add(m * self.x_stride)));
                     results[m] = _mm256_mul_ps(_mm256_cvtepi32_ps(totals[m]), scale);
                 }
-                _mm256_storeu_ps(self.out.add((t + m) * self.out_stride), results[m]);
+                let to = out.add(m * self.out_stride);
+                match lanes {
+                    ROWS => _mm256_storeu_ps(to, results[m]),
+                    _ => {
+                        let first = _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+                        _mm256_maskstore_ps(to, first, results[m]);
+                    }
+                }
             }
-            M
         }
     }
 }

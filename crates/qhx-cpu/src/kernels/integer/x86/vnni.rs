@@ -27,37 +27,36 @@ pub(in super::super) fn matrix_products(
     scratch: &mut [f32],
 ) {
     needs(instructions, InstructionSet::Avx512Vnni);
-    let numbers = w.blocks * w.stored.block();
-    let groups = numbers.div_ceil(4).next_multiple_of(8);
-    let (quants, rest) = scratch.split_at_mut(groups * ROWS);
-    let (scales, rest) = rest.split_at_mut(w.blocks * ROWS);
-    let offsets = &mut rest[..w.blocks * ROWS];
-    let sample = x.row(first);
-    let whole = whole_rows(w, x.by_row);
-    for column in (0..w.rows).step_by(ROWS) {
-        let rows = (w.rows - column).min(ROWS);
-        pack(w, column, rows, bytemuck::cast_slice_mut(quants), scales, offsets);
-        let (out, out_stride) = tile.as_mut_ptr();
-        let panel = Panel {
-            quants: quants.as_ptr().cast(),
-            scales: scales.as_ptr(),
-            offsets: offsets.as_ptr(),
-            // Pointers into the first activation row; others are a stride apart, and the caller checked the last one.
-            x: sample.quants.as_ptr(),
-            x_scales: sample.scales.as_ptr(),
-            x_sums: if w.stored == Stored::I8Block16 { sample.sums16.as_ptr() } else { sample.sums32.as_ptr() },
-            x_shifts: if w.stored == Stored::I8Block16 { sample.shifts16.as_ptr() } else { sample.shifts32.as_ptr() },
-            x_stride: x.stride,
-            blocks: w.blocks,
-            // SAFETY: the column is in the tile.
-            out: unsafe { out.add(column) },
-            out_stride,
-            lanes: ((1u32 << rows) - 1) as __mmask16,
-            count: tile.rows,
-        };
-        // SAFETY: the CPU has AVX-512 with VNNI; the panel is packed for all its blocks, activation rows and tile were checked.
-        unsafe { panel.run(w.stored, !matches!(w.offsets, Offsets::None), whole) }
+    let quants = ROWS * (w.blocks * w.stored.block()).div_ceil(4).next_multiple_of(8);
+    let size = quants + 2 * w.blocks * ROWS;
+    let panels = w.rows.div_ceil(ROWS);
+    for (panel, room) in scratch[..panels * size].chunks_mut(size).enumerate() {
+        let (quants, rest) = room.split_at_mut(quants);
+        let (scales, offsets) = rest.split_at_mut(w.blocks * ROWS);
+        pack(w, panel * ROWS, (w.rows - panel * ROWS).min(ROWS), bytemuck::cast_slice_mut(quants), scales, offsets);
     }
+    let sample = x.row(first);
+    let sixteen = w.stored == Stored::I8Block16;
+    let (out, out_stride) = tile.as_mut_ptr();
+    let product = Product {
+        panels: scratch.as_ptr(),
+        size,
+        scales: quants,
+        offsets: quants + w.blocks * ROWS,
+        rows: w.rows,
+        // Pointers into the first activation row; others are a stride apart, and the caller checked the last one.
+        x: sample.quants.as_ptr(),
+        x_scales: sample.scales.as_ptr(),
+        x_sums: if sixteen { sample.sums16.as_ptr() } else { sample.sums32.as_ptr() },
+        x_shifts: if sixteen { sample.shifts16.as_ptr() } else { sample.shifts32.as_ptr() },
+        x_stride: x.stride,
+        blocks: w.blocks,
+        out,
+        out_stride,
+        count: tile.rows,
+    };
+    // SAFETY: the CPU has AVX-512 with VNNI; the panels are packed for all their blocks, activation rows and tile were checked.
+    unsafe { product.run(w.stored, !matches!(w.offsets, Offsets::None), whole_rows(w, x.by_row)) }
 }
 
 /// Puts rows side by side: int4 as bytes from 0 to 15, int8 as bytes plus 128. Rows beyond `rows` keep what they are: their results are not written.
@@ -88,11 +87,17 @@ fn pack(w: &Weights<'_>, first: usize, rows: usize, quants: &mut [u32], scales: 
     }
 }
 
-/// A packed panel, the first activation row, and where results go.
-struct Panel {
-    quants: *const u8,
-    scales: *const f32,
-    offsets: *const f32,
+/// Packed panels, the first activation row, and where results go.
+struct Product {
+    panels: *const f32,
+    /// Numbers of a panel: quants, then scales, then offsets.
+    size: usize,
+    /// Where its scales begin.
+    scales: usize,
+    /// Where its offsets begin.
+    offsets: usize,
+    /// Weight rows in all panels.
+    rows: usize,
     x: *const i8,
     x_scales: *const f32,
     x_sums: *const f32,
@@ -102,12 +107,11 @@ struct Panel {
     blocks: usize,
     out: *mut f32,
     out_stride: usize,
-    lanes: __mmask16,
     count: usize,
 }
 
 #[allow(clippy::undocumented_unsafe_blocks, clippy::needless_range_loop)] // SAFETY: see the call above.
-impl Panel {
+impl Product {
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
     unsafe fn run(&self, stored: Stored, offsets: bool, whole: bool) {
         unsafe {
@@ -128,14 +132,25 @@ impl Panel {
         unsafe {
             while t < self.count {
                 t += match self.count - t {
-                    12.. => self.tile::<12, GROUPS, OFFSETS, SHIFTED, WHOLE>(t),
-                    8.. => self.tile::<8, GROUPS, OFFSETS, SHIFTED, WHOLE>(t),
-                    4.. => self.tile::<4, GROUPS, OFFSETS, SHIFTED, WHOLE>(t),
-                    2.. => self.tile::<2, GROUPS, OFFSETS, SHIFTED, WHOLE>(t),
-                    _ => self.tile::<1, GROUPS, OFFSETS, SHIFTED, WHOLE>(t),
+                    8.. => self.panels::<8, GROUPS, OFFSETS, SHIFTED, WHOLE>(t),
+                    4.. => self.panels::<4, GROUPS, OFFSETS, SHIFTED, WHOLE>(t),
+                    2.. => self.panels::<2, GROUPS, OFFSETS, SHIFTED, WHOLE>(t),
+                    _ => self.panels::<1, GROUPS, OFFSETS, SHIFTED, WHOLE>(t),
                 };
             }
         }
+    }
+
+    /// `M` activation rows, which stay in the nearest cache, against all panels.
+    #[inline(always)]
+    unsafe fn panels<const M: usize, const GROUPS: usize, const OFFSETS: bool, const SHIFTED: bool, const WHOLE: bool>(
+        &self,
+        t: usize,
+    ) -> usize {
+        for panel in 0..self.rows.div_ceil(ROWS) {
+            unsafe { self.tile::<M, GROUPS, OFFSETS, SHIFTED, WHOLE>(t, panel) };
+        }
+        M
     }
 
     /// `M` activation rows; `GROUPS` fours of quants share a scale, unless all of a row do (`WHOLE`).
@@ -143,53 +158,94 @@ impl Panel {
     unsafe fn tile<const M: usize, const GROUPS: usize, const OFFSETS: bool, const SHIFTED: bool, const WHOLE: bool>(
         &self,
         t: usize,
-    ) -> usize {
+        panel: usize,
+    ) {
         unsafe {
-            let quants = self.x.add(t * self.x_stride * 4);
-            let (scales, sums) = (self.x_scales.add(t * self.x_stride), self.x_sums.add(t * self.x_stride));
-            let shifts = self.x_shifts.add(t * self.x_stride);
+            let quants = self.panels.add(panel * self.size);
+            let (w_scales, w_offsets) = (quants.add(self.scales), quants.add(self.offsets));
+            let lanes = ((1u32 << (self.rows - panel * ROWS).min(ROWS)) - 1) as __mmask16;
+            let out = self.out.add(t * self.out_stride + panel * ROWS);
+            let x = Threes::new(self.x.add(t * self.x_stride * 4).cast::<i32>(), self.x_stride);
+            let scales = Threes::new(self.x_scales.add(t * self.x_stride), self.x_stride);
+            let sums = Threes::new(self.x_sums.add(t * self.x_stride), self.x_stride);
+            let shifts = Threes::new(self.x_shifts.add(t * self.x_stride), self.x_stride);
             let mut results = [_mm512_setzero_ps(); M];
             let mut totals = [_mm512_setzero_si512(); M];
             for b in 0..self.blocks {
                 for m in 0..M {
                     if SHIFTED {
-                        let shift = _mm512_set1_epi32(*shifts.add(m * self.x_stride + b));
+                        let shift = _mm512_set1_epi32(shifts.get(m, b));
                         totals[m] = if WHOLE { _mm512_add_epi32(totals[m], shift) } else { shift };
                     } else if !WHOLE {
                         totals[m] = _mm512_setzero_si512();
                     }
                 }
-                for group in b * GROUPS..(b + 1) * GROUPS {
-                    let weights = _mm512_loadu_si512(self.quants.add(group * 64).cast());
-                    for m in 0..M {
-                        let four = quants.add(m * self.x_stride * 4 + group * 4).cast::<i32>().read_unaligned();
-                        totals[m] = _mm512_dpbusd_epi32(totals[m], weights, _mm512_set1_epi32(four));
-                    }
+                // Written out, so that every address is a register, a multiple of the stride and a constant.
+                let weights = quants.cast::<u8>().add(b * GROUPS * 64);
+                let group = b * GROUPS;
+                multiply(weights, &x, group, &mut totals);
+                multiply(weights.add(64), &x, group + 1, &mut totals);
+                multiply(weights.add(128), &x, group + 2, &mut totals);
+                multiply(weights.add(192), &x, group + 3, &mut totals);
+                if GROUPS == 8 {
+                    multiply(weights.add(256), &x, group + 4, &mut totals);
+                    multiply(weights.add(320), &x, group + 5, &mut totals);
+                    multiply(weights.add(384), &x, group + 6, &mut totals);
+                    multiply(weights.add(448), &x, group + 7, &mut totals);
                 }
                 if WHOLE {
                     continue;
                 }
-                let w_scales = _mm512_loadu_ps(self.scales.add(b * ROWS));
+                let w_scales = _mm512_loadu_ps(w_scales.add(b * ROWS));
                 for m in 0..M {
-                    let scale = _mm512_set1_ps(*scales.add(m * self.x_stride + b * GROUPS / 8));
+                    let scale = _mm512_set1_ps(scales.get(m, b * GROUPS / 8));
                     results[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(totals[m]), _mm512_mul_ps(w_scales, scale), results[m]);
                 }
                 if OFFSETS {
-                    let offsets = _mm512_loadu_ps(self.offsets.add(b * ROWS));
+                    let offsets = _mm512_loadu_ps(w_offsets.add(b * ROWS));
                     for m in 0..M {
-                        let sum = _mm512_set1_ps(*sums.add(m * self.x_stride + b));
-                        results[m] = _mm512_fmadd_ps(offsets, sum, results[m]);
+                        results[m] = _mm512_fmadd_ps(offsets, _mm512_set1_ps(sums.get(m, b)), results[m]);
                     }
                 }
             }
             for m in 0..M {
                 if WHOLE {
-                    let scale = _mm512_mul_ps(_mm512_loadu_ps(self.scales), _mm512_set1_ps(*scales.add(m * self.x_stride)));
+                    let scale = _mm512_mul_ps(_mm512_loadu_ps(w_scales), _mm512_set1_ps(scales.get(m, 0)));
                     results[m] = _mm512_mul_ps(_mm512_cvtepi32_ps(totals[m]), scale);
                 }
-                _mm512_mask_storeu_ps(self.out.add((t + m) * self.out_stride), self.lanes, results[m]);
+                _mm512_mask_storeu_ps(out.add(m * self.out_stride), lanes, results[m]);
             }
-            M
         }
+    }
+}
+
+/// Adds the products of one group: four quants of each of sixteen weight rows with the same four of `M` activation rows.
+#[inline(always)]
+#[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: see the call above.
+unsafe fn multiply<const M: usize>(weights: *const u8, x: &Threes<i32>, group: usize, totals: &mut [__m512i; M]) {
+    unsafe {
+        let weights = _mm512_loadu_si512(weights.cast());
+        for (m, total) in totals.iter_mut().enumerate() {
+            *total = _mm512_dpbusd_epi32(*total, weights, _mm512_set1_epi32(x.get(m, group)));
+        }
+    }
+}
+
+/// Up to twelve rows that are a stride apart, by pointers to every third: the two rows after each are reached without arithmetic.
+struct Threes<T> {
+    starts: [*const T; 4],
+    stride: usize,
+}
+
+#[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: see the call above.
+impl<T: Copy> Threes<T> {
+    #[inline(always)]
+    fn new(start: *const T, stride: usize) -> Self {
+        Self { starts: std::array::from_fn(|i| start.wrapping_add(3 * i * stride)), stride }
+    }
+
+    #[inline(always)]
+    unsafe fn get(&self, row: usize, at: usize) -> T {
+        unsafe { *self.starts[row / 3].add(row % 3 * self.stride + at) }
     }
 }
