@@ -182,7 +182,7 @@ fn chat_takes_a_script() {
     // The same turns one by one, on fresh sessions.
     let folder = scratch();
     let file = folder.path().join("chat.json");
-    let mut fresh = |messages: Value| {
+    let fresh = |messages: Value| {
         fs::write(&file, messages.to_string()).unwrap();
         let arguments = ["generate", llama.to_str().unwrap(), "--chat", file.to_str().unwrap(), "--json", "--device", DEVICE];
         let found = json(arguments.iter().chain(&["--max-new", "6", "--ignore-eos"]));
