@@ -14,7 +14,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The format is described in `docs/bundle.md`; [`write`] makes bundles.
+//! The format is described in `docs/bundle.md`; [`mod@write`] makes bundles.
 
 mod bundle;
 mod error;

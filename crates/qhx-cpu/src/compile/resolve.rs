@@ -163,7 +163,7 @@ impl Compiler<'_> {
         Ok(())
     }
 
-    /// A part of a [`Copy`]: the rows of the last dimension, or `length` entries from `start` of a dimension of `size` entries of `inner` numbers.
+    /// A part of a [`struct@Copy`]: the rows of the last dimension, or `length` entries from `start` of a dimension of `size` entries of `inner` numbers.
     pub(super) fn part(&self, x: &Name, cut: Option<(usize, usize, usize, usize)>) -> Part {
         let integers = self.program.value_type(x).dtype == DType::I32;
         let (width, start, length) = match cut {
