@@ -17,11 +17,22 @@ use std::{
 /// The longest prompt that is read from a file or from stdin.
 const MAX_INPUT_BYTES: u64 = 64 << 20;
 
-/// Exactly one way to say what goes in.
+/// What goes in.
 #[derive(Args)]
-#[command(next_help_heading = "Input (one of)")]
-#[group(id = "input_kind", required = true, multiple = false, args = ["ids", "prompt", "user", "chat"])]
+#[group(skip)]
+#[command(next_help_heading = "Input (one of the first four)")]
 pub(crate) struct InputFlags {
+    #[command(flatten)]
+    kind: InputKind,
+    /// A system message before --user; "" leaves the system turn out where the template allows
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    system: Option<String>,
+}
+
+/// Exactly one way to say it.
+#[derive(Args)]
+#[group(required = true, multiple = false)]
+struct InputKind {
     /// Token ids separated by commas, as they are: no template, nothing added; @FILE reads them from a file
     #[arg(long, value_name = "1,2,3", allow_hyphen_values = true)]
     ids: Option<String>,
@@ -34,9 +45,6 @@ pub(crate) struct InputFlags {
     /// A conversation in the form of OpenAI's messages, by the bundle's chat template; - reads it from stdin
     #[arg(long, value_name = "FILE.json")]
     chat: Option<PathBuf>,
-    /// A system message before --user; "" leaves the system turn out where the template allows
-    #[arg(long, value_name = "TEXT", requires = "user", allow_hyphen_values = true)]
-    system: Option<String>,
 }
 
 /// What goes in, read and checked as far as it can be without a model.
@@ -48,16 +56,22 @@ pub(crate) enum Input {
 
 impl InputFlags {
     pub(crate) fn read(&self) -> Result<Input, Failure> {
-        match self {
-            Self { ids: Some(ids), .. } => match ids.strip_prefix('@') {
+        // Not clap's `requires`: that gives way where what is required conflicts with what is there.
+        if self.system.is_some() && self.kind.user.is_none() {
+            return Err(
+                Failure::usage("--system goes with --user only").hint("in --chat, give the conversation a message of role `system`")
+            );
+        }
+        match &self.kind {
+            InputKind { ids: Some(ids), .. } => match ids.strip_prefix('@') {
                 Some(file) => Ok(Input::Ids(parse_ids(&read_text(Path::new(file))?)?)),
                 None => Ok(Input::Ids(parse_ids(ids)?)),
             },
-            Self { prompt: Some(text), .. } => Ok(Input::Completion(not_empty(text.clone(), "--prompt")?)),
-            Self { user: Some(text), system, .. } => Ok(Input::message(not_empty(text.clone(), "--user")?, system.as_deref())),
-            Self { chat: Some(file), .. } => Ok(Input::Chat(Box::new(read_chat(file)?))),
+            InputKind { prompt: Some(text), .. } => Ok(Input::Completion(not_empty(text.clone(), "--prompt")?)),
+            InputKind { user: Some(text), .. } => Ok(Input::message(not_empty(text.clone(), "--user")?, self.system.as_deref())),
+            InputKind { chat: Some(file), .. } => Ok(Input::Chat(Box::new(read_chat(file)?))),
             // The argument group lets none of this through.
-            _ => Err(Failure::usage("there is no prompt").hint("give one of --ids, --prompt, --user, --chat")),
+            InputKind { .. } => Err(Failure::usage("there is no prompt").hint("give one of --ids, --prompt, --user, --chat")),
         }
     }
 }

@@ -5,6 +5,7 @@ use serde::Serialize;
 use std::{
     env,
     io::{self, IsTerminal, Write},
+    path::Path,
 };
 
 /// Prints to stdout at once. A closed pipe ends the command quietly.
@@ -72,6 +73,17 @@ impl Stream {
 /// A model may write anything; a terminal must not obey it.
 fn without_controls(text: &str) -> String {
     text.chars().filter(|&c| !c.is_control() || c == '\n' || c == '\t').collect()
+}
+
+/// Whether a file can be written there, as far as that can be told before the work is done.
+pub(crate) fn check_place(path: &Path) -> Result<(), Failure> {
+    let cannot = |reason: &str| Err(Failure::work(format!("cannot write {}: {reason}", path.display())));
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match (path.file_name(), folder.is_dir(), path.is_dir()) {
+        (None, ..) | (_, _, true) => cannot("it is a folder"),
+        (_, false, _) => cannot(&format!("there is no folder {}", folder.display())),
+        _ => Ok(()),
+    }
 }
 
 /// A large number for people: `134.5 M`.

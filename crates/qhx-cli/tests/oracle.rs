@@ -53,7 +53,7 @@ fn hold(bundle: &Path, family: &str) {
         let Some((shape, expected)) = recorded.get(&format!("{name}.step_logits")) else { continue };
         let file = folder.path().join("logits.safetensors");
         for way in ways(prompt) {
-            generate(bundle, prompt, &[way, &["--logits", file.to_str().unwrap()]].concat());
+            generate(bundle, prompt, &[*way, &["--logits", file.to_str().unwrap()]].concat());
             let (found_shape, found) = &tensors(&file)["step_logits"];
             assert_eq!(found_shape, shape, "{family}, prompt {name}");
             let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);

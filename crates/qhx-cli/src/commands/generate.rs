@@ -49,6 +49,7 @@ impl Generate {
         let mut options = self.decoding.generate_options(self.max_new)?;
         options.keep_logits = self.logits.is_some();
         self.media.refuse()?;
+        self.logits.as_deref().map_or(Ok(()), output::check_place)?;
         let input = self.input.read()?;
 
         let started = Instant::now();

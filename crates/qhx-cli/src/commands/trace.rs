@@ -54,6 +54,7 @@ impl Trace {
             options.wanted = options.chunk;
         }
         let input = self.input.read()?;
+        output::check_place(&self.out)?;
         let bundle = open_bundle(&self.bundle, interrupt)?;
         input.check(&bundle)?;
         let model = load_model(&bundle, &options)?;

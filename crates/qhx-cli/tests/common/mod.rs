@@ -12,12 +12,12 @@ use std::{
 };
 
 /// The families whose fixtures were recorded.
-pub const FAMILIES: [&str; 7] = ["llama", "qwen3", "qwen3_vl", "phimoe", "phimoe_longrope", "qwen3_5", "gemma4"];
+pub(crate) const FAMILIES: [&str; 7] = ["llama", "qwen3", "qwen3_vl", "phimoe", "phimoe_longrope", "qwen3_5", "gemma4"];
 
 /// Where models run: the processor, or in a build without it the interpreter.
-pub const DEVICE: &str = if cfg!(feature = "cpu") { "cpu" } else { "reference" };
+pub(crate) const DEVICE: &str = if cfg!(feature = "cpu") { "cpu" } else { "reference" };
 
-pub fn fixture(name: &str) -> PathBuf {
+pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
 }
 
@@ -25,12 +25,12 @@ pub fn fixture(name: &str) -> PathBuf {
 static SCRATCH: LazyLock<tempfile::TempDir> = LazyLock::new(|| tempfile::Builder::new().prefix("qhx-cli-").tempdir().unwrap());
 
 /// A fresh folder.
-pub fn scratch() -> tempfile::TempDir {
+pub(crate) fn scratch() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("qhx-cli-").tempdir().unwrap()
 }
 
 /// The command with a cache of its own.
-pub fn qhx(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
+pub(crate) fn qhx(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_qhx"));
     command.args(arguments).env("QHX_CACHE_DIR", SCRATCH.path().join("cache")).stdin(Stdio::null());
     command
@@ -38,30 +38,30 @@ pub fn qhx(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
 
 /// What a run gave.
 #[derive(Debug)]
-pub struct Ran {
-    pub code: Option<i32>,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
-pub fn ran(output: Output) -> Ran {
+pub(crate) fn ran(output: Output) -> Ran {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
-pub fn run(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Ran {
+pub(crate) fn run(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Ran {
     ran(qhx(arguments).output().unwrap())
 }
 
 /// Runs a command that must succeed and gives its stdout.
-pub fn succeed(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> String {
+pub(crate) fn succeed(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> String {
     let ran = run(arguments);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     ran.stdout
 }
 
 /// Runs a command that must print exactly one JSON object, in one line, and nothing else on stdout.
-pub fn json(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Value {
+pub(crate) fn json(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Value {
     let stdout = succeed(arguments);
     let object = stdout.strip_suffix('\n').unwrap_or_else(|| panic!("no line: {stdout:?}"));
     assert!(!object.contains('\n') && object.starts_with('{') && object.ends_with('}'), "{stdout:?}");
@@ -69,11 +69,11 @@ pub fn json(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Value {
 }
 
 /// Runs a command that must fail like this: exit code, nothing on stdout, one block on stderr with each of these texts, no panic.
-pub fn fail(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>, code: i32, expected: &[&str]) -> Ran {
+pub(crate) fn fail(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>, code: i32, expected: &[&str]) -> Ran {
     failed(ran(qhx(arguments).output().unwrap()), code, expected)
 }
 
-pub fn failed(ran: Ran, code: i32, expected: &[&str]) -> Ran {
+pub(crate) fn failed(ran: Ran, code: i32, expected: &[&str]) -> Ran {
     assert_eq!(ran.code, Some(code), "{ran:?}");
     assert_eq!(ran.stdout, "", "{ran:?}");
     assert!(ran.stderr.contains("error: ") && !ran.stderr.contains("panicked"), "{ran:?}");
@@ -84,12 +84,12 @@ pub fn failed(ran: Ran, code: i32, expected: &[&str]) -> Ran {
 }
 
 /// Forges `source` into `out`.
-pub fn forge(source: &Path, out: &Path, precision: &str) {
+pub(crate) fn forge(source: &Path, out: &Path, precision: &str) {
     succeed([OsStr::new("forge"), source.as_os_str(), "--out".as_ref(), out.as_os_str(), "--precision".as_ref(), precision.as_ref()]);
 }
 
 /// The f32 bundle of a fixture, forged once for the whole process.
-pub fn bundle(fixture_name: &str) -> PathBuf {
+pub(crate) fn bundle(fixture_name: &str) -> PathBuf {
     static MADE: LazyLock<std::sync::Mutex<()>> = LazyLock::new(Default::default);
     let _one_at_a_time = MADE.lock().unwrap_or_else(|e| e.into_inner());
     let place = SCRATCH.path().join(fixture_name);
@@ -102,7 +102,7 @@ pub fn bundle(fixture_name: &str) -> PathBuf {
 }
 
 /// A bundle of a checkpoint that has no chat template.
-pub fn completion_bundle() -> PathBuf {
+pub(crate) fn completion_bundle() -> PathBuf {
     static MADE: LazyLock<PathBuf> = LazyLock::new(|| {
         let source = copy_folder(&fixture("llama"), &SCRATCH.path().join("without-template"));
         fs::remove_file(source.join("chat_template.jinja")).unwrap();
@@ -114,11 +114,11 @@ pub fn completion_bundle() -> PathBuf {
 }
 
 /// A copy of the bundle, to be damaged.
-pub fn bundle_copy(fixture_name: &str, folder: &Path) -> PathBuf {
+pub(crate) fn bundle_copy(fixture_name: &str, folder: &Path) -> PathBuf {
     copy_folder(&bundle(fixture_name), &folder.join("bundle"))
 }
 
-pub fn copy_folder(from: &Path, to: &Path) -> PathBuf {
+pub(crate) fn copy_folder(from: &Path, to: &Path) -> PathBuf {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
         let path = entry.unwrap().path();
@@ -133,17 +133,17 @@ pub fn copy_folder(from: &Path, to: &Path) -> PathBuf {
 }
 
 /// `1,2,3`
-pub fn ids(value: &Value) -> String {
+pub(crate) fn ids(value: &Value) -> String {
     let ids: Vec<_> = value.as_array().unwrap().iter().map(|id| id.to_string()).collect();
     ids.join(",")
 }
 
-pub fn read_json(path: &Path) -> Value {
+pub(crate) fn read_json(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
 /// The F32 tensors of a safetensors file.
-pub fn tensors(path: &Path) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
+pub(crate) fn tensors(path: &Path) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
     let bytes = fs::read(path).unwrap();
     let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let data = &bytes[8 + header..];
@@ -158,7 +158,7 @@ pub fn tensors(path: &Path) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
 }
 
 /// Everything in a folder, hidden names included.
-pub fn listing(folder: &Path) -> Vec<String> {
+pub(crate) fn listing(folder: &Path) -> Vec<String> {
     let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     names
