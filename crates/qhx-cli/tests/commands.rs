@@ -116,11 +116,30 @@ fn run_answers_as_generate_does() {
         let piped = with_stdin(qhx(["run", place, "-"].iter().chain(&common).chain(system)), b"hello there\n");
         assert_eq!(piped.stdout, found.stdout, "{system:?}");
     }
-    let prompts: Vec<_> = [&["--system", "be brief"][..], &["--system", ""]]
-        .iter()
-        .map(|system| json(["generate", place, "--user", "hi", "--json"].iter().chain(&common).chain(*system))["prompt_ids"].clone())
-        .collect();
-    assert_ne!(prompts[0], prompts[1]);
+}
+
+#[test]
+fn an_empty_system_message_leaves_the_turn_out() {
+    // A template that adds a system turn of its own, as some published ones do.
+    let template = "{% if messages[0].role != 'system' %}[system]be kind[end]{% endif %}\
+                    {% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
+    let folder = scratch();
+    let source = common::copy_folder(&fixture("llama"), &folder.path().join("checkpoint"));
+    fs::write(source.join("chat_template.jinja"), template).unwrap();
+    let place = folder.path().join("bundle");
+    common::forge(&source, &place, "f32");
+    let prompt = |arguments: &[&str]| {
+        let found = json(["generate", place.to_str().unwrap(), "--max-new", "1", "--json", "--device", DEVICE].iter().chain(arguments));
+        ids(&found["prompt_ids"])
+    };
+    // A completion may begin with a token of the tokenizer's own.
+    let is_text = |chat: &str, text: &str| prompt(&["--prompt", text]).ends_with(chat);
+    let plain = prompt(&["--user", "hi"]);
+    assert!(is_text(&plain, "[system]be kind[end][user]hi[end][assistant]"), "{plain}");
+    let brief = prompt(&["--user", "hi", "--system", "be brief"]);
+    assert!(is_text(&brief, "[system]be brief[end][user]hi[end][assistant]"), "{brief}");
+    let none = prompt(&["--user", "hi", "--system", ""]);
+    assert!(is_text(&none, "[user]hi[end][assistant]"), "{none}");
 }
 
 #[test]

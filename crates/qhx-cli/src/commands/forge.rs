@@ -75,16 +75,16 @@ impl Forge {
             Some(Gate::None) => {}
             None => output::note("note: the bundle is not gated: this build of qhx has no gates yet"),
         }
-        self.bundle.make(interrupt, |order| forging::forge(order, interrupt, |options| forge_checkpoint(&self.source, options)))
+        self.bundle.make(|order| forging::forge(order, interrupt, |options| forge_checkpoint(&self.source, options)))
     }
 }
 
 impl BundleFlags {
     /// Makes the bundle and tells what was made.
-    pub(crate) fn make(&self, interrupt: &Interrupt, work: impl FnOnce(Order<'_>) -> Result<Forged, Failure>) -> Result<(), Failure> {
+    pub(crate) fn make(&self, work: impl FnOnce(Order<'_>) -> Result<Forged, Failure>) -> Result<(), Failure> {
         let started = Instant::now();
         let forged = work(Order { out: &self.out, precision: self.precision, replace: self.force })?;
-        let report = Report::new(&forged, started.elapsed().as_secs_f64(), interrupt)?;
+        let report = Report::new(&forged, started.elapsed().as_secs_f64())?;
         if self.json { output::print_json(&report) } else { output::print(&report.tables()) }
     }
 }
@@ -122,9 +122,10 @@ struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    fn new(forged: &'a Forged, seconds: f64, interrupt: &Interrupt) -> Result<Self, Failure> {
+    fn new(forged: &'a Forged, seconds: f64) -> Result<Self, Failure> {
         let manifest: &Manifest = &forged.manifest;
-        let options = OpenOptions { verify: Verify::Written, cancel: Some(interrupt.flag()), ..OpenOptions::default() };
+        // No way to stop here: the bundle is there, and saying otherwise would be wrong.
+        let options = OpenOptions { verify: Verify::Written, ..OpenOptions::default() };
         let bundle = Bundle::open_with(&forged.path, &options)?;
         Ok(Self {
             bundle: &forged.path,

@@ -29,7 +29,7 @@ pub(crate) struct Synth {
 impl Synth {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
         let config = self.read_config()?;
-        self.bundle.make(interrupt, |order| forging::forge(order, interrupt, |options| forge_synthetic(&config, self.seed, options)))
+        self.bundle.make(|order| forging::forge(order, interrupt, |options| forge_synthetic(&config, self.seed, options)))
     }
 
     fn read_config(&self) -> Result<Value, Failure> {
