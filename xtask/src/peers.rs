@@ -21,7 +21,7 @@ pub(crate) fn bench() -> Result<(), Failure> {
     run(Command::new(&qhx).args(["forge", "--force", "--out"]).arg(&bundle).arg(&model))?;
     let (mut ours, mut theirs) = (Speeds::default(), Speeds::default());
     for _ in 0..ROUNDS {
-        let peer = Command::new(&python).arg(root().join("bench/llama_cpp.py")).arg(&model).args([THREADS, PROMPT, NEW]).output();
+        let peer = Command::new(&python).arg(root().join("bench/peer.py")).arg(&model).args([THREADS, PROMPT, NEW]).output();
         theirs.read(&output(peer, "llama.cpp")?, &[format!("\"pp{PROMPT}\": "), format!("\"tg{NEW}\": ")])?;
         let own = Command::new(&qhx)
             .arg("bench")

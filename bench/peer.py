@@ -1,6 +1,6 @@
 """Speed of llama.cpp on a GGUF file, in llama-bench's notation, as one JSON object.
 
-usage: llama_cpp.py MODEL.gguf THREADS PROMPT_TOKENS NEW_TOKENS      (needs PyPI llama-cpp-python)
+usage: peer.py MODEL.gguf THREADS PROMPT_TOKENS NEW_TOKENS      (needs PyPI llama-cpp-python)
 """
 
 import json
