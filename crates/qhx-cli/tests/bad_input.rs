@@ -131,6 +131,7 @@ fn wrong_checkpoints() {
     let folder = scratch();
     refuse_forge(folder.path(), &["config.json"]);
     refuse_forge(&folder.path().join("nowhere"), &["nowhere", "No such file"]);
+    refuse_forge(&bundle("llama"), &["is a bundle already", "hint: forge from the checkpoint"]);
     let source = checkpoint(folder.path());
     fs::write(source.join("config.json"), "{\"model_type\": ").unwrap();
     refuse_forge(&source, &["config.json"]);

@@ -1,6 +1,7 @@
 //! Models of full size, with seeded weights, against what transformers computed for the same weights in f32.
 //!
-//! Run by hand: `cargo xtask fullsize [NAME …]`. Needs disk for a model in f32 (3 to 16 GB each) and some minutes.
+//! Run by hand: `cargo xtask fullsize [NAME …]`. Needs disk for the models in f32 (3 to 30 GB each), 24 GiB of memory and some minutes. The largest is
+//! larger than that memory as a file; its per-layer table is read by the row, and the rest fits.
 
 mod common;
 
@@ -11,6 +12,12 @@ use std::{
     fs,
     path::{Path, PathBuf},
 };
+
+/// How far logits of two ways to sum in f32 may be apart. Gemma does not scale its scores: with random weights they are in the hundreds, where f32 is good
+/// to 3e-5, and that grows over 42 layers.
+fn tolerance(name: &str) -> f32 {
+    if name.starts_with("gemma") { 6e-2 } else { 2e-3 }
+}
 
 #[test]
 #[ignore = "large: run by `cargo xtask fullsize`"]
@@ -26,8 +33,7 @@ fn full_size_models_equal_the_oracle() {
         }
         let oracle: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
         let config = root.join("configs").join(oracle["config"].as_str().unwrap());
-        let precision = precision_that_fits(&config);
-        let bundle = place.join(format!("{name}-{precision}"));
+        let bundle = place.join(format!("{name}-f32"));
         if !bundle.exists() {
             let arguments: [&OsStr; 8] = [
                 "synth".as_ref(),
@@ -35,7 +41,7 @@ fn full_size_models_equal_the_oracle() {
                 "--out".as_ref(),
                 bundle.as_ref(),
                 "--precision".as_ref(),
-                precision.as_ref(),
+                "f32".as_ref(),
                 "--seed".as_ref(),
                 "1".as_ref(),
             ];
@@ -43,29 +49,20 @@ fn full_size_models_equal_the_oracle() {
             succeed(arguments);
         }
         for case in oracle["cases"].as_array().unwrap() {
-            check(&name, &bundle, case, if precision == "f32" { 2e-3 } else { 5e-2 });
+            check(&name, &bundle, case);
         }
-        println!("{name} in {precision}: equal");
+        println!("{name}: equal");
     }
 }
 
-/// f32, or f16 where f32 would take more than three quarters of the memory.
-fn precision_that_fits(config: &Path) -> &'static str {
-    let facts = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kilobytes = facts.lines().find_map(|l| l.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    // Parameters of the largest, in f32.
-    let large = config.file_name().is_some_and(|name| name == "gemma-4-e4b.json");
-    if large && kilobytes.is_none_or(|kb| kb < 40 << 20) { "f16" } else { "f32" }
-}
-
-/// The same tokens, and each recorded logit within `tolerance`.
-fn check(name: &str, bundle: &Path, case: &Value, tolerance: f32) {
+/// The same tokens, and each recorded logit within [`tolerance`].
+fn check(name: &str, bundle: &Path, case: &Value) {
     let folder = common::scratch();
     let file = folder.path().join("logits.safetensors");
     let prompt = common::ids(&case["prompt"]);
     let greedy = case["greedy"].as_array().unwrap();
     let new = greedy.len().to_string();
-    let flags = ["--ids", &prompt, "--max-new", &new, "--ignore-eos", "--context", "256", "--json", "--logits"];
+    let flags = ["--ids", &prompt, "--max-new", &new, "--ignore-eos", "--context", "256", "--overcommit", "--json", "--logits"];
     let arguments = [OsStr::new("generate"), bundle.as_ref()].into_iter().chain(flags.iter().map(OsStr::new)).chain([file.as_ref()]);
     let found = json(arguments);
     let (shape, logits) = tensors(&file).remove("step_logits").unwrap();
@@ -73,7 +70,7 @@ fn check(name: &str, bundle: &Path, case: &Value, tolerance: f32) {
         for (id, expected) in step["ids"].as_array().unwrap().iter().zip(step["logits"].as_array().unwrap()) {
             let (id, expected) = (id.as_u64().unwrap() as usize, expected.as_f64().unwrap() as f32);
             let logit = logits[n * shape[1] + id];
-            assert!((logit - expected).abs() <= tolerance, "{name}, step {n}: logit of {id} is {logit}, not {expected}");
+            assert!((logit - expected).abs() <= tolerance(name), "{name}, step {n}: logit of {id} is {logit}, not {expected}");
         }
         assert_eq!(found["ids"][n], greedy[n], "{name}, step {n}");
     }

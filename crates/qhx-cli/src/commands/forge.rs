@@ -5,6 +5,7 @@ use crate::{
     failure::Failure,
     forging::{self, Order},
     interrupt::Interrupt,
+    model_ref::{ModelKind, kind_of},
     output::{self, show_count, show_seconds},
     table::{Align, Table, facts},
 };
@@ -67,6 +68,10 @@ enum Gate {
 
 impl Forge {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
+        if kind_of(&self.source) == Some(ModelKind::Bundle) {
+            return Err(Failure::work(format!("{} is a bundle already", self.source.display()))
+                .hint("forge from the checkpoint that it was made from"));
+        }
         match self.gate {
             Some(Gate::Strict | Gate::Tolerant) => {
                 return Err(Failure::usage("--gate: this build of qhx has no gates yet, so it cannot hold the bundle to one")
