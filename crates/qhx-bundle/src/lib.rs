@@ -23,6 +23,7 @@ mod json;
 pub mod layout;
 pub mod manifest;
 mod map;
+pub mod media;
 mod path;
 pub mod safetensors;
 mod source;

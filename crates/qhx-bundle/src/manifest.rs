@@ -2,7 +2,7 @@
 //!
 //! This module owns the types and every check that needs no other file. It knows nothing of folders, mappings or programs.
 
-use crate::{BundlePath, Digest, json};
+use crate::{BundlePath, Digest, json, media::Media};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -35,6 +35,9 @@ pub struct Manifest {
     /// What the model's makers suggest for sampling. For information: greedy decoding stays the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<Generation>,
+    /// What the model can take beside text, and how that becomes the inputs of its towers.
+    #[serde(default, skip_serializing_if = "Media::is_empty")]
+    pub media: Media,
     /// The tokenizer in the `tokenizers` JSON format. A bundle without one takes token ids only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<BundlePath>,
@@ -280,6 +283,7 @@ impl Manifest {
                 return wrong(field, format!("token {id} is not in the vocabulary of {}", model.vocab_size));
             }
         }
+        self.media.check(&self.programs, model.vocab_size)?;
         if self.chat.mode == ChatMode::Template {
             if self.chat.template.is_none() {
                 return wrong("chat.template", "must name the template file, since chat.mode is `template`".into());
@@ -345,6 +349,25 @@ mod tests {
         })
     }
 
+    fn image(change: fn(&mut Value)) -> Value {
+        let mut value = json!({
+            "program": "text", "placeholder": {"token": 5}, "resize": {"fixed": {"height": 64, "width": 32}}, "rescale": 0.00392,
+            "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "patches": {"size": 16, "block": 2, "temporal": 2, "order": "channel_first"}
+        });
+        change(&mut value);
+        value
+    }
+
+    fn audio(change: fn(&mut Value)) -> Value {
+        let mut value = json!({
+            "program": "text", "placeholder": {"token": 5, "begin": 6, "end": 7}, "sampling_rate": 16000, "max_samples": 480000,
+            "pad_multiple": 128, "frame_length": 320, "hop_length": 160, "fft_length": 512, "bins": 128, "min_frequency": 0.0,
+            "max_frequency": 8000.0, "mel_floor": 0.001, "input_scale": 1.0
+        });
+        change(&mut value);
+        value
+    }
+
     fn error_after(change: impl FnOnce(&mut Value)) -> String {
         let mut value = example();
         change(&mut value);
@@ -363,7 +386,7 @@ mod tests {
     #[test]
     fn errors_name_the_field() {
         type Change = fn(&mut Value);
-        let cases: [(Change, &str, &str); 17] = [
+        let cases: [(Change, &str, &str); 23] = [
             (|v| v["extra"] = 1.into(), "field `extra`", "unknown field"),
             (|v| v["model"]["wings"] = 2.into(), "field `model.wings`", "unknown field"),
             (|v| drop(v["model"].as_object_mut().unwrap().remove("vocab_size")), "field `model.vocab_size`", "missing field"),
@@ -381,7 +404,18 @@ mod tests {
             (|v| v["programs"] = json!({"vision": {"file": "programs/text.json"}}), "field `programs`", "`text`"),
             (|v| v["parity"] = "parity.json".into(), "field `parity`", "does not list"),
             (|v| v["weights"] = json!(["weights/a.safetensors", "weights/a.safetensors"]), "field `weights[1]`", "twice"),
+            (|v| v["media"] = json!({"smell": {}}), "field `media.smell`", "unknown field"),
+            (|v| v["media"]["audio"] = audio(|a| a["program"] = "audio".into()), "field `media.audio.program`", "`audio`"),
+            (|v| v["media"]["audio"] = audio(|a| a["placeholder"]["end"] = 32.into()), "field `media.audio.placeholder`", "token 32"),
+            (|v| v["media"]["audio"] = audio(|a| a["hop_length"] = 0.into()), "field `media.audio.hop_length`", "found 0"),
+            (|v| v["media"]["image"] = image(|i| i["std"][1] = 0.into()), "field `media.image.mean`", "above 0"),
+            (|v| v["media"]["image"] = image(|i| i["resize"]["fixed"]["width"] = 48.into()), "field `media.image.resize`", "multiples"),
         ];
+        for media in [json!({"image": image(|_| {})}), json!({"audio": audio(|_| {})})] {
+            let mut value = example();
+            value["media"] = media;
+            Manifest::from_json(&value.to_string()).unwrap();
+        }
         for (change, field, reason) in cases {
             let error = error_after(change);
             assert!(error.contains(field) && error.contains(reason), "expected {field} … {reason}, found: {error}");

@@ -192,6 +192,7 @@ fn manifest(family: &Family, programs: &Programs, config: Config<'_>, options: &
         chat: Chat { mode: ChatMode::Completion, template: None, bos_token: None, eos_token: None, template_arguments: BTreeMap::new() },
         tokens: Tokens::default(),
         generation: None,
+        media: Default::default(),
         tokenizer: None,
         programs: BTreeMap::new(),
         weights: Vec::new(),

@@ -112,6 +112,7 @@ pub(crate) fn manifest() -> Manifest {
         },
         tokens: Tokens { bos: Some(1), eos: vec![2], pad: None },
         generation: None,
+        media: Default::default(),
         tokenizer: Some(path("tokenizer.json")),
         programs: BTreeMap::new(),
         weights: Vec::new(),
