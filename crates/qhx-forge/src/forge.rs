@@ -6,29 +6,25 @@
 
 use crate::{
     Config, ForgeError,
-    encode::{EncodedRows, encode, put},
     families::{self, Family, Programs},
     model::Recipe,
-    precision::{Precision, StoredTensors},
-    read::{Checkpoint, SourceType, TensorInfo, TensorSource},
-    synth::TensorNumbers,
+    numbers::{Numbers, weight_rows},
+    plan::Plan,
+    precision::Precision,
+    read::{Checkpoint, TensorInfo, TensorSource},
 };
 use qhx_bundle::{
-    BundlePath, BundleWriter, TensorSpec, WriteOptions,
+    BundlePath, BundleWriter, Staged, TensorSpec, WriteOptions,
     layout::Part,
     manifest::{Chat, ChatMode, Generation, IgnoredTensors, Manifest, Model, SCHEMA_VERSION, SourceFormat, Synthetic, Tokens},
 };
-use qhx_ir::{Encoding, Name, Weight};
+use qhx_ir::{Name, Weight};
 use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
 };
-
-/// f32 numbers that one thread encodes at a time.
-const NUMBERS_PER_PIECE: usize = 1 << 20;
 
 /// How a bundle is to be made.
 pub struct ForgeOptions<'a> {
@@ -64,59 +60,99 @@ pub struct Forged {
     pub manifest: Manifest,
 }
 
-/// Makes a bundle from a Hugging Face folder or a GGUF file.
+/// Makes a bundle from a Hugging Face folder or a GGUF file. It is not held to any gate: see [`crate::gate`].
 pub fn forge_checkpoint(source: &Path, options: &mut ForgeOptions<'_>) -> Result<Forged, ForgeError> {
-    let checkpoint = Checkpoint::open(source)?;
-    let config = Config::new(&checkpoint.config);
-    let family = families::of(config)?;
-    let programs = (family.write)(config, options.precision, &checkpoint.tensors)?;
-    check_tensors(&programs, &checkpoint.tensors)?;
-    let ignored = ignored_tensors(&programs, &checkpoint.tensors)?;
-    let is_gguf = source.is_file();
-    let mut manifest = manifest(family, &programs, config, options)?;
-    manifest.model.source_format = if is_gguf { SourceFormat::Gguf } else { SourceFormat::Safetensors };
-    manifest.ignored_tensors = (ignored.count > 0).then_some(ignored);
-    manifest.tokens = tokens(&checkpoint);
-    manifest.generation = checkpoint.generation_config.as_ref().and_then(generation_defaults);
-    let mut files = Vec::new();
-    if let Some(tokenizer) = &checkpoint.tokenizer_json {
-        manifest.tokenizer = Some(bundle_path("tokenizer.json")?);
-        files.push((bundle_path("tokenizer.json")?, tokenizer.as_slice()));
-    }
-    if let (Some(template), Some(_)) = (&checkpoint.chat_template, &manifest.tokenizer) {
-        manifest.chat.mode = ChatMode::Template;
-        manifest.chat.template = Some(bundle_path("chat_template.jinja")?);
-        files.push((bundle_path("chat_template.jinja")?, template.as_bytes()));
-    }
-    let special = |field| checkpoint.tokenizer_config.as_ref().and_then(|c| token_text(c.get(field)?));
-    (manifest.chat.bos_token, manifest.chat.eos_token) = (special("bos_token"), special("eos_token"));
-    write_bundle(&programs, &Numbers::Checkpoint(&checkpoint.tensors), manifest, &files, options)
+    Material::open(source)?.forge(options)
 }
 
 /// Makes a bundle of a configuration with seeded random weights, for benchmarks.
 pub fn forge_synthetic(config: &Value, seed: u64, options: &mut ForgeOptions<'_>) -> Result<Forged, ForgeError> {
-    let config = Config::new(config);
-    let family = families::of(config)?;
-    let programs = (family.write)(config, options.precision, &())?;
-    let mut manifest = manifest(family, &programs, config, options)?;
-    manifest.model.synthetic = Some(Synthetic { seed });
-    write_bundle(&programs, &Numbers::Seeded(seed), manifest, &[], options)
+    Material::Synthetic { config: config.clone(), seed }.forge(options)
 }
 
-/// Where the numbers come from.
-enum Numbers<'a> {
-    Checkpoint(&'a TensorSource),
-    Seeded(u64),
+/// What a bundle is made from: the same material can be written at any precision, again and again.
+pub enum Material {
+    /// A checkpoint.
+    Checkpoint(Box<Checkpoint>),
+    /// A configuration alone, with seeded random weights.
+    Synthetic {
+        /// As in `config.json`.
+        config: Value,
+        /// Of the random numbers.
+        seed: u64,
+    },
 }
 
-impl StoredTensors for TensorSource {
-    fn encoding(&self, tensor: &str) -> Option<Encoding> {
-        let tensor = self.find(tensor)?;
-        Some(match tensor.source_type {
-            SourceType::F16 => Encoding::F16,
-            SourceType::Bf16 => Encoding::Bf16,
-            source_type => crate::read::gguf_blocks::encoding(source_type).map_or(Encoding::F32, Encoding::Block),
-        })
+impl Material {
+    /// A Hugging Face folder or a GGUF file.
+    pub fn open(source: &Path) -> Result<Self, ForgeError> {
+        Ok(Self::Checkpoint(Box::new(Checkpoint::open(source)?)))
+    }
+
+    fn forge(&self, options: &mut ForgeOptions<'_>) -> Result<Forged, ForgeError> {
+        let plan = Plan::from(options.precision);
+        let staged = self.stage(&plan, &self.programs(&plan)?, options)?;
+        let manifest = staged.manifest().clone();
+        Ok(Forged { path: staged.publish()?, manifest })
+    }
+
+    pub(crate) fn config(&self) -> Config<'_> {
+        match self {
+            Self::Checkpoint(checkpoint) => Config::new(&checkpoint.config),
+            Self::Synthetic { config, .. } => Config::new(config),
+        }
+    }
+
+    pub(crate) fn numbers(&self) -> Numbers<'_> {
+        match self {
+            Self::Checkpoint(checkpoint) => Numbers::Checkpoint(&checkpoint.tensors),
+            Self::Synthetic { seed, .. } => Numbers::Seeded(*seed),
+        }
+    }
+
+    /// The programs as `plan` wants them, checked against the checkpoint's tensors.
+    pub(crate) fn programs(&self, plan: &Plan) -> Result<Programs, ForgeError> {
+        let config = self.config();
+        let family = families::of(config)?;
+        match self {
+            Self::Checkpoint(checkpoint) => {
+                let programs = plan.write(family, config, &checkpoint.tensors)?;
+                check_tensors(&programs, &checkpoint.tensors)?;
+                Ok(programs)
+            }
+            Self::Synthetic { .. } => plan.write(family, config, &()),
+        }
+    }
+
+    /// Writes a complete bundle under a temporary name.
+    pub(crate) fn stage(&self, plan: &Plan, programs: &Programs, options: &mut ForgeOptions<'_>) -> Result<Staged, ForgeError> {
+        let config = self.config();
+        let mut manifest = manifest(families::of(config)?, programs, config, &plan.label(), options)?;
+        let checkpoint = match self {
+            Self::Synthetic { seed, .. } => {
+                manifest.model.synthetic = Some(Synthetic { seed: *seed });
+                return write_bundle(programs, &self.numbers(), manifest, &[], options);
+            }
+            Self::Checkpoint(checkpoint) => checkpoint,
+        };
+        let ignored = ignored_tensors(programs, &checkpoint.tensors)?;
+        manifest.model.source_format = if checkpoint.path.is_file() { SourceFormat::Gguf } else { SourceFormat::Safetensors };
+        manifest.ignored_tensors = (ignored.count > 0).then_some(ignored);
+        manifest.tokens = tokens(checkpoint);
+        manifest.generation = checkpoint.generation_config.as_ref().and_then(generation_defaults);
+        let mut files = Vec::new();
+        if let Some(tokenizer) = &checkpoint.tokenizer_json {
+            manifest.tokenizer = Some(bundle_path("tokenizer.json")?);
+            files.push((bundle_path("tokenizer.json")?, tokenizer.as_slice()));
+        }
+        if let (Some(template), Some(_)) = (&checkpoint.chat_template, &manifest.tokenizer) {
+            manifest.chat.mode = ChatMode::Template;
+            manifest.chat.template = Some(bundle_path("chat_template.jinja")?);
+            files.push((bundle_path("chat_template.jinja")?, template.as_bytes()));
+        }
+        let special = |field| checkpoint.tokenizer_config.as_ref().and_then(|c| token_text(c.get(field)?));
+        (manifest.chat.bos_token, manifest.chat.eos_token) = (special("bos_token"), special("eos_token"));
+        write_bundle(programs, &self.numbers(), manifest, &files, options)
     }
 }
 
@@ -162,7 +198,7 @@ fn stored_bytes(tensor: &TensorInfo) -> u64 {
 }
 
 /// All weights once, with their recipes.
-fn weights(programs: &Programs) -> impl Iterator<Item = (&Name, &Weight, &Recipe)> {
+pub(crate) fn weights(programs: &Programs) -> impl Iterator<Item = (&Name, &Weight, &Recipe)> {
     let mut seen = BTreeSet::new();
     programs
         .programs
@@ -171,7 +207,13 @@ fn weights(programs: &Programs) -> impl Iterator<Item = (&Name, &Weight, &Recipe
         .filter(move |(name, ..)| seen.insert((*name).clone()))
 }
 
-fn manifest(family: &Family, programs: &Programs, config: Config<'_>, options: &ForgeOptions<'_>) -> Result<Manifest, ForgeError> {
+fn manifest(
+    family: &Family,
+    programs: &Programs,
+    config: Config<'_>,
+    precision: &str,
+    options: &ForgeOptions<'_>,
+) -> Result<Manifest, ForgeError> {
     let name = options.out.file_name().map_or("model".into(), |name| name.to_string_lossy().into_owned());
     let architectures = config.texts_if_any("architectures")?.unwrap_or_default();
     let numbers = |(_, weight, _): (&Name, &Weight, &Recipe)| weight.shape.iter().map(|&d| d as u64).product::<u64>();
@@ -188,7 +230,7 @@ fn manifest(family: &Family, programs: &Programs, config: Config<'_>, options: &
             hidden_size: programs.hidden,
             synthetic: None,
         },
-        precision: options.precision.to_string(),
+        precision: precision.into(),
         chat: Chat { mode: ChatMode::Completion, template: None, bos_token: None, eos_token: None, template_arguments: BTreeMap::new() },
         tokens: Tokens::default(),
         generation: None,
@@ -233,7 +275,7 @@ fn write_bundle(
     manifest: Manifest,
     files: &[(BundlePath, &[u8])],
     options: &mut ForgeOptions<'_>,
-) -> Result<Forged, ForgeError> {
+) -> Result<Staged, ForgeError> {
     let cancel = Some(options.cancel.clone());
     let mut writer = BundleWriter::create(options.out, WriteOptions { replace: options.replace, cancel, ..Default::default() })?;
     programs.programs.iter().try_for_each(|written| writer.add_program(&written.program))?;
@@ -243,119 +285,20 @@ fn write_bundle(
     let mut done = 0;
     for (name, weight, recipe) in weights(programs) {
         let columns = weight.shape[weight.shape.len() - 1];
-        let rows: usize = weight.shape[..weight.shape.len() - 1].iter().product();
-        let piece = (NUMBERS_PER_PIECE / columns).max(1);
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-        for first in (0..rows).step_by(piece * threads) {
-            let end = rows.min(first + piece * threads);
-            let pieces: Vec<Range<usize>> = (first..end).step_by(piece).map(|r| r..end.min(r + piece)).collect();
-            for (range, encoded) in pieces.iter().zip(encode_pieces(numbers, weight, recipe, &pieces)?) {
-                for (part, bytes) in [(Part::Data, &encoded.data), (Part::Scale, &encoded.scale), (Part::Min, &encoded.min)] {
-                    if !bytes.is_empty() {
-                        writer.write_rows(name, part, range.start, bytes)?;
-                    }
+        numbers.encode(weight, recipe, 0..weight_rows(weight), &mut |range, encoded| {
+            for (part, bytes) in [(Part::Data, &encoded.data), (Part::Scale, &encoded.scale), (Part::Min, &encoded.min)] {
+                if !bytes.is_empty() {
+                    writer.write_rows(name, part, range.start, bytes)?;
                 }
-                done += (range.len() * columns) as u64;
             }
+            done += (range.len() * columns) as u64;
             (options.progress)(Progress { done, total, weight: name });
-        }
+            Ok(())
+        })?;
     }
     let staged = writer.stage(manifest)?;
     staged.open()?;
-    let manifest = staged.manifest().clone();
-    Ok(Forged { path: staged.publish()?, manifest })
-}
-
-/// Reads and encodes pieces side by side, one thread each.
-fn encode_pieces(numbers: &Numbers<'_>, weight: &Weight, recipe: &Recipe, pieces: &[Range<usize>]) -> Result<Vec<EncodedRows>, ForgeError> {
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = pieces.iter().map(|rows| scope.spawn(move || encode_piece(numbers, weight, recipe, rows.clone()))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
-    })
-}
-
-fn encode_piece(numbers: &Numbers<'_>, weight: &Weight, recipe: &Recipe, rows: Range<usize>) -> Result<EncodedRows, ForgeError> {
-    let columns = weight.shape[weight.shape.len() - 1];
-    let rows_per_tensor = match recipe {
-        Recipe::Stack(_) => weight.shape[1..weight.shape.len() - 1].iter().product(),
-        Recipe::Copy(_) | Recipe::PlusOne(_) => usize::MAX,
-    };
-    let row_bytes = weight.encoding.row_bytes(columns).ok_or_else(|| too_large(recipe))?;
-    let mut out = EncodedRows::zeroed(row_bytes, 0);
-    let mut values = Vec::new();
-    let mut row = rows.start;
-    while row < rows.end {
-        let (index, first) = (row / rows_per_tensor, row % rows_per_tensor);
-        let count = (rows.end - row).min(rows_per_tensor - first);
-        let name = &recipe.tensors()[index];
-        let encoded = match numbers {
-            Numbers::Checkpoint(tensors) if stored_in_blocks(tensors, name, weight.encoding) => {
-                split_blocks(tensors, name, weight, first..first + count)?
-            }
-            _ => {
-                values.resize(count * columns, 0.0);
-                match numbers {
-                    Numbers::Checkpoint(tensors) => tensors.read_f32(name, first..first + count, &mut values)?,
-                    Numbers::Seeded(seed) => {
-                        let zero_centred = matches!(recipe, Recipe::PlusOne(_));
-                        let tensor = TensorNumbers::new(*seed, name, weight.shape.len(), columns, zero_centred);
-                        tensor.fill((first * columns) as u64, &mut values);
-                    }
-                }
-                if let Recipe::PlusOne(_) = recipe {
-                    values.iter_mut().for_each(|x| *x += 1.0);
-                }
-                check_numbers(name, weight.encoding, &values)?;
-                encode(weight.encoding, columns, row_bytes, &values)
-            }
-        };
-        out.data.extend_from_slice(&encoded.data);
-        out.scale.extend_from_slice(&encoded.scale);
-        out.min.extend_from_slice(&encoded.min);
-        row += count;
-    }
-    Ok(out)
-}
-
-fn stored_in_blocks(tensors: &TensorSource, name: &str, encoding: Encoding) -> bool {
-    matches!(encoding, Encoding::Block(_)) && tensors.encoding(name) == Some(encoding)
-}
-
-/// Blocks of a GGUF file in the bundle's form: no number changes.
-fn split_blocks(tensors: &TensorSource, name: &str, weight: &Weight, rows: Range<usize>) -> Result<EncodedRows, ForgeError> {
-    let tensor = tensors.tensor(name)?;
-    let columns = weight.shape[weight.shape.len() - 1];
-    let (Encoding::Block(encoding), Some(row_bytes)) = (weight.encoding, weight.encoding.row_bytes(columns)) else {
-        return Err(ForgeError::Tensor { tensor: name.into(), reason: "is not stored in blocks".into() });
-    };
-    let (quants, scales, minima) = crate::read::gguf_blocks::split_lengths(encoding, columns);
-    let mut out = EncodedRows::zeroed(row_bytes, rows.len());
-    let (mut scale_row, mut min_row) = (vec![0.0; scales], vec![0.0; minima]);
-    for (i, row) in rows.enumerate() {
-        tensor.split_row(row, &mut out.data[i * row_bytes.data..][..quants], &mut scale_row, &mut min_row)?;
-        for (stored, size, numbers) in [(&mut out.scale, row_bytes.scale, &scale_row), (&mut out.min, row_bytes.min, &min_row)] {
-            let stored = &mut stored[i * size..][..size];
-            numbers.iter().enumerate().for_each(|(b, &x)| _ = put(encoding.scale, stored, b, x));
-        }
-        check_numbers(name, Encoding::F32, &scale_row)?;
-        check_numbers(name, Encoding::F32, &min_row)?;
-    }
-    Ok(out)
-}
-
-fn check_numbers(tensor: &str, encoding: Encoding, values: &[f32]) -> Result<(), ForgeError> {
-    let limit = if encoding == Encoding::F16 { 65504.0 } else { f32::MAX };
-    match values.iter().find(|x| x.is_nan() || x.abs() > limit) {
-        None => Ok(()),
-        Some(x) if x.is_finite() => {
-            Err(ForgeError::Tensor { tensor: tensor.into(), reason: format!("holds {x}, which f16 cannot: use another precision") })
-        }
-        Some(x) => Err(ForgeError::Tensor { tensor: tensor.into(), reason: format!("holds {x}: the checkpoint is damaged") }),
-    }
-}
-
-fn too_large(recipe: &Recipe) -> ForgeError {
-    ForgeError::Tensor { tensor: recipe.tensors()[0].clone(), reason: "is too large".into() }
+    Ok(staged)
 }
 
 fn bundle_path(name: &str) -> Result<BundlePath, ForgeError> {

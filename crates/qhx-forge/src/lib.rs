@@ -13,13 +13,15 @@ pub mod encode;
 pub mod families;
 pub mod forge;
 pub mod model;
+mod numbers;
+pub mod plan;
 pub mod precision;
 pub mod read;
 pub mod rotary;
 pub mod synth;
 
 pub use config::Config;
-pub use forge::{ForgeOptions, Forged, Progress, forge_checkpoint, forge_synthetic};
+pub use forge::{ForgeOptions, Forged, Material, Progress, forge_checkpoint, forge_synthetic};
 pub use precision::Precision;
 
 /// Why no bundle was made.

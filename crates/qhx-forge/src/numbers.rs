@@ -1,0 +1,172 @@
+//! The numbers behind weights: read from a checkpoint or made from a seed, and put into the stored form of an encoding, some rows at a time.
+
+use crate::{
+    ForgeError,
+    encode::{EncodedRows, encode, put},
+    model::Recipe,
+    precision::StoredTensors,
+    read::{SourceType, TensorSource},
+    synth::TensorNumbers,
+};
+use qhx_ir::{AlignedBytes, Encoding, Weight, WeightTensor};
+use std::ops::Range;
+
+/// f32 numbers that one thread encodes at a time.
+const NUMBERS_PER_PIECE: usize = 1 << 20;
+
+/// Where the numbers come from.
+#[derive(Clone, Copy)]
+pub(crate) enum Numbers<'a> {
+    Checkpoint(&'a TensorSource),
+    Seeded(u64),
+}
+
+impl Numbers<'_> {
+    /// Encodes the rows `rows` of a weight, a few at a time and on all cores; `take` gets each piece with its first row.
+    pub(crate) fn encode(
+        &self,
+        weight: &Weight,
+        recipe: &Recipe,
+        rows: Range<usize>,
+        take: &mut dyn FnMut(Range<usize>, EncodedRows) -> Result<(), ForgeError>,
+    ) -> Result<(), ForgeError> {
+        let columns = weight.shape[weight.shape.len() - 1];
+        let piece = (NUMBERS_PER_PIECE / columns).max(1);
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+        for first in rows.clone().step_by(piece * threads) {
+            let end = rows.end.min(first + piece * threads);
+            let pieces: Vec<Range<usize>> = (first..end).step_by(piece).map(|r| r..end.min(r + piece)).collect();
+            for (range, encoded) in pieces.iter().zip(encode_pieces(self, weight, recipe, &pieces)?) {
+                take(range.clone(), encoded)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Some rows of a weight (counted through all leading dimensions) as a tensor `[rows, columns]` in memory; all rows in the weight's own shape.
+    pub(crate) fn tensor(&self, weight: &Weight, recipe: &Recipe, rows: Range<usize>) -> Result<WeightTensor, ForgeError> {
+        let (all, columns) = (weight_rows(weight), weight.shape[weight.shape.len() - 1]);
+        let row_bytes = weight.encoding.row_bytes(columns).ok_or_else(|| too_large(recipe))?;
+        let sizes = [row_bytes.data, row_bytes.scale, row_bytes.min];
+        let mut parts = sizes.map(|size| AlignedBytes::zeroed(size * rows.len()));
+        self.encode(weight, recipe, rows.clone(), &mut |range, encoded| {
+            for ((part, size), bytes) in parts.iter_mut().zip(sizes).zip([encoded.data, encoded.scale, encoded.min]) {
+                part.as_mut()[(range.start - rows.start) * size..][..bytes.len()].copy_from_slice(&bytes);
+            }
+            Ok(())
+        })?;
+        let shape = if rows.len() == all { weight.shape.clone() } else { vec![rows.len(), columns] };
+        let [data, scale, min] = parts;
+        let part = |bytes: AlignedBytes, size: usize| (size > 0).then(|| bytes.into());
+        WeightTensor::new(weight.encoding, shape, data.into(), part(scale, sizes[1]), part(min, sizes[2]))
+            .map_err(|reason| ForgeError::Tensor { tensor: recipe.tensors()[0].clone(), reason })
+    }
+}
+
+/// Rows of a weight: the product of all dimensions but the last.
+pub(crate) fn weight_rows(weight: &Weight) -> usize {
+    weight.shape[..weight.shape.len() - 1].iter().product()
+}
+
+impl StoredTensors for TensorSource {
+    fn encoding(&self, tensor: &str) -> Option<Encoding> {
+        let tensor = self.find(tensor)?;
+        Some(match tensor.source_type {
+            SourceType::F16 => Encoding::F16,
+            SourceType::Bf16 => Encoding::Bf16,
+            source_type => crate::read::gguf_blocks::encoding(source_type).map_or(Encoding::F32, Encoding::Block),
+        })
+    }
+}
+
+/// Reads and encodes pieces side by side, one thread each.
+fn encode_pieces(numbers: &Numbers<'_>, weight: &Weight, recipe: &Recipe, pieces: &[Range<usize>]) -> Result<Vec<EncodedRows>, ForgeError> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = pieces.iter().map(|rows| scope.spawn(move || encode_piece(numbers, weight, recipe, rows.clone()))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
+}
+
+fn encode_piece(numbers: &Numbers<'_>, weight: &Weight, recipe: &Recipe, rows: Range<usize>) -> Result<EncodedRows, ForgeError> {
+    let columns = weight.shape[weight.shape.len() - 1];
+    let rows_per_tensor = match recipe {
+        Recipe::Stack(_) => weight.shape[1..weight.shape.len() - 1].iter().product(),
+        Recipe::Copy(_) | Recipe::PlusOne(_) => usize::MAX,
+    };
+    let row_bytes = weight.encoding.row_bytes(columns).ok_or_else(|| too_large(recipe))?;
+    let mut out = EncodedRows::zeroed(row_bytes, 0);
+    let mut values = Vec::new();
+    let mut row = rows.start;
+    while row < rows.end {
+        let (index, first) = (row / rows_per_tensor, row % rows_per_tensor);
+        let count = (rows.end - row).min(rows_per_tensor - first);
+        let name = &recipe.tensors()[index];
+        let encoded = match numbers {
+            Numbers::Checkpoint(tensors) if stored_in_blocks(tensors, name, weight.encoding) => {
+                split_blocks(tensors, name, weight, first..first + count)?
+            }
+            _ => {
+                values.resize(count * columns, 0.0);
+                match numbers {
+                    Numbers::Checkpoint(tensors) => tensors.read_f32(name, first..first + count, &mut values)?,
+                    Numbers::Seeded(seed) => {
+                        let zero_centred = matches!(recipe, Recipe::PlusOne(_));
+                        let tensor = TensorNumbers::new(*seed, name, weight.shape.len(), columns, zero_centred);
+                        tensor.fill((first * columns) as u64, &mut values);
+                    }
+                }
+                if let Recipe::PlusOne(_) = recipe {
+                    values.iter_mut().for_each(|x| *x += 1.0);
+                }
+                check_numbers(name, weight.encoding, &values)?;
+                encode(weight.encoding, columns, row_bytes, &values)
+            }
+        };
+        out.data.extend_from_slice(&encoded.data);
+        out.scale.extend_from_slice(&encoded.scale);
+        out.min.extend_from_slice(&encoded.min);
+        row += count;
+    }
+    Ok(out)
+}
+
+fn stored_in_blocks(tensors: &TensorSource, name: &str, encoding: Encoding) -> bool {
+    matches!(encoding, Encoding::Block(_)) && tensors.encoding(name) == Some(encoding)
+}
+
+/// Blocks of a GGUF file in the bundle's form: no number changes.
+fn split_blocks(tensors: &TensorSource, name: &str, weight: &Weight, rows: Range<usize>) -> Result<EncodedRows, ForgeError> {
+    let tensor = tensors.tensor(name)?;
+    let columns = weight.shape[weight.shape.len() - 1];
+    let (Encoding::Block(encoding), Some(row_bytes)) = (weight.encoding, weight.encoding.row_bytes(columns)) else {
+        return Err(ForgeError::Tensor { tensor: name.into(), reason: "is not stored in blocks".into() });
+    };
+    let (quants, scales, minima) = crate::read::gguf_blocks::split_lengths(encoding, columns);
+    let mut out = EncodedRows::zeroed(row_bytes, rows.len());
+    let (mut scale_row, mut min_row) = (vec![0.0; scales], vec![0.0; minima]);
+    for (i, row) in rows.enumerate() {
+        tensor.split_row(row, &mut out.data[i * row_bytes.data..][..quants], &mut scale_row, &mut min_row)?;
+        for (stored, size, numbers) in [(&mut out.scale, row_bytes.scale, &scale_row), (&mut out.min, row_bytes.min, &min_row)] {
+            let stored = &mut stored[i * size..][..size];
+            numbers.iter().enumerate().for_each(|(b, &x)| _ = put(encoding.scale, stored, b, x));
+        }
+        check_numbers(name, Encoding::F32, &scale_row)?;
+        check_numbers(name, Encoding::F32, &min_row)?;
+    }
+    Ok(out)
+}
+
+fn check_numbers(tensor: &str, encoding: Encoding, values: &[f32]) -> Result<(), ForgeError> {
+    let limit = if encoding == Encoding::F16 { 65504.0 } else { f32::MAX };
+    match values.iter().find(|x| x.is_nan() || x.abs() > limit) {
+        None => Ok(()),
+        Some(x) if x.is_finite() => {
+            Err(ForgeError::Tensor { tensor: tensor.into(), reason: format!("holds {x}, which f16 cannot: use another precision") })
+        }
+        Some(x) => Err(ForgeError::Tensor { tensor: tensor.into(), reason: format!("holds {x}: the checkpoint is damaged") }),
+    }
+}
+
+fn too_large(recipe: &Recipe) -> ForgeError {
+    ForgeError::Tensor { tensor: recipe.tensors()[0].clone(), reason: "is too large".into() }
+}
