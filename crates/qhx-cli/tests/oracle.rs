@@ -7,13 +7,14 @@ use serde_json::Value;
 use std::path::Path;
 
 /// Ways to cut the prompt and to share the work; none may change a token.
-const WAYS: [&[&str]; 6] = [
+const WAYS: [&[&str]; 7] = [
     &[],
     &["--threads", "1"],
     &["--threads", "2"],
     &["--chunk", "1", "--threads", "2"],
     &["--chunk", "7", "--threads", "1"],
     &["--chunk", "7", "--threads", "2"],
+    &["--chunk", "16", "--threads", "2"],
 ];
 const LOGITS_TOLERANCE: f32 = 1e-3;
 

@@ -1,6 +1,9 @@
 //! What there is to know about the machine: its name, its memory, how fast that can be read.
 
-use crate::pool::Pool;
+use crate::{
+    kernels::{Instructions, norm},
+    pool::Pool,
+};
 use std::{
     hint::black_box,
     time::{Duration, Instant},
@@ -60,21 +63,17 @@ fn brand() -> Option<String> {
 /// Bytes per second that `threads` threads read together from memory that is too large for the caches: what bounds decoding.
 /// `None` where the memory or the threads cannot be had.
 pub fn measure_bandwidth(threads: usize) -> Option<f64> {
-    const BYTES: usize = 512 << 20;
+    const BYTES: usize = 256 << 20;
     const UNIT: usize = 1 << 17; // f32 numbers: 512 KiB
     let mut numbers = Vec::<f32>::new();
     numbers.try_reserve_exact(BYTES / 4).ok()?;
     // Written, so that every page is there and distinct.
     numbers.extend((0..BYTES / 4).map(|i| (i % 1021) as f32));
     let pool = Pool::new(threads.max(1)).ok()?;
-    let units = numbers.len() / UNIT;
+    let (units, instructions) = (numbers.len() / UNIT, Instructions::best());
     let pass = || {
         pool.run(units, &|unit, _| {
-            let (mut sums, part) = ([0.0f32; 64], &numbers[unit * UNIT..(unit + 1) * UNIT]);
-            for lanes in part.chunks_exact(64) {
-                sums.iter_mut().zip(lanes).for_each(|(sum, x)| *sum += x);
-            }
-            black_box(sums);
+            black_box(norm::sum_of_squares(instructions, &numbers[unit * UNIT..(unit + 1) * UNIT]));
         });
     };
     pass();

@@ -225,6 +225,22 @@ impl<T> Tile<'_, T> {
         (self.start, self.stride)
     }
 
+    /// The rows of this tile that start at `first` (of this tile).
+    pub(crate) fn rows_from(&mut self, first: usize, rows: usize) -> Tile<'_, T> {
+        assert!(first + rows <= self.rows, "rows beyond the tile");
+        // SAFETY: still inside this tile, which is borrowed.
+        let start = unsafe { self.start.add(if rows == 0 { 0 } else { first * self.stride }) };
+        Tile {
+            start,
+            stride: self.stride,
+            first_row: self.first_row + first,
+            first_column: self.first_column,
+            rows,
+            columns: self.columns,
+            owner: PhantomData,
+        }
+    }
+
     /// The columns of this tile that start at `first` (of this tile).
     pub(crate) fn columns_from(&mut self, first: usize, columns: usize) -> Tile<'_, T> {
         assert!(first + columns <= self.columns, "columns beyond the tile");

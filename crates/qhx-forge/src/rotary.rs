@@ -69,6 +69,15 @@ impl<'a> RopeConfig<'a> {
                 let factor = self.parameters()?.number("factor")? as f32;
                 inv_freq.iter_mut().for_each(|f| *f /= factor);
             }
+            // Not a published type: what GGUF files hold instead of the rule's parameters.
+            "divisors" => {
+                let divisors = self.parameters()?.numbers_if_any("divisors")?.unwrap_or_default();
+                if divisors.len() != inv_freq.len() {
+                    let reason = format!("must have {} numbers, found {}", inv_freq.len(), divisors.len());
+                    return Err(self.parameters()?.error("divisors", reason));
+                }
+                inv_freq.iter_mut().zip(divisors).for_each(|(f, divisor)| *f /= divisor as f32);
+            }
             "llama3" => self.stretch_low_frequencies(&mut inv_freq)?,
             other => {
                 let known = "default, linear, llama3, mrope";
@@ -140,6 +149,23 @@ mod tests {
         let stretched = &a.variants[0].inv_freq;
         assert_eq!(stretched[0], plain[0]);
         assert!((stretched[63] / plain[63] - 0.125).abs() < 1e-6);
+    }
+
+    #[test]
+    fn divisors_give_the_frequencies_of_the_rule_that_made_them() {
+        let rule = json!({"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64}});
+        let rule = RopeConfig::of(Config::new(&rule)).plain(32).unwrap();
+        let expected = &rule.variants[0].inv_freq;
+        let divisors: Vec<f32> = frequencies(5e5, 32).iter().zip(expected).map(|(plain, f)| plain / f).collect();
+        let table = json!({"rope_theta": 5e5, "rope_scaling": {"rope_type": "divisors", "divisors": divisors}});
+        let found = RopeConfig::of(Config::new(&table)).plain(32).unwrap();
+        for (a, b) in found.variants[0].inv_freq.iter().zip(expected) {
+            assert!((a / b - 1.0).abs() < 1e-6, "{a} {b}");
+        }
+        assert!(divisors.contains(&1.0) && divisors.contains(&8.0) && divisors.iter().any(|&d| d > 1.1 && d < 7.9));
+        let error = RopeConfig::of(Config::new(&table)).plain(64).unwrap_err().to_string();
+        assert!(error.contains("must have 32 numbers, found 16"), "{error}");
     }
 
     #[test]

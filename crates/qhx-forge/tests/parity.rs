@@ -1,10 +1,11 @@
-//! Every family against Hugging Face transformers in f32: the fixtures are forged, then run by the reference interpreter.
+//! Every family against Hugging Face transformers in f32: the fixtures are forged, then run by the reference interpreter and on the CPU.
 //!
 //! `QHX_FIXTURES` names another folder of fixtures (other seeds and dimensions).
 
 mod common;
 
 use common::{Fixture, Overlay, Prompt, relative_difference};
+use qhx_ir::{Device, reference::ReferenceDevice};
 use std::collections::HashMap;
 
 #[test]
@@ -16,7 +17,9 @@ fn every_fixture_equals_the_oracle() {
             let fixture = Fixture::forge(&folder);
             // The interpreter is made to be read, not to be fast: long prompts and answers are for the devices.
             let short = fixture.prompts.iter().filter(|p| p.ids.len() <= 70 && p.greedy.len() <= 24);
-            short.for_each(|prompt| check_prompt(&fixture, prompt));
+            short.for_each(|prompt| check_prompt(&fixture, prompt, &ReferenceDevice));
+            let cpu = common::cpu();
+            fixture.prompts.iter().for_each(|prompt| check_prompt(&fixture, prompt, &*cpu));
             println!("{}: equal", fixture.name);
             tested += 1;
         }
@@ -24,14 +27,14 @@ fn every_fixture_equals_the_oracle() {
     assert!(tested >= 1, "no fixtures in {}", common::fixtures().display());
 }
 
-fn check_prompt(fixture: &Fixture, prompt: &Prompt) {
+fn check_prompt(fixture: &Fixture, prompt: &Prompt, device: &dyn Device) {
     let (program, ids, greedy) = (fixture.program(), &prompt.ids, &prompt.greedy);
-    let name = format!("{}: {}", fixture.name, prompt.name);
+    let name = format!("{} on {}: {}", fixture.name, device.describe().name, prompt.name);
     let close = |what: &str, found: &[f32], expected: &[f32], tolerance: f32| {
         let difference = relative_difference(found, expected);
         assert!(difference <= tolerance, "{name}: {what} differs by {difference}");
     };
-    let mut running = fixture.load(program.clone(), &Overlay::default(), prompt);
+    let mut running = fixture.load(device, program.clone(), &Overlay::default(), prompt);
     let mut epoch = program.epoch(ids.len());
     let mut taps = HashMap::new();
     let mut logits = running.step(ids, epoch, true, &mut |tap| {

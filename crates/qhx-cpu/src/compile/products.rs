@@ -5,7 +5,7 @@ use crate::{
     memory::{OUTPUTS, View},
     ops::{
         Step,
-        linear::{Linear, Prepare, Product, prepared_width},
+        linear::{Linear, Prepare, Product, prepared_width, rows_collide},
     },
 };
 use qhx_ir::{ActivationForm, Checked, DeviceError, Dim, Name, Op, OpKind};
@@ -84,7 +84,7 @@ impl Compiler<'_> {
     ) -> Result<(View, usize), DeviceError> {
         let view = self.view(x);
         let apart = view.stride.is_some() && view.width(&self.max) != columns;
-        if form == ActivationForm::F32 && clip.is_none() && !apart {
+        if form == ActivationForm::F32 && clip.is_none() && !apart && !rows_collide(columns) {
             return Ok((view, columns));
         }
         let width = prepared_width(form, columns);

@@ -68,8 +68,8 @@ impl Compiler<'_> {
     /// A fresh buffer of a shape.
     pub(super) fn buffer(&mut self, shape: &[Dim]) -> Result<View, DeviceError> {
         let numbers = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(largest(dim, &self.max)));
-        // So that byte counts, and sums of a few sizes, cannot overflow either.
-        let numbers = numbers.filter(|&n| n < isize::MAX as usize / 64).ok_or_else(too_large)?;
+        // More than any machine has: what is computed from sizes further on then cannot overflow either.
+        let numbers = numbers.filter(|&n| n < 1 << 40).ok_or_else(too_large)?;
         self.buffers.push(Buffer { numbers, first: usize::MAX, last: 0 });
         Ok(View::dense(Place::Buffer(self.buffers.len() - 1), shape))
     }

@@ -58,15 +58,16 @@ impl Kernel for Squares {
         // SAFETY: see above.
         unsafe {
             let centre = V::splat(self.centre);
-            let (mut even, mut odd) = (V::splat(0.0), V::splat(0.0));
+            let mut sums = [V::splat(0.0); 4];
             let mut i = 0;
-            while i + 2 * V::LANES <= self.n {
-                let (a, b) = (V::load(self.x.add(i)).sub(centre), V::load(self.x.add(i + V::LANES)).sub(centre));
-                even = a.mul_add(a, even);
-                odd = b.mul_add(b, odd);
-                i += 2 * V::LANES;
+            while i + 4 * V::LANES <= self.n {
+                for (j, sum) in sums.iter_mut().enumerate() {
+                    let difference = V::load(self.x.add(i + j * V::LANES)).sub(centre);
+                    *sum = difference.mul_add(difference, *sum);
+                }
+                i += 4 * V::LANES;
             }
-            let mut total = even.add(odd).sum();
+            let mut total = sums[0].add(sums[1]).add(sums[2].add(sums[3])).sum();
             while i < self.n {
                 let difference = *self.x.add(i) - self.centre;
                 total += difference * difference;

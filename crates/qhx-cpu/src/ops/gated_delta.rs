@@ -185,6 +185,7 @@ impl GatedDelta {
                     system[t * CHUNK + i] *= -steps[t] * fade;
                     mixing[t * CHUNK + i] *= fade;
                 }
+                mixing[t * CHUNK + t + 1..t * CHUNK + n].fill(0.0);
             }
             // What the state from before the chunk gives to keys and to queries.
             let product = |a: &[f32], s: &[f32], out: &mut [f32]| {
@@ -203,12 +204,10 @@ impl GatedDelta {
                 // Minus the changes of earlier rows, as far as this row's key sees them.
                 let gemm = Gemm { a: &system[t * CHUNK..], a_stride: CHUNK, b: &*solved, b_stride: dim, m: 1, n: dim, k: t, add: true };
                 gemm.into(set, change, dim);
-                let result = out.row(first + t);
-                map::unary(set, Unary::Scale(fade), &read[t * dim..][..dim], result);
-                let gemm =
-                    Gemm { a: &mixing[t * CHUNK..], a_stride: CHUNK, b: &*changes, b_stride: dim, m: 1, n: dim, k: t + 1, add: true };
-                gemm.into(set, result, dim);
+                map::unary(set, Unary::Scale(fade), &read[t * dim..][..dim], out.row(first + t));
             }
+            let gemm = Gemm { a: &*mixing, a_stride: CHUNK, b: &*changes, b_stride: dim, m: n, n: dim, k: n, add: true };
+            gemm.into_tile(set, &mut out.rows_from(first, n));
             // The state after the chunk: keys fade until its end.
             let last = decays[n - 1];
             for i in 0..n {

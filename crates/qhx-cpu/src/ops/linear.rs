@@ -70,8 +70,16 @@ impl Prepare {
 pub(crate) fn prepared_width(form: ActivationForm, columns: usize) -> usize {
     match form.is_integer() {
         true => Layout::new(columns).width(),
-        false => columns.next_multiple_of(16),
+        false => columns.next_multiple_of(16) + LINE,
     }
+}
+
+/// Numbers in a cache line.
+const LINE: usize = 16;
+
+/// Whether rows of so many numbers, densely one after the other, meet in the same few places of a cache. Then they are copied apart.
+pub(crate) fn rows_collide(columns: usize) -> bool {
+    columns % 1024 == 0
 }
 
 /// Puts one row into its form; `scratch` has room for it where it is clipped.

@@ -169,8 +169,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// Llama 3 stretches its rotary frequencies unevenly. GGUF files do not say how but have the resulting divisor of each frequency. The rule
-    /// has one published parameter set besides the factor; if it gives the file's table, it is the rule.
+    /// Llama 3 stretches its rotary frequencies unevenly. GGUF files do not say by which rule but have the resulting divisor of each frequency.
     fn apply_rotary_table(&self, table: &GgufTensor, file: &[u8], config: &mut Value) -> Result<(), Problem> {
         let pairs = self.head_dim as usize / 2;
         if table.shape != [pairs] {
@@ -178,31 +177,15 @@ impl<'a> Model<'a> {
         }
         let mut divisors = vec![0.0; pairs];
         table.source_type.decode(&file[table.range.clone()], &mut divisors);
-        if divisors.iter().all(|&divisor| divisor == 1.0) {
-            return Ok(());
+        if let Some(wrong) = divisors.iter().find(|divisor| !divisor.is_finite() || **divisor <= 0.0) {
+            malformed!("tensor `rope_freqs.weight` holds {wrong}; expected divisors above 0");
         }
-        let factor = divisors.iter().fold(0.0, |a: f64, &b| a.max(b as f64));
-        let original = self.metadata.unsigned(&self.key("rope.scaling.original_context_length"))?.unwrap_or(8192);
-        let (low, high) = (1.0, 4.0);
-        let theta = config["rope_theta"].as_f64().unwrap_or_default();
-        let expected = |pair: usize| {
-            let turns = original as f64 / (std::f64::consts::TAU * theta.powf(pair as f64 / pairs as f64)); // within the original context
-            let smooth = ((turns - low) / (high - low)).clamp(0.0, 1.0);
-            1.0 / ((1.0 - smooth) / factor + smooth)
-        };
-        let same = divisors.iter().enumerate().all(|(pair, &found)| (found as f64 - expected(pair)).abs() <= 1e-3 * expected(pair));
-        if !same || !config["rope_scaling"].is_null() {
-            unsupported!(
-                "its table of rotary frequencies (`rope_freqs.weight`) follows no rule that qhx knows; forge from the Hugging Face folder"
-            );
+        if !config["rope_scaling"].is_null() {
+            unsupported!("it has both `rope_freqs.weight` and a rotary scaling; forge from the Hugging Face folder");
         }
-        config["rope_scaling"] = json!({
-            "rope_type": "llama3",
-            "factor": factor,
-            "low_freq_factor": low,
-            "high_freq_factor": high,
-            "original_max_position_embeddings": original,
-        });
+        if divisors.iter().any(|&divisor| divisor != 1.0) {
+            config["rope_scaling"] = json!({"rope_type": "divisors", "divisors": divisors});
+        }
         Ok(())
     }
 

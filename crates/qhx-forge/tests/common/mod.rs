@@ -11,6 +11,7 @@ use qhx_ir::{
     Bindings, Call, Checked, Device, Executable, Generator, InputData, LoadOptions, Program, Segment, State, Tap, WeightTensor, Weights,
     reference::ReferenceDevice,
 };
+use qhx_runtime::{DeviceChoice, registry};
 use serde_json::Value;
 use std::{
     collections::HashMap,
@@ -21,6 +22,11 @@ use std::{
 /// The folder of fixtures: `QHX_FIXTURES`, or the committed ones.
 pub(crate) fn fixtures() -> PathBuf {
     std::env::var_os("QHX_FIXTURES").map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures"), PathBuf::from)
+}
+
+/// The processor as a device.
+pub(crate) fn cpu() -> Arc<dyn Device> {
+    registry::candidates(DeviceChoice::Cpu, None).unwrap().swap_remove(0)
 }
 
 /// A forged fixture with its oracle.
@@ -79,11 +85,11 @@ impl Fixture {
     }
 
     /// A loaded program and a fresh session for a prompt and its answer.
-    pub(crate) fn load(&self, program: Program, weights: &Overlay, prompt: &Prompt) -> Running {
+    pub(crate) fn load(&self, device: &dyn Device, program: Program, weights: &Overlay, prompt: &Prompt) -> Running {
         let weights: Arc<dyn Weights> = Arc::new(Overlay { below: Some(self.bundle.weights()), replaced: weights.replaced.clone() });
         let rows = prompt.ids.len() + prompt.greedy.len();
         let options = LoadOptions { max_rows: rows, max_wanted: rows, ..Default::default() };
-        let executable = ReferenceDevice.load(&Checked::new(program).unwrap(), &weights, &options).unwrap();
+        let executable = device.load(&Checked::new(program).unwrap(), &weights, &options).unwrap();
         let state = executable.new_state(rows).unwrap();
         Running { executable, state, rows }
     }
@@ -94,7 +100,7 @@ impl Fixture {
         let mut worst = 0f32;
         for prompt in self.prompts.iter().filter(|p| p.ids.len() <= 130) {
             let Some(steps) = self.oracle(&format!("{}.step_logits", prompt.name)) else { continue };
-            let mut running = self.load(program.clone(), weights, prompt);
+            let mut running = self.load(&ReferenceDevice, program.clone(), weights, prompt);
             let mut taps = HashMap::new();
             let epoch = program.epoch(prompt.ids.len());
             let logits = running.step(&prompt.ids, epoch, false, &mut |tap| {

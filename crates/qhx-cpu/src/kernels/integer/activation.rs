@@ -16,8 +16,9 @@ pub(crate) struct Layout {
     blocks: usize,
 }
 
-/// One quantised row.
+/// One quantised row. Which parts are read depends on the instruction set.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) struct Row<'a> {
     /// Quants.
     pub(crate) quants: &'a [i8],

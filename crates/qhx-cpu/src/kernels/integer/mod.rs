@@ -53,6 +53,7 @@ pub(crate) enum Offsets<'a> {
 
 /// Several quantised activation rows, `stride` numbers apart.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) struct ActivationRows<'a> {
     pub(crate) layout: Layout,
     pub(crate) numbers: &'a [f32],
@@ -77,11 +78,14 @@ pub(crate) fn products(instructions: Instructions, w: &Weights<'_>, x: &Row<'_>,
         InstructionSet::Avx2 => x86::dots::products_avx2(instructions, w, x, out),
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512Vnni => x86::dots::products_vnni(instructions, w, x, out),
-        _ => portable::products(w, x, out),
+        InstructionSet::Portable => portable::products(w, x, out),
+        #[cfg(not(target_arch = "x86_64"))]
+        other => unreachable!("{other} is not available on this CPU"),
     }
 }
 
 /// Row `i` of `tile` becomes the products of activation row `first + i` with all rows of `w`.
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
 pub(crate) fn matrix_products(
     instructions: Instructions,
     w: &Weights<'_>,
@@ -101,7 +105,9 @@ pub(crate) fn matrix_products(
         InstructionSet::Avx2 => x86::avx2::matrix_products(instructions, w, x, first, tile, scratch),
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512Vnni => x86::vnni::matrix_products(instructions, w, x, first, tile, scratch),
-        _ => (0..tile.rows).for_each(|row| portable::products(w, &x.row(first + row), tile.row(row))),
+        InstructionSet::Portable => (0..tile.rows).for_each(|row| portable::products(w, &x.row(first + row), tile.row(row))),
+        #[cfg(not(target_arch = "x86_64"))]
+        other => unreachable!("{other} is not available on this CPU"),
     }
 }
 

@@ -128,22 +128,7 @@ fn rotary_scaling_by_name() {
 
 #[test]
 fn the_rotary_table_of_llama_3() {
-    // The rule as its authors wrote it, for heads of 64 and theta 500000, in f32.
-    let (head_dim, factor, old) = (64, 32.0f32, 8192.0f32);
-    let table: Vec<f32> = (0..head_dim / 2)
-        .map(|i| {
-            let wavelength = std::f32::consts::TAU * 500000f32.powf(2.0 * i as f32 / head_dim as f32);
-            if wavelength < old / 4.0 {
-                1.0
-            } else if wavelength > old / 1.0 {
-                factor
-            } else {
-                let smooth = (old / wavelength - 1.0) / (4.0 - 1.0);
-                1.0 / ((1.0 - smooth) / factor + smooth)
-            }
-        })
-        .collect();
-    assert!(table.iter().any(|&d| d > 1.0 && d < factor), "the table has a slope");
+    let table: Vec<f32> = (0..32).map(|i| 1.0 + i as f32 / 8.0).collect();
     let file = |table: &[f32]| {
         let mut file = with(&[("llama.attention.key_length", Meta::U32(64)), ("llama.rope.freq_base", Meta::F32(500000.0))]);
         file.tensors.retain(|(name, ..)| !name.contains("attn"));
@@ -151,14 +136,13 @@ fn the_rotary_table_of_llama_3() {
         file
     };
     let checkpoint = open(&file(&table)).unwrap();
-    let expected = json!({
-        "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
-    });
-    assert_eq!(checkpoint.config["rope_scaling"], expected);
+    assert_eq!(checkpoint.config["rope_scaling"], json!({"rope_type": "divisors", "divisors": table}));
     assert!(checkpoint.tensors.find("rope_freqs.weight").is_none());
     assert_eq!(open(&file(&[1.0; 32])).unwrap().config["rope_scaling"], Value::Null);
-    let mut other = table.clone();
-    other[15] *= 1.01;
-    assert!(open(&file(&other)).unwrap_err().contains("follows no rule that qhx knows"));
+    for wrong in [0.0, -1.0, f32::NAN] {
+        let mut table = table.clone();
+        table[15] = wrong;
+        assert!(open(&file(&table)).unwrap_err().contains("expected divisors above 0"));
+    }
     assert!(open(&file(&table[..31])).unwrap_err().contains("expected [32]"));
 }
