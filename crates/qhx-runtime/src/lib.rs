@@ -10,6 +10,7 @@ mod error;
 mod files;
 pub mod generate;
 mod inputs;
+pub mod media;
 pub mod memory;
 mod model;
 pub mod placement;

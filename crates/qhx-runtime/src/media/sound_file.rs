@@ -1,0 +1,153 @@
+//! Decoding sound files to one channel of samples.
+
+use super::{MAX_SAMPLES, MediaProblem, sniff::SoundFormat, sound};
+use std::io::{self, Cursor};
+use symphonia::{
+    core::{
+        codecs::audio::{AudioDecoder, AudioDecoderOptions},
+        errors::Error,
+        formats::{FormatOptions, FormatReader, Track, TrackType, probe::Hint},
+        io::MediaSourceStream,
+        meta::MetadataOptions,
+    },
+    default::{get_codecs, get_probe},
+};
+
+/// Louder than any recording, where 1.0 is full scale: such numbers are no samples.
+const LOUDEST: f32 = 65_536.0;
+
+/// Samples per second and the mean of all channels.
+pub(super) fn decode(bytes: Vec<u8>) -> Result<(u32, Vec<f32>), MediaProblem> {
+    let format = SoundFormat::of(&bytes)?;
+    let problem = |e| problem(format, e);
+    if format == SoundFormat::Ogg && ends_inside_a_page(&bytes) {
+        return Err(MediaProblem::Truncated { format: format.name(), content: "sound" });
+    }
+    let stream = MediaSourceStream::new(Box::new(Cursor::new(bytes)), Default::default());
+    let options = (FormatOptions::default(), MetadataOptions::default());
+    let mut reader = get_probe().probe(&Hint::new(), stream, options.0, options.1).map_err(problem)?;
+    let Some(track) = reader.default_track(TrackType::Audio).cloned() else {
+        return Err(MediaProblem::Unsupported { format: format.name(), reason: "it has no sound track".into() });
+    };
+    let Some(parameters) = track.codec_params.as_ref().and_then(|p| p.audio()) else {
+        return Err(MediaProblem::Unsupported { format: format.name(), reason: "its coding is not known".into() });
+    };
+    let options = AudioDecoderOptions::default().verify(true);
+    let mut decoder = get_codecs().make_audio_decoder(parameters, &options).map_err(|_| not_decoded(format))?;
+    let (rate, samples) = read(format, reader.as_mut(), decoder.as_mut(), &track)?;
+    check(format, &track, &samples)?;
+    if decoder.finalize().verify_ok == Some(false) {
+        return Err(MediaProblem::Damaged { format: format.name(), reason: "its checksum does not fit the sound".into() });
+    }
+    Ok((rate, samples))
+}
+
+fn read(
+    format: SoundFormat,
+    reader: &mut dyn FormatReader,
+    decoder: &mut dyn AudioDecoder,
+    track: &Track,
+) -> Result<(u32, Vec<f32>), MediaProblem> {
+    let problem = |e| problem(format, e);
+    let (mut rate, mut samples, mut interleaved) = (None, Vec::new(), Vec::<f32>::new());
+    while let Some(packet) = reader.next_packet().map_err(problem)? {
+        if packet.track_id != track.id {
+            continue;
+        }
+        let buffer = match decoder.decode(&packet) {
+            Ok(buffer) => buffer,
+            // The first packets of a recording that was cut refer to sound before the cut; players pass over them, too.
+            Err(Error::DecodeError(_)) if format == SoundFormat::Mp3 => continue,
+            Err(e) => return Err(problem(e)),
+        };
+        let spec = buffer.spec();
+        let channels = spec.channels().count();
+        if channels == 0 || buffer.frames() == 0 {
+            continue;
+        }
+        if *rate.get_or_insert(spec.rate()) != spec.rate() {
+            return Err(MediaProblem::Unsupported { format: format.name(), reason: "its sampling rate changes on the way".into() });
+        }
+        sound::check_samples(samples.len() + buffer.frames())?;
+        buffer.copy_to_vec_interleaved(&mut interleaved);
+        samples.extend(interleaved.chunks_exact(channels).map(|all| all.iter().sum::<f32>() / channels as f32));
+    }
+    match rate {
+        Some(rate) => Ok((rate, samples)),
+        None => Err(MediaProblem::NoSamples { format: format.name() }),
+    }
+}
+
+/// Whether all of the sound is there, and is sound.
+fn check(format: SoundFormat, track: &Track, samples: &[f32]) -> Result<(), MediaProblem> {
+    let missing = track.num_frames.unwrap_or(0).saturating_sub(samples.len() as u64);
+    let is_cut = match format {
+        // A recorder that did not know the length says the largest one.
+        SoundFormat::Wav => missing > 0 && missing < MAX_SAMPLES as u64,
+        SoundFormat::Flac => missing > 0,
+        // Only encoders that write their delay write the exact length; the last packet may be lost to silence.
+        SoundFormat::Mp3 => track.delay.is_some() && missing > 2 * 1152,
+        SoundFormat::Ogg => false,
+    };
+    if is_cut {
+        return Err(MediaProblem::Truncated { format: format.name(), content: "sound" });
+    }
+    match samples.iter().position(|s| !(s.abs() <= LOUDEST)) {
+        Some(at) => {
+            let reason = format!("sample {at} is {}, where 1.0 is full scale", samples[at]);
+            Err(MediaProblem::Damaged { format: format.name(), reason })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Whether the last page of an Ogg file promises more bytes than there are.
+fn ends_inside_a_page(bytes: &[u8]) -> bool {
+    const HEADER: usize = 27;
+    let mut rest = bytes;
+    while rest.starts_with(b"OggS") {
+        let Some(&segments) = rest.get(HEADER - 1) else { return true };
+        let Some(lengths) = rest.get(HEADER..HEADER + usize::from(segments)) else { return true };
+        let page = HEADER + lengths.len() + lengths.iter().map(|&n| usize::from(n)).sum::<usize>();
+        match rest.get(page..) {
+            Some(after) => rest = after,
+            None => return true,
+        }
+    }
+    false
+}
+
+fn not_decoded(format: SoundFormat) -> MediaProblem {
+    let reason = match format {
+        SoundFormat::Ogg => "its sound is not coded as Vorbis or FLAC (voice messages are often Opus); convert it to WAV, FLAC or MP3",
+        _ => "its coding is not known; convert it to plain PCM or to FLAC",
+    };
+    MediaProblem::Unsupported { format: format.name(), reason: reason.into() }
+}
+
+/// What a decoder's error means to the file's owner.
+fn problem(format: SoundFormat, error: Error) -> MediaProblem {
+    let format = format.name();
+    match error {
+        Error::IoError(e) if e.kind() == io::ErrorKind::UnexpectedEof => MediaProblem::Truncated { format, content: "sound" },
+        Error::Unsupported(what) => MediaProblem::Unsupported { format, reason: what.into() },
+        Error::ResetRequired => MediaProblem::Unsupported { format, reason: "it holds several recordings, one after the other".into() },
+        other => MediaProblem::Damaged { format, reason: other.to_string() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ogg_pages_are_walked_to_the_end() {
+        let page = [b"OggS".as_slice(), &[0; 22], &[2, 3, 1, 9, 9, 9, 9]].concat();
+        let file = [page.clone(), page.clone()].concat();
+        assert!(!ends_inside_a_page(&file));
+        assert!(!ends_inside_a_page(&[&file[..], b"junk"].concat()));
+        for end in page.len() + 4..file.len() {
+            assert!(ends_inside_a_page(&file[..end]), "{end}");
+        }
+    }
+}
