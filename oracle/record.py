@@ -34,6 +34,10 @@ class Answer:
     logits: torch.Tensor | None = None
     text: str | None = None
     messages: list[dict] | None = None
+    inputs: dict = field(default_factory=dict)
+    """What the model takes besides ids: media, and the kind of each token of the prompt."""
+    extra: dict = field(default_factory=dict)
+    positions: list | None = None
 
     @property
     def margins(self) -> torch.Tensor:
@@ -92,7 +96,7 @@ def generate(model: torch.nn.Module, answer: Answer, health: Health) -> None:
     """Greedy decoding as transformers does it, with its cache; gives up at the first unclear choice."""
     inputs = torch.tensor([answer.ids])
     result = model.generate(
-        inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=health.new_tokens,
+        inputs, **answer.inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=health.new_tokens,
         return_dict_in_generate=True, output_logits=True, output_scores=True,
         stopping_criteria=StoppingCriteriaList([ThinMargin(health.margin)]),
     )
@@ -132,11 +136,17 @@ def plain_logits(family: Family, model: torch.nn.Module, answer: Answer) -> tupl
     everything = answer.ids + answer.greedy[:-1]
     rows, margin = [], float("inf")
     for length in pass_lengths(model.config.get_text_config(), len(everything)):
-        outputs = model(input_ids=torch.tensor([everything[:length]]), use_cache=False, **family.forward_options)
+        media = {key: kinds_of(value, length) if key == "mm_token_type_ids" else value for key, value in answer.inputs.items()}
+        outputs = model(input_ids=torch.tensor([everything[:length]]), use_cache=False, **media, **family.forward_options)
         rows.append(outputs.logits[0, sum(map(len, rows)):])
         if family.decision_margin:
             margin = min(margin, family.decision_margin(outputs, model.config))
     return torch.cat(rows)[len(answer.ids) - 1:], margin
+
+
+def kinds_of(kinds: torch.Tensor, length: int) -> torch.Tensor:
+    """The kinds of all tokens, given those of the prompt: what is generated is text."""
+    return torch.nn.functional.pad(kinds, (0, length - kinds.shape[1]))
 
 
 @torch.no_grad()

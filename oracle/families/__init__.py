@@ -47,6 +47,12 @@ class Family:
     """Given the outputs of a pass and the configuration: how far its closest hard choice is from the other outcome."""
     quiet: list[str] = field(default_factory=list)
     """Placeholder tokens that must not be generated: their output rows are drawn small."""
+    media_module: str | None = None
+    """The module whose `MEDIA` says how images and sounds are recorded; see `media.py`."""
+
+    @property
+    def media(self):
+        return importlib.import_module(self.media_module).MEDIA if self.media_module else None
 
 
 @dataclass(frozen=True)

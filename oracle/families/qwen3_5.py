@@ -137,5 +137,6 @@ FAMILY = Family(
         (r"linear_attn\.out_proj\.weight$", 0.0, "fan*0.8"),
     ],
     extra_tensors=prediction_tensors,
+    media_module="qwen_media",
     quiet=["<|image_pad|>", "<|video_pad|>", "<|vision_pad|>", "<|vision_start|>", "<|vision_end|>"],
 )

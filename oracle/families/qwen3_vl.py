@@ -84,5 +84,6 @@ FAMILY = Family(
             vision_hidden=24, vision_heads=3),
     },
     merges={"other": 70},
+    media_module="qwen_media",
     quiet=["<|image_pad|>", "<|video_pad|>", "<|vision_pad|>", "<|vision_start|>", "<|vision_end|>"],
 )

@@ -1,4 +1,4 @@
-//! A checkpoint's `config.json`, read field by field with errors that name the field.
+//! A checkpoint's `config.json` (or another of its JSON files), read field by field with errors that name file and field.
 
 use crate::ForgeError;
 use serde_json::Value;
@@ -8,25 +8,31 @@ use serde_json::Value;
 pub struct Config<'a> {
     value: &'a Value,
     section: &'a str,
+    file: &'a str,
 }
 
 impl<'a> Config<'a> {
     /// The whole configuration.
     pub fn new(value: &'a Value) -> Self {
-        Self { value, section: "" }
+        Self::of_file("config.json", value)
+    }
+
+    /// The whole of another file.
+    pub fn of_file(file: &'a str, value: &'a Value) -> Self {
+        Self { value, section: "", file }
     }
 
     /// The section `name`, or this one where there is none (text-only checkpoints have their fields at the top).
     pub fn section_or_self(self, name: &'a str) -> Self {
         match self.value.get(name) {
-            Some(value) if value.is_object() => Self { value, section: name },
+            Some(value) if value.is_object() => Self { value, section: name, ..self },
             _ => self,
         }
     }
 
     /// The section `name`.
     pub fn section(self, name: &'a str) -> Option<Self> {
-        self.value.get(name).filter(|v| v.is_object()).map(|value| Self { value, section: name })
+        self.value.get(name).filter(|v| v.is_object()).map(|value| Self { value, section: name, ..self })
     }
 
     /// A field's value; JSON `null` counts as absent.
@@ -95,7 +101,7 @@ impl<'a> Config<'a> {
     /// An error about a field of this section.
     pub fn error(self, field: &str, reason: impl Into<String>) -> ForgeError {
         let field = if self.section.is_empty() { field.to_string() } else { format!("{}.{field}", self.section) };
-        ForgeError::Config { field, reason: reason.into() }
+        ForgeError::Config { file: self.file.into(), field, reason: reason.into() }
     }
 
     fn parse<T>(self, field: &str, wanted: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>, ForgeError> {

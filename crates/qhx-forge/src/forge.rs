@@ -7,6 +7,7 @@
 use crate::{
     Config, ForgeError,
     families::{self, Family, Programs},
+    media::MediaFiles,
     model::Recipe,
     numbers::{Numbers, weight_rows},
     plan::Plan,
@@ -110,6 +111,13 @@ impl Material {
         }
     }
 
+    fn media_files(&self) -> Result<MediaFiles, ForgeError> {
+        match self {
+            Self::Checkpoint(checkpoint) => Ok(MediaFiles::read(checkpoint)?),
+            Self::Synthetic { .. } => Ok(MediaFiles::default()),
+        }
+    }
+
     /// The programs as `plan` wants them, checked against the checkpoint's tensors.
     pub(crate) fn programs(&self, plan: &Plan) -> Result<Programs, ForgeError> {
         let config = self.config();
@@ -127,7 +135,9 @@ impl Material {
     /// Writes a complete bundle under a temporary name.
     pub(crate) fn stage(&self, plan: &Plan, programs: &Programs, options: &mut ForgeOptions<'_>) -> Result<Staged, ForgeError> {
         let config = self.config();
-        let mut manifest = manifest(families::of(config)?, programs, config, &plan.label(), options)?;
+        let family = families::of(config)?;
+        let mut manifest = manifest(family, programs, config, &plan.label(), options)?;
+        manifest.media = (family.media)(config, &self.media_files()?, programs)?;
         let checkpoint = match self {
             Self::Synthetic { seed, .. } => {
                 manifest.model.synthetic = Some(Synthetic { seed: *seed });
@@ -159,14 +169,9 @@ impl Material {
 /// Every tensor that a recipe names must be there, in the right shape.
 fn check_tensors(programs: &Programs, tensors: &TensorSource) -> Result<(), ForgeError> {
     for (name, weight, recipe) in weights(programs) {
-        let expected = match recipe {
-            Recipe::Stack(_) => &weight.shape[1..],
-            Recipe::Copy(_) | Recipe::PlusOne(_) => &weight.shape,
-        };
-        for tensor in recipe.tensors() {
-            let found = tensors.tensor(tensor)?.info().shape.clone();
-            let real = |shape: &[usize]| shape.iter().copied().filter(|&d| d != 1).collect::<Vec<_>>();
-            if real(&found) != real(expected) || found.last().copied().unwrap_or(1) != weight.shape[weight.shape.len() - 1] {
+        for (index, tensor) in recipe.tensors().iter().enumerate() {
+            let found = &tensors.tensor(tensor)?.info().shape.clone();
+            if let Some(expected) = recipe.mismatch(index, found, &weight.shape) {
                 let reason = format!("has shape {found:?}, but the configuration asks for {expected:?} (as weight `{name}`)");
                 return Err(ForgeError::Tensor { tensor: tensor.clone(), reason });
             }
@@ -177,7 +182,8 @@ fn check_tensors(programs: &Programs, tensors: &TensorSource) -> Result<(), Forg
 
 /// Counts the tensors that are left out on purpose; one that is left out otherwise is an error, for the model would be another.
 fn ignored_tensors(programs: &Programs, tensors: &TensorSource) -> Result<IgnoredTensors, ForgeError> {
-    let used: BTreeSet<&String> = weights(programs).flat_map(|(_, _, recipe)| recipe.tensors()).collect();
+    let mut used: BTreeSet<&String> = weights(programs).flat_map(|(_, _, recipe)| recipe.tensors()).collect();
+    used.extend(programs.programs.iter().flat_map(|written| &written.constants));
     let mut ignored = IgnoredTensors::default();
     let mut prefixes = BTreeSet::new();
     for tensor in tensors.tensors().filter(|t| !used.contains(&t.name)) {

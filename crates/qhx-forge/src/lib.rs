@@ -12,6 +12,7 @@ pub mod config;
 pub mod encode;
 pub mod families;
 pub mod forge;
+pub mod media;
 pub mod model;
 mod numbers;
 pub mod plan;
@@ -31,8 +32,10 @@ pub enum ForgeError {
     #[error(transparent)]
     Read(#[from] read::ReadError),
     /// The configuration is wrong, or of a variant that is not supported.
-    #[error("config.json: `{field}` {reason}")]
+    #[error("{file}: `{field}` {reason}")]
     Config {
+        /// `config.json`, or another file of settings.
+        file: String,
         /// The field, with its section.
         field: String,
         /// What was expected and found.

@@ -6,9 +6,18 @@
 //! Names follow from where the pen stands: within [`Model::stage`] `layers.3.attn` over the tensors `layers.3`, `linear("self_attn.q_proj", …)` has the path
 //! `layers.3.attn.q_proj` and the weight `layers.3.self_attn.q_proj.weight`.
 
-use crate::precision::{Precision, Role, StoredTensors};
+mod recipe;
+mod tower;
+
+pub use recipe::{Formula, Recipe};
+pub use tower::{RelativeAttention, has_tower};
+
+use crate::{
+    ForgeError,
+    precision::{Precision, Role, StoredTensors},
+};
 use qhx_ir::{
-    Activation, CheckError, Checked, DType, Dim, Encoding, Generator, Input, KeyValue, KvType, Mask, Name, Op, OpKind, Output,
+    Activation, Checked, DType, Dim, Encoding, Generator, Input, KeyValue, KvType, Mask, Name, Op, OpKind, Output,
     PROGRAM_VERSION, Program, Rotary, Routing, Shape, Slot, Stage, Weight,
 };
 use std::{cell::RefCell, collections::BTreeMap};
@@ -30,27 +39,6 @@ impl Value {
     }
 }
 
-/// How a bundle weight is made from checkpoint tensors.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Recipe {
-    /// The tensor as it is (its shape may have extra dimensions of 1).
-    Copy(String),
-    /// The tensor plus one: zero-centred norm weights.
-    PlusOne(String),
-    /// Tensors of equal shape, one after the other along a new first dimension.
-    Stack(Vec<String>),
-}
-
-impl Recipe {
-    /// The checkpoint tensors it reads, in order.
-    pub fn tensors(&self) -> &[String] {
-        match self {
-            Self::Copy(name) | Self::PlusOne(name) => std::slice::from_ref(name),
-            Self::Stack(names) => names,
-        }
-    }
-}
-
 /// A finished program with the recipes of its weights.
 #[derive(Clone, Debug)]
 pub struct Written {
@@ -58,6 +46,8 @@ pub struct Written {
     pub program: Checked,
     /// How each weight is made.
     pub recipes: BTreeMap<Name, Recipe>,
+    /// Tensors whose numbers stand in the program itself.
+    pub constants: Vec<String>,
 }
 
 /// A program being written.
@@ -68,6 +58,9 @@ pub struct Model<'a> {
     root: String,
     program: RefCell<Program>,
     recipes: RefCell<BTreeMap<Name, Recipe>>,
+    constants: RefCell<Vec<String>>,
+    /// The first thing that was wrong with a tensor read while writing.
+    problem: RefCell<Option<ForgeError>>,
     /// The stage that is open, and the prefix of weight names in it.
     scope: RefCell<(String, String)>,
 }
@@ -99,12 +92,25 @@ impl<'a> Model<'a> {
             weights: BTreeMap::new(),
             ops: Vec::new(),
         };
-        Self { precision, tensors, root, program: program.into(), recipes: Default::default(), scope: Default::default() }
+        Self {
+            precision,
+            tensors,
+            root,
+            program: program.into(),
+            recipes: Default::default(),
+            constants: Default::default(),
+            problem: Default::default(),
+            scope: Default::default(),
+        }
     }
 
     /// The program so far, checked.
-    pub fn finish(self) -> Result<Written, CheckError> {
-        Ok(Written { program: Checked::new(self.program.into_inner())?, recipes: self.recipes.into_inner() })
+    pub fn finish(self) -> Result<Written, ForgeError> {
+        if let Some(problem) = self.problem.into_inner() {
+            return Err(problem);
+        }
+        let program = Checked::new(self.program.into_inner())?;
+        Ok(Written { program, recipes: self.recipes.into_inner(), constants: self.constants.into_inner() })
     }
 
     /// Writes a stage: the ops of `body`, with weight names under `weights`. What `body` gives back is the stage's tap.

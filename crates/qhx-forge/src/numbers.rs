@@ -61,6 +61,35 @@ impl Numbers<'_> {
         WeightTensor::new(weight.encoding, shape, data.into(), part(scale, sizes[1]), part(min, sizes[2]))
             .map_err(|reason| ForgeError::Tensor { tensor: recipe.tensors()[0].clone(), reason })
     }
+
+    /// Numbers of a tensor from number `first` on, which starts a row of the file.
+    fn read(&self, name: &str, weight: &Weight, zero_centred: bool, first: usize, out: &mut [f32]) -> Result<(), ForgeError> {
+        match self {
+            Self::Checkpoint(tensors) => {
+                let tensor = tensors.tensor(name)?;
+                let columns = tensor.info().columns().max(1);
+                tensor.read_f32(first / columns..(first + out.len()) / columns, out)?;
+            }
+            Self::Seeded(seed) => {
+                let (rank, columns) = (weight.shape.len(), weight.shape[weight.shape.len() - 1]);
+                TensorNumbers::new(*seed, name, rank, columns, zero_centred).fill(first as u64, out);
+            }
+        }
+        Ok(())
+    }
+
+    /// All numbers of a small tensor.
+    fn whole(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ForgeError> {
+        let mut out = vec![0.0; shape.iter().product()];
+        match self {
+            Self::Checkpoint(tensors) => {
+                let tensor = tensors.tensor(name)?;
+                tensor.read_f32(0..tensor.info().rows(), &mut out)?;
+            }
+            Self::Seeded(seed) => TensorNumbers::new(*seed, name, shape.len(), shape[1..].iter().product(), false).fill(0, &mut out),
+        }
+        Ok(out)
+    }
 }
 
 /// Rows of a weight: the product of all dimensions but the last.
@@ -77,6 +106,22 @@ impl StoredTensors for TensorSource {
             source_type => crate::read::gguf_blocks::encoding(source_type).map_or(Encoding::F32, Encoding::Block),
         })
     }
+
+    fn has(&self, tensor: &str) -> bool {
+        self.find(tensor).is_some()
+    }
+
+    fn numbers(&self, tensor: &str, most: usize) -> Result<Option<Vec<f32>>, ForgeError> {
+        let open = self.tensor(tensor)?;
+        let (rows, columns) = (open.info().rows(), open.info().columns());
+        if rows.saturating_mul(columns) > most {
+            let reason = format!("has shape {:?}, but at most {most} numbers were expected", open.info().shape);
+            return Err(ForgeError::Tensor { tensor: tensor.into(), reason });
+        }
+        let mut numbers = vec![0.0; rows * columns];
+        open.read_f32(0..rows, &mut numbers)?;
+        Ok(Some(numbers))
+    }
 }
 
 /// Reads and encodes pieces side by side, one thread each.
@@ -91,7 +136,7 @@ fn encode_piece(numbers: &Numbers<'_>, weight: &Weight, recipe: &Recipe, rows: R
     let columns = weight.shape[weight.shape.len() - 1];
     let rows_per_tensor = match recipe {
         Recipe::Stack(_) => weight.shape[1..weight.shape.len() - 1].iter().product(),
-        Recipe::Copy(_) | Recipe::PlusOne(_) => usize::MAX,
+        _ => usize::MAX,
     };
     let row_bytes = weight.encoding.row_bytes(columns).ok_or_else(|| too_large(recipe))?;
     let mut out = EncodedRows::zeroed(row_bytes, 0);
@@ -107,16 +152,18 @@ fn encode_piece(numbers: &Numbers<'_>, weight: &Weight, recipe: &Recipe, rows: R
             }
             _ => {
                 values.resize(count * columns, 0.0);
-                match numbers {
-                    Numbers::Checkpoint(tensors) => tensors.read_f32(name, first..first + count, &mut values)?,
-                    Numbers::Seeded(seed) => {
-                        let zero_centred = matches!(recipe, Recipe::PlusOne(_));
-                        let tensor = TensorNumbers::new(*seed, name, weight.shape.len(), columns, zero_centred);
-                        tensor.fill((first * columns) as u64, &mut values);
+                match recipe {
+                    Recipe::Computed { shapes, formula, .. } => {
+                        let whole = |(name, shape): (&String, &Vec<usize>)| numbers.whole(name, shape);
+                        let tensors = recipe.tensors().iter().zip(shapes).map(whole).collect::<Result<Vec<_>, _>>()?;
+                        values.copy_from_slice(&formula.compute(shapes, &tensors)[first * columns..][..count * columns]);
                     }
-                }
-                if let Recipe::PlusOne(_) = recipe {
-                    values.iter_mut().for_each(|x| *x += 1.0);
+                    Recipe::Part { first: start, .. } => numbers.read(name, weight, false, start + first * columns, &mut values)?,
+                    Recipe::Copy(_) | Recipe::Stack(_) => numbers.read(name, weight, false, first * columns, &mut values)?,
+                    Recipe::PlusOne(_) => {
+                        numbers.read(name, weight, true, first * columns, &mut values)?;
+                        values.iter_mut().for_each(|x| *x += 1.0);
+                    }
                 }
                 check_numbers(name, weight.encoding, &values)?;
                 encode(weight.encoding, columns, row_bytes, &values)

@@ -1,6 +1,6 @@
 //! Precisions: how each weight of a bundle is stored and how activations meet it.
 
-use crate::model::Recipe;
+use crate::{ForgeError, model::Recipe};
 use qhx_ir::{ActivationForm, Encoding, KvType};
 use std::{fmt, str::FromStr};
 
@@ -42,12 +42,26 @@ pub enum Role {
 pub trait StoredTensors {
     /// The encoding that holds the tensor without loss; `None` where there is no such tensor (or no checkpoint).
     fn encoding(&self, tensor: &str) -> Option<Encoding>;
+
+    /// Whether the tensor is there; without a checkpoint every tensor is.
+    fn has(&self, tensor: &str) -> bool;
+
+    /// The numbers of a tensor of at most `most`, for constants of a program; `None` without a checkpoint.
+    fn numbers(&self, tensor: &str, most: usize) -> Result<Option<Vec<f32>>, ForgeError>;
 }
 
 /// No checkpoint: for synthetic bundles.
 impl StoredTensors for () {
     fn encoding(&self, _tensor: &str) -> Option<Encoding> {
         None
+    }
+
+    fn has(&self, _tensor: &str) -> bool {
+        true
+    }
+
+    fn numbers(&self, _tensor: &str, _most: usize) -> Result<Option<Vec<f32>>, ForgeError> {
+        Ok(None)
     }
 }
 

@@ -5,8 +5,8 @@
 //!
 //! | tensor | number |
 //! |---|---|
-//! | rank 2 or more | `u · sqrt(3 / columns)`: unit variance stays unit variance (columns: the row length in the bundle) |
-//! | name ends in `norm.weight` or `layer_scalar` | `1 + u / 4`, or `u / 4` where the bundle adds one |
+//! | rank 2 or more | `u · sqrt(3 / columns)`: unit variance stays unit variance (columns: the row length in the bundle; all dimensions but the first where the bundle computes the weight from the tensor) |
+//! | a norm's weight (the last part but one of the name starts with `norm` or ends in it), `layer_scalar` | `1 + u / 4`, or `u / 4` where the bundle adds one |
 //! | any other vector | `u / 8` |
 //!
 //! Pages of such a tensor are all different and not zero, so that benchmarks read what they claim to read.
@@ -28,7 +28,7 @@ impl TensorNumbers {
         let key = mix(fnv.wrapping_add(mix(seed)));
         let (offset, factor) = match rank {
             0 | 1 if zero_centred => (0.0, 0.25),
-            0 | 1 if name.ends_with("norm.weight") || name.ends_with("layer_scalar") => (1.0, 0.25),
+            0 | 1 if is_norm(name) || name.ends_with("layer_scalar") => (1.0, 0.25),
             0 | 1 => (0.0, 0.125),
             _ => (0.0, (3.0 / columns as f64).sqrt() as f32),
         };
@@ -43,6 +43,11 @@ impl TensorNumbers {
             *x = self.offset + u * self.factor;
         }
     }
+}
+
+fn is_norm(name: &str) -> bool {
+    let module = name.strip_suffix(".weight").map(|module| module.rsplit('.').next().unwrap_or(module));
+    module.is_some_and(|module| module.starts_with("norm") || module.ends_with("norm"))
 }
 
 fn mix(mut z: u64) -> u64 {

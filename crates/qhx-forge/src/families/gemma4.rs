@@ -1,7 +1,7 @@
 //! Gemma 4 (text): sliding and full attention layers with two head sizes, norms before and after each part, keys and values of late layers
 //! shared with earlier ones, and a small embedding per token and layer mixed into the residual stream.
 
-use super::{Family, Programs};
+use super::{Family, Programs, no_media};
 use crate::{
     Config, ForgeError,
     model::{Kv, Model, Value},
@@ -10,7 +10,7 @@ use crate::{
 };
 use qhx_ir::{Activation::GeluTanh, Dim, Mask, Rotary};
 
-pub(super) const FAMILY: Family = Family { name: "Gemma 4", model_types: &["gemma4", "gemma4_text"], write };
+pub(super) const FAMILY: Family = Family { name: "Gemma 4", model_types: &["gemma4", "gemma4_text"], write, media: no_media };
 
 struct Gemma4 {
     vocabulary: usize,
@@ -174,12 +174,12 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
         vocabulary: c.vocabulary,
         hidden: c.hidden,
         context: c.context,
-        ignored: |tensor| {
+        ignored: Box::new(|tensor| {
             let towers = ["model.vision_tower.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio.", "lm_head."];
             // Published files hold keys and values for the layers that share, too; they must not be used.
             let stray = [".self_attn.k_proj.weight", ".self_attn.v_proj.weight", ".self_attn.k_norm.weight"];
             towers.iter().any(|prefix| tensor.starts_with(prefix)) || stray.iter().any(|suffix| tensor.ends_with(suffix))
-        },
+        }),
     })
 }
 

@@ -1,6 +1,6 @@
 //! Llama: pre-norm decoder, grouped-query attention with rotary positions, SwiGLU.
 
-use super::{Family, Programs};
+use super::{Family, Programs, no_media};
 use crate::{
     Config, ForgeError,
     model::{Kv, Model},
@@ -9,7 +9,7 @@ use crate::{
 };
 use qhx_ir::{Activation::Silu, Mask, Rotary};
 
-pub(super) const FAMILY: Family = Family { name: "Llama", model_types: &["llama"], write };
+pub(super) const FAMILY: Family = Family { name: "Llama", model_types: &["llama"], write, media: no_media };
 
 struct Llama {
     vocabulary: usize,
@@ -86,6 +86,6 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
         vocabulary: c.vocabulary,
         hidden: c.hidden,
         context: config.size_if_any("max_position_embeddings")?.unwrap_or(2048),
-        ignored: |tensor| tensor.starts_with("lm_head.") || tensor.ends_with(".rotary_emb.inv_freq"),
+        ignored: Box::new(|tensor| tensor.starts_with("lm_head.") || tensor.ends_with(".rotary_emb.inv_freq")),
     })
 }

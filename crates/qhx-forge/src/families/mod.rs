@@ -5,12 +5,15 @@ mod llama;
 mod phimoe;
 mod qwen3;
 mod qwen3_5;
+mod qwen_vision;
 
 use crate::{
     Config, ForgeError,
+    media::MediaFiles,
     model::Written,
     precision::{Precision, StoredTensors},
 };
+use qhx_bundle::media::Media;
 
 /// What a family makes of a configuration.
 pub struct Family {
@@ -20,6 +23,8 @@ pub struct Family {
     pub model_types: &'static [&'static str],
     /// Writes the programs. Everything wrong in the configuration is found here, before any weight is read.
     pub write: fn(Config<'_>, Precision, &dyn StoredTensors) -> Result<Programs, ForgeError>,
+    /// The front ends of the towers that were written.
+    pub media: fn(Config<'_>, &MediaFiles, &Programs) -> Result<Media, ForgeError>,
 }
 
 /// The programs of a model and what the manifest says of it.
@@ -33,7 +38,19 @@ pub struct Programs {
     /// The longest text the model was made for.
     pub context: usize,
     /// Tensors that are left out on purpose where no program uses them (other towers, draft heads, the head of a tied model).
-    pub ignored: fn(&str) -> bool,
+    pub ignored: Box<dyn Fn(&str) -> bool>,
+}
+
+impl Programs {
+    /// Whether there is a program of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.programs.iter().any(|written| *written.program.name == *name)
+    }
+}
+
+/// For families that take only text.
+fn no_media(_: Config<'_>, _: &MediaFiles, _: &Programs) -> Result<Media, ForgeError> {
+    Ok(Media::default())
 }
 
 /// All families.
@@ -72,9 +89,10 @@ mod tests {
                 let config = Config::new(&config);
                 let programs = (of(config).unwrap().write)(config, precision, &());
                 let programs = programs.unwrap_or_else(|e| panic!("{name} at {label}: {e}"));
-                let text = &programs.programs[0].program;
-                let again = qhx_ir::Program::from_json(&text.to_json()).unwrap();
-                assert_eq!(**text, again, "{name}: a program survives its JSON form");
+                for Written { program, .. } in &programs.programs {
+                    let again = qhx_ir::Program::from_json(&program.to_json()).unwrap();
+                    assert_eq!(**program, again, "{name}: a program survives its JSON form");
+                }
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! LongRoPE as transformers computes it: the short factors always; beyond the original length another amplitude, for all rows of the text.
 
-use super::{Family, Programs};
+use super::{Family, Programs, no_media};
 use crate::{
     Config, ForgeError,
     model::{Kv, Model},
@@ -11,7 +11,7 @@ use crate::{
 };
 use qhx_ir::{Activation::Silu, Mask, Rotary, RotaryVariant, Routing};
 
-pub(super) const FAMILY: Family = Family { name: "PhiMoE", model_types: &["phimoe"], write };
+pub(super) const FAMILY: Family = Family { name: "PhiMoE", model_types: &["phimoe"], write, media: no_media };
 
 struct PhiMoe {
     vocabulary: usize,
@@ -125,5 +125,6 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
         m.head("lm_head", &h, c.vocabulary, c.head_bias)
     });
     m.output("logits", &logits);
-    Ok(Programs { programs: vec![m.finish()?], vocabulary: c.vocabulary, hidden: c.hidden, context: c.context, ignored: |_| false })
+    let ignored = Box::new(|_: &str| false);
+    Ok(Programs { programs: vec![m.finish()?], vocabulary: c.vocabulary, hidden: c.hidden, context: c.context, ignored })
 }

@@ -2,17 +2,21 @@
 //!
 //! Qwen3-VL turns by three position streams (time, height, width), interleaved over the frequencies; for text they are equal.
 
-use super::{Family, Programs};
+use super::{
+    Family, Programs, no_media,
+    qwen_vision::{self, QwenVision},
+};
 use crate::{
     Config, ForgeError,
-    model::{Kv, Model},
+    model::{Kv, Model, Written},
     precision::{Precision, StoredTensors},
     rotary::{RopeConfig, interleaved_streams},
 };
 use qhx_ir::{Activation::Silu, Mask, Rotary};
 
-pub(super) const FAMILY: Family = Family { name: "Qwen3", model_types: &["qwen3"], write: write_qwen3 };
-pub(super) const VL_FAMILY: Family = Family { name: "Qwen3-VL", model_types: &["qwen3_vl", "qwen3_vl_text"], write: write_qwen3_vl };
+pub(super) const FAMILY: Family = Family { name: "Qwen3", model_types: &["qwen3"], write: write_qwen3, media: no_media };
+pub(super) const VL_FAMILY: Family =
+    Family { name: "Qwen3-VL", model_types: &["qwen3_vl", "qwen3_vl_text"], write: write_qwen3_vl, media: qwen_vision::media };
 
 struct Qwen3 {
     vocabulary: usize,
@@ -58,8 +62,8 @@ impl Qwen3 {
 fn write_qwen3(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) -> Result<Programs, ForgeError> {
     let c = Qwen3::read(config, config)?;
     let m = Model::new("text", precision, tensors, &["model."], "embed_tokens.weight");
-    text(&c, &m, false);
-    finish(&c, m)
+    text(&c, &m, false, None);
+    finish(&c, vec![m.finish()?])
 }
 
 fn write_qwen3_vl(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) -> Result<Programs, ForgeError> {
@@ -75,16 +79,34 @@ fn write_qwen3_vl(config: Config<'_>, precision: Precision, tensors: &dyn Stored
     }
     c.rotary.streams = interleaved_streams([time as usize, height as usize, width as usize], c.head_dim / 2);
     let m = Model::new("text", precision, tensors, &["model.language_model.", "model."], "embed_tokens.weight");
-    text(&c, &m, true);
-    finish(&c, m)
+    let tower = QwenVision::read(config, tensors, c.hidden)?;
+    if let Some(tower) = tower.as_ref().filter(|tower| tower.deepstack.len() > c.layers) {
+        let reason = format!("has {} entries for {} text layers", tower.deepstack.len(), c.layers);
+        return Err(config.section_or_self("vision_config").error("deepstack_visual_indexes", reason));
+    }
+    text(&c, &m, true, tower.as_ref());
+    let mut programs = vec![m.finish()?];
+    if let Some(tower) = tower {
+        programs.push(tower.write(precision, tensors)?);
+    }
+    finish(&c, programs)
 }
 
-/// The decoder, the same for both.
-fn text(c: &Qwen3, m: &Model<'_>, mrope: bool) {
+/// The decoder, the same for both. With a tower its rows take the place of embeddings, and its deepstack rows are added after the first layers.
+fn text(c: &Qwen3, m: &Model<'_>, mrope: bool, tower: Option<&QwenVision>) {
     m.rotary("rope", c.rotary.clone());
     let ids = m.ids();
     let positions = if mrope { m.mrope_positions() } else { m.positions() };
-    let mut x = m.stage("embed", "", || m.embed("embed_tokens", &ids, c.vocabulary, c.hidden, 1.0));
+    let mut soft_rows_at = None;
+    let mut x = m.stage("embed", "", || {
+        let x = m.embed("embed_tokens", &ids, c.vocabulary, c.hidden, 1.0);
+        if tower.is_none() {
+            return x;
+        }
+        let (x, at) = m.soft_rows(&x);
+        soft_rows_at = Some(at);
+        x
+    });
     for n in 0..c.layers {
         let (layer, slot) = (format!("layers.{n}"), format!("layers.{n}.kv"));
         x = m.stage(format!("{layer}.attn"), &layer, || {
@@ -100,7 +122,11 @@ fn text(c: &Qwen3, m: &Model<'_>, mrope: bool) {
         x = m.stage(format!("{layer}.ffn"), &layer, || {
             let h = m.rms_norm("post_attention_layernorm", &x, c.eps);
             let (gate, up) = (m.linear("mlp.gate_proj", &h, c.ffn), m.linear("mlp.up_proj", &h, c.ffn));
-            m.add(&x, &m.linear("mlp.down_proj", &m.gate(&gate, &up, Silu), c.hidden))
+            let x = m.add(&x, &m.linear("mlp.down_proj", &m.gate(&gate, &up, Silu), c.hidden));
+            match (&soft_rows_at, tower) {
+                (Some(at), Some(tower)) if n < tower.deepstack.len() => m.deepstack_rows(&x, at, n),
+                _ => x,
+            }
         });
     }
     let logits = m.stage("lm_head", "", || {
@@ -110,7 +136,9 @@ fn text(c: &Qwen3, m: &Model<'_>, mrope: bool) {
     m.output("logits", &logits);
 }
 
-fn finish(c: &Qwen3, m: Model<'_>) -> Result<Programs, ForgeError> {
-    let ignored = |tensor: &str| tensor.starts_with("lm_head.") || tensor.starts_with("model.visual.");
-    Ok(Programs { programs: vec![m.finish()?], vocabulary: c.vocabulary, hidden: c.hidden, context: c.context, ignored })
+fn finish(c: &Qwen3, programs: Vec<Written>) -> Result<Programs, ForgeError> {
+    let text_only = programs.len() == 1;
+    let ignored = move |tensor: &str| tensor.starts_with("lm_head.") || (text_only && tensor.starts_with("model.visual."));
+    let ignored = Box::new(ignored);
+    Ok(Programs { programs, vocabulary: c.vocabulary, hidden: c.hidden, context: c.context, ignored })
 }

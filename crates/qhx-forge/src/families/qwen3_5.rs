@@ -1,7 +1,10 @@
 //! Qwen3.5: a hybrid decoder. Most layers mix rows by a gated delta rule over short-convolved queries, keys and values; every fourth by
 //! softmax attention whose output is gated per number. Norms are zero-centred (they multiply by 1 + w), but for the one inside the delta mixer.
 
-use super::{Family, Programs};
+use super::{
+    Family, Programs,
+    qwen_vision::{self, QwenVision},
+};
 use crate::{
     Config, ForgeError,
     model::{Kv, Model, Value},
@@ -13,7 +16,7 @@ use qhx_ir::{
     Mask, Rotary,
 };
 
-pub(super) const FAMILY: Family = Family { name: "Qwen3.5", model_types: &["qwen3_5", "qwen3_5_text"], write };
+pub(super) const FAMILY: Family = Family { name: "Qwen3.5", model_types: &["qwen3_5", "qwen3_5_text"], write, media: qwen_vision::media };
 
 struct Qwen35 {
     vocabulary: usize,
@@ -120,7 +123,14 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
     let m = Model::new("text", precision, tensors, &["model.language_model.", "model."], "embed_tokens.weight");
     m.rotary("rope", c.rotary.clone());
     let (ids, positions) = (m.ids(), m.mrope_positions());
-    let mut x = m.stage("embed", "", || m.embed("embed_tokens", &ids, c.vocabulary, c.hidden, 1.0));
+    let tower = QwenVision::read(config, tensors, c.hidden)?;
+    if tower.as_ref().is_some_and(|tower| !tower.deepstack.is_empty()) {
+        return Err(config.section_or_self("vision_config").error("deepstack_visual_indexes", "must be empty: this family has no deepstack"));
+    }
+    let mut x = m.stage("embed", "", || {
+        let x = m.embed("embed_tokens", &ids, c.vocabulary, c.hidden, 1.0);
+        if tower.is_some() { m.soft_rows(&x).0 } else { x }
+    });
     for (n, &attention) in c.attention.iter().enumerate() {
         let layer = format!("layers.{n}");
         x = m.stage(format!("{layer}.attn"), &layer, || {
@@ -139,12 +149,17 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
         if c.tied { m.tied_head("embed_tokens", &h, c.vocabulary) } else { m.head("lm_head", &h, c.vocabulary, false) }
     });
     m.output("logits", &logits);
+    let mut programs = vec![m.finish()?];
+    if let Some(tower) = &tower {
+        programs.push(tower.write(precision, tensors)?);
+    }
+    let ignored: &[&str] = if tower.is_some() { &["mtp.", "lm_head."] } else { &["mtp.", "lm_head.", "model.visual."] };
     Ok(Programs {
-        programs: vec![m.finish()?],
+        programs,
         vocabulary: c.vocabulary,
         hidden: c.hidden,
         context: c.context,
-        ignored: |tensor| ["mtp.", "model.visual.", "lm_head."].iter().any(|prefix| tensor.starts_with(prefix)),
+        ignored: Box::new(|tensor| ignored.iter().any(|prefix| tensor.starts_with(prefix))),
     })
 }
 

@@ -1,0 +1,261 @@
+//! Media parameters: from a checkpoint's `processor_config.json`, `preprocessor_config.json` and `config.json` to the manifest's front ends.
+//!
+//! A value may stand in several files; they must agree. Where no file has it, it is the class default of transformers, stated in [`defaults`].
+
+use crate::{
+    Config, ForgeError,
+    read::{Checkpoint, ReadError},
+};
+use qhx_bundle::media::{AudioFrontEnd, ImageFrontEnd, PatchOrder, Patches, Placeholder, Resize};
+use serde_json::Value;
+
+/// The class defaults of transformers: what its processors use for a field that no file sets.
+mod defaults {
+    /// `Qwen2VLImageProcessor.size`.
+    pub(super) const MIN_PIXELS: u64 = 56 * 56;
+    pub(super) const MAX_PIXELS: u64 = 28 * 28 * 1280;
+    /// Its `image_mean` and `image_std`: those of CLIP.
+    pub(super) const AREA_MEAN: [f64; 3] = [0.48145466, 0.4578275, 0.40821073];
+    pub(super) const AREA_STD: [f64; 3] = [0.26862954, 0.26130258, 0.27577711];
+    /// The limit in its `smart_resize`, which no file sets.
+    pub(super) const MAX_ASPECT: f64 = 200.0;
+    /// `Gemma4ImageProcessor`.
+    pub(super) const MAX_SOFT_TOKENS: usize = 280;
+    pub(super) const BUDGET_MEAN: [f64; 3] = [0.0; 3];
+    pub(super) const BUDGET_STD: [f64; 3] = [1.0; 3];
+    /// All image processors.
+    pub(super) const RESCALE_FACTOR: f64 = 1.0 / 255.0;
+    pub(super) const BICUBIC: u64 = 3;
+    /// `Gemma4AudioFeatureExtractor`; the last two are arguments of its call, which no file sets.
+    pub(super) const FEATURE_SIZE: usize = 128;
+    pub(super) const SAMPLING_RATE: usize = 16_000;
+    pub(super) const FRAME_LENGTH_MS: f64 = 20.0;
+    pub(super) const HOP_LENGTH_MS: f64 = 10.0;
+    pub(super) const MAX_FREQUENCY: f64 = 8000.0;
+    pub(super) const MEL_FLOOR: f64 = 1e-3;
+    pub(super) const MAX_SAMPLES: usize = 480_000;
+    pub(super) const PAD_MULTIPLE: usize = 128;
+}
+
+/// The files of a checkpoint that describe its front ends.
+#[derive(Default)]
+pub struct MediaFiles {
+    processor: Option<Value>,
+    preprocessor: Option<Value>,
+}
+
+impl MediaFiles {
+    /// Reads what there is.
+    pub fn read(checkpoint: &Checkpoint) -> Result<Self, ReadError> {
+        let file = |name| checkpoint.json_file(name);
+        Ok(Self { processor: file("processor_config.json")?, preprocessor: file("preprocessor_config.json")? })
+    }
+
+    /// The settings of one part of the processor: its own section, and the flat file that older checkpoints have.
+    fn settings<'a>(&'a self, part: &'a str) -> Settings<'a> {
+        let section = self.processor.as_ref().and_then(|value| Config::of_file("processor_config.json", value).section(part));
+        let flat = self.preprocessor.as_ref().map(|value| Config::of_file("preprocessor_config.json", value));
+        Settings { places: section.into_iter().chain(flat).collect() }
+    }
+}
+
+/// A tower's side of an image front end.
+pub struct VisionSide<'a> {
+    /// The tower's section of the configuration.
+    pub section: Config<'a>,
+    /// How an image stands among the tokens.
+    pub placeholder: Placeholder,
+    /// The name of the block's side in the tower's section and in the processor's.
+    pub block_fields: (&'static str, &'static str),
+}
+
+impl VisionSide<'_> {
+    fn patches(&self, settings: &Settings<'_>, order: PatchOrder, temporal: bool) -> Result<Patches, ForgeError> {
+        let same = |field: &str, processor_field: &str| {
+            let size = self.section.size(field)?;
+            match settings.size(processor_field)? {
+                Some(found) if found != size => {
+                    let reason = format!("is {found}, but the tower was made for {size} (`{field}` in config.json)");
+                    Err(settings.error(processor_field, reason))
+                }
+                _ => Ok(size),
+            }
+        };
+        let (size, block) = (same("patch_size", "patch_size")?, same(self.block_fields.0, self.block_fields.1)?);
+        let temporal = if temporal { same("temporal_patch_size", "temporal_patch_size")? } else { 1 };
+        Ok(Patches { size, block, temporal, order })
+    }
+}
+
+/// An image front end that keeps the image's area within bounds; patches have the channel first.
+pub fn area_image(files: &MediaFiles, side: &VisionSide<'_>) -> Result<ImageFrontEnd, ForgeError> {
+    let settings = files.settings("image_processor");
+    let patches = side.patches(&settings, PatchOrder::ChannelFirst, true)?;
+    // Areas, though they are called edges; older files call them what they are.
+    let bound = |edge: &'static str, pixels: &'static str, default: u64| -> Result<u64, ForgeError> {
+        let sizes = settings.sections("size");
+        let found = [(sizes.size(edge)?, "size"), (sizes.size(pixels)?, "size"), (settings.size(pixels)?, pixels)];
+        let mut given = found.into_iter().filter_map(|(value, field)| Some((value?, field)));
+        let Some((value, _)) = given.next() else { return Ok(default) };
+        match given.find(|(other, _)| *other != value) {
+            Some((other, field)) => Err(settings.error(field, format!("says {other} for {pixels}, but `size` says {value}"))),
+            None => Ok(value as u64),
+        }
+    };
+    let resize = Resize::Area {
+        min_pixels: bound("shortest_edge", "min_pixels", defaults::MIN_PIXELS)?,
+        max_pixels: bound("longest_edge", "max_pixels", defaults::MAX_PIXELS)?,
+        max_aspect: defaults::MAX_ASPECT,
+    };
+    let (rescale, mean, std) = levels(&settings, true, defaults::AREA_MEAN, defaults::AREA_STD)?;
+    let positions = side.section.size("num_position_embeddings")?;
+    let position_side = Some(positions.isqrt());
+    let placeholder = side.placeholder.clone();
+    Ok(ImageFrontEnd { program: "vision".into(), placeholder, resize, rescale, mean, std, patches, position_side })
+}
+
+/// An image front end that fills a budget of soft rows; patches have the channel last. The tower takes numbers from −1 to 1: `2 · (x − 0.5)` of what the
+/// processor gives is part of `mean` and `std` here.
+pub fn budget_image(files: &MediaFiles, side: &VisionSide<'_>) -> Result<ImageFrontEnd, ForgeError> {
+    let settings = files.settings("image_processor");
+    let patches = side.patches(&settings, PatchOrder::ChannelLast, false)?;
+    let resize = Resize::Budget { max_soft_rows: settings.size("max_soft_tokens")?.unwrap_or(defaults::MAX_SOFT_TOKENS) };
+    let (rescale, mean, std) = levels(&settings, false, defaults::BUDGET_MEAN, defaults::BUDGET_STD)?;
+    let mean = std::array::from_fn(|channel| mean[channel] + 0.5 * std[channel]);
+    let std = std.map(|std| std / 2.0);
+    let placeholder = side.placeholder.clone();
+    Ok(ImageFrontEnd { program: "vision".into(), placeholder, resize, rescale, mean, std, patches, position_side: None })
+}
+
+/// From levels to numbers: factor, mean and deviation. Refuses other ways of resizing.
+fn levels(settings: &Settings<'_>, normalised: bool, mean: [f64; 3], std: [f64; 3]) -> Result<(f64, [f64; 3], [f64; 3]), ForgeError> {
+    settings.only("do_resize", true.into())?;
+    settings.only("resample", defaults::BICUBIC.into())?;
+    let rescale = match settings.flag("do_rescale")?.unwrap_or(true) {
+        true => settings.number("rescale_factor")?.unwrap_or(defaults::RESCALE_FACTOR),
+        false => 1.0,
+    };
+    let three = |field: &'static str, default: [f64; 3]| match settings.numbers(field)? {
+        None => Ok(default),
+        Some(found) => <[f64; 3]>::try_from(found).map_err(|_| settings.error(field, "must be three numbers, one for each channel")),
+    };
+    match settings.flag("do_normalize")?.unwrap_or(normalised) {
+        true => Ok((rescale, three("image_mean", mean)?, three("image_std", std)?)),
+        false => Ok((rescale, [0.0; 3], [1.0; 3])),
+    }
+}
+
+/// A sound front end: log-mel frames of `bins` bins.
+pub fn mel_audio(files: &MediaFiles, bins: usize, placeholder: Placeholder) -> Result<AudioFrontEnd, ForgeError> {
+    let settings = files.settings("feature_extractor");
+    for unsupported in ["preemphasis", "dither"] {
+        settings.only(unsupported, 0.0.into())?;
+    }
+    let found = settings.size("feature_size")?.unwrap_or(defaults::FEATURE_SIZE);
+    if found != bins {
+        return Err(settings.error("feature_size", format!("is {found}, but the tower was made for {bins}")));
+    }
+    let rate = settings.size("sampling_rate")?.unwrap_or(defaults::SAMPLING_RATE);
+    let samples = |milliseconds: f64| (rate as f64 * milliseconds / 1000.0).round_ties_even() as usize;
+    let length = |field: &'static str, field_ms: &'static str, default: f64| -> Result<usize, ForgeError> {
+        let (given, from_ms) = (settings.size(field)?, settings.number(field_ms)?.map(samples));
+        match (given, from_ms) {
+            (Some(given), Some(from_ms)) if given != from_ms => {
+                Err(settings.error(field, format!("is {given}, but `{field_ms}` makes it {from_ms}")))
+            }
+            _ => Ok(given.or(from_ms).unwrap_or_else(|| samples(default))),
+        }
+    };
+    let frame_length = length("frame_length", "frame_length_ms", defaults::FRAME_LENGTH_MS)?;
+    let fft_length = frame_length.next_power_of_two() << usize::from(settings.flag("fft_overdrive")?.unwrap_or(false));
+    Ok(AudioFrontEnd {
+        program: "audio".into(),
+        placeholder,
+        sampling_rate: u32::try_from(rate).map_err(|_| settings.error("sampling_rate", "is too large"))?,
+        max_samples: defaults::MAX_SAMPLES,
+        pad_multiple: defaults::PAD_MULTIPLE,
+        frame_length,
+        hop_length: length("hop_length", "hop_length_ms", defaults::HOP_LENGTH_MS)?,
+        fft_length,
+        bins,
+        min_frequency: settings.number("min_frequency")?.unwrap_or(0.0),
+        max_frequency: settings.number("max_frequency")?.unwrap_or(defaults::MAX_FREQUENCY),
+        mel_floor: settings.number("mel_floor")?.unwrap_or(defaults::MEL_FLOOR),
+        input_scale: settings.number("input_scale_factor")?.unwrap_or(1.0),
+        bin_mean: settings.numbers("per_bin_mean")?.unwrap_or_default(),
+        bin_std: settings.numbers("per_bin_stddev")?.unwrap_or_default(),
+    })
+}
+
+/// A token id of `config.json`, under the first of `fields` or any other; all that are there must agree.
+pub fn token(config: Config<'_>, fields: &[&str]) -> Result<u32, ForgeError> {
+    let mut id = None;
+    for field in fields {
+        let Some(found) = config.get(field) else { continue };
+        let found = found.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| config.error(field, "must be a token id"))?;
+        if id.is_some_and(|id| id != found) {
+            return Err(config.error(field, format!("is {found}, but `{}` is {}", fields[0], id.unwrap_or_default())));
+        }
+        id = Some(found);
+    }
+    id.ok_or_else(|| config.error(fields[0], "is missing: the model has a tower, but nothing says where its rows stand"))
+}
+
+/// Places where a field may stand: the first that has it counts, and the others must not contradict it.
+struct Settings<'a> {
+    places: Vec<Config<'a>>,
+}
+
+impl<'a> Settings<'a> {
+    fn size(&self, field: &str) -> Result<Option<usize>, ForgeError> {
+        self.read(field, Config::size_if_any)
+    }
+
+    fn number(&self, field: &str) -> Result<Option<f64>, ForgeError> {
+        self.read(field, Config::number_if_any)
+    }
+
+    fn numbers(&self, field: &str) -> Result<Option<Vec<f64>>, ForgeError> {
+        self.read(field, Config::numbers_if_any)
+    }
+
+    fn flag(&self, field: &str) -> Result<Option<bool>, ForgeError> {
+        self.read(field, |place, field| place.get(field).map(|_| place.flag_or(field, false)).transpose())
+    }
+
+    /// The same places, a section deeper.
+    fn sections(&self, name: &'a str) -> Self {
+        Self { places: self.places.iter().filter_map(|place| place.section(name)).collect() }
+    }
+
+    fn only(&self, field: &str, supported: Value) -> Result<(), ForgeError> {
+        let same = |found: &Value| *found == supported || (found.is_number() && found.as_f64() == supported.as_f64());
+        let wrong = self.places.iter().find(|place| place.get(field).is_some_and(|found| !same(found)));
+        wrong.map_or(Ok(()), |place| place.only(field, std::slice::from_ref(&supported)))
+    }
+
+    fn read<T: PartialEq + std::fmt::Debug>(
+        &self,
+        field: &str,
+        get: impl Fn(Config<'a>, &str) -> Result<Option<T>, ForgeError>,
+    ) -> Result<Option<T>, ForgeError> {
+        let mut value = None;
+        for place in &self.places {
+            match (get(*place, field)?, &value) {
+                (Some(found), Some(known)) if found != *known => {
+                    return Err(place.error(field, format!("is {found:?}, but another file of the checkpoint says {known:?}")));
+                }
+                (Some(found), None) => value = Some(found),
+                _ => {}
+            }
+        }
+        Ok(value)
+    }
+
+    /// An error about a field, naming the file that has it.
+    fn error(&self, field: &str, reason: impl Into<String>) -> ForgeError {
+        let place = self.places.iter().find(|place| place.get(field).is_some()).or(self.places.first());
+        let missing = Value::Null;
+        place.copied().unwrap_or(Config::of_file("preprocessor_config.json", &missing)).error(field, reason)
+    }
+}

@@ -1,0 +1,139 @@
+//! Recipes: how a bundle weight is made from checkpoint tensors.
+//!
+//! Large weights are copied row by row; small ones may be computed from whole tensors.
+
+/// How a bundle weight is made from checkpoint tensors.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Recipe {
+    /// The tensor as it is (its shape may have extra dimensions of 1).
+    Copy(String),
+    /// The tensor plus one: zero-centred norm weights.
+    PlusOne(String),
+    /// Tensors of equal shape, one after the other along a new first dimension.
+    Stack(Vec<String>),
+    /// The tensor's numbers from number `first` on, in the weight's shape.
+    Part {
+        /// The tensor.
+        tensor: String,
+        /// Its shape in the checkpoint.
+        shape: Vec<usize>,
+        /// Where the weight starts in it.
+        first: usize,
+    },
+    /// Numbers made of whole tensors, for small weights.
+    Computed {
+        /// The tensors.
+        tensors: Vec<String>,
+        /// Their shapes in the checkpoint.
+        shapes: Vec<Vec<usize>>,
+        /// What is made of them.
+        formula: Formula,
+    },
+}
+
+/// What is computed when a bundle is made. Sums are in f64.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Formula {
+    /// The dimensions in another order: dimension `i` of the result is dimension `axes[i]` of the tensor.
+    Permute(Vec<usize>),
+    /// `ln(1 + eˣ)` of each number.
+    Softplus,
+    /// `−a · b`, number by number, of two tensors.
+    NegatedProduct,
+    /// `rows · tensorᵀ`: constant inputs that a matrix `[out, in]` projects.
+    Project {
+        /// The rows, one after the other.
+        rows: Vec<f32>,
+    },
+}
+
+impl Recipe {
+    /// The checkpoint tensors it reads, in order.
+    pub fn tensors(&self) -> &[String] {
+        match self {
+            Self::Copy(tensor) | Self::PlusOne(tensor) | Self::Part { tensor, .. } => std::slice::from_ref(tensor),
+            Self::Stack(tensors) | Self::Computed { tensors, .. } => tensors,
+        }
+    }
+
+    /// Why a tensor of shape `found` cannot be tensor `index` of a weight of shape `weight`, if it cannot.
+    pub fn mismatch(&self, index: usize, found: &[usize], weight: &[usize]) -> Option<Vec<usize>> {
+        let expected = match self {
+            Self::Part { shape, .. } => return (found != shape).then(|| shape.clone()),
+            Self::Computed { shapes, .. } => return (found != shapes[index]).then(|| shapes[index].clone()),
+            Self::Stack(_) => &weight[1..],
+            Self::Copy(_) | Self::PlusOne(_) => weight,
+        };
+        let real = |shape: &[usize]| shape.iter().copied().filter(|&d| d != 1).collect::<Vec<_>>();
+        let fits = real(found) == real(expected) && found.last().copied().unwrap_or(1) == weight[weight.len() - 1];
+        (!fits).then(|| expected.to_vec())
+    }
+}
+
+impl Formula {
+    /// The weight's numbers, from the numbers of the tensors of these shapes.
+    pub fn compute(&self, shapes: &[Vec<usize>], tensors: &[Vec<f32>]) -> Vec<f32> {
+        let numbers = &tensors[0];
+        match self {
+            Self::Permute(axes) => permute(&shapes[0], axes, numbers),
+            Self::Softplus => numbers.iter().map(|&x| softplus(f64::from(x)) as f32).collect(),
+            Self::NegatedProduct => numbers.iter().zip(&tensors[1]).map(|(a, b)| -(a * b)).collect(),
+            Self::Project { rows } => {
+                let columns = shapes[0][shapes[0].len() - 1];
+                let dot = |row: &[f32], line: &[f32]| row.iter().zip(line).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>() as f32;
+                rows.chunks_exact(columns).flat_map(|row| numbers.chunks_exact(columns).map(move |line| dot(row, line))).collect()
+            }
+        }
+    }
+}
+
+fn permute(shape: &[usize], axes: &[usize], numbers: &[f32]) -> Vec<f32> {
+    let stride = |axis: usize| shape[axis + 1..].iter().product::<usize>();
+    let sizes: Vec<(usize, usize)> = axes.iter().map(|&axis| (shape[axis], stride(axis))).collect();
+    let source = |mut index: usize| {
+        let mut at = 0;
+        for &(size, stride) in sizes.iter().rev() {
+            at += index % size * stride;
+            index /= size;
+        }
+        at
+    };
+    (0..numbers.len()).map(|index| numbers[source(index)]).collect()
+}
+
+fn softplus(x: f64) -> f64 {
+    // ln(1 + eˣ) = max(x, 0) + ln(1 + e^−|x|), which cannot overflow.
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formulas() {
+        let numbers: Vec<f32> = (0..24).map(|n| n as f32).collect();
+        let found = Formula::Permute(vec![0, 2, 3, 1]).compute(&[vec![2, 3, 2, 2]], &[numbers.clone()]);
+        // Result [o, r, c, i] is tensor [o, i, r, c].
+        assert_eq!(found[..6], [0.0, 4.0, 8.0, 1.0, 5.0, 9.0]);
+        assert_eq!(found[12..15], [12.0, 16.0, 20.0]);
+        let matrix = vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        let rows = vec![1.0, 0.0, 0.0, 0.5, 0.5, 0.5];
+        assert_eq!(Formula::Project { rows }.compute(&[vec![2, 3]], &[matrix]), [1.0, 4.0, 3.0, 7.5]);
+        assert_eq!(Formula::NegatedProduct.compute(&[], &[vec![2.0, -1.0], vec![3.0, 4.0]]), [-6.0, 4.0]);
+        let softplus = Formula::Softplus.compute(&[], &[vec![0.0, 200.0, -200.0]]);
+        assert_eq!(softplus[..2], [std::f32::consts::LN_2, 200.0]);
+        assert!(softplus[2] >= 0.0);
+    }
+
+    #[test]
+    fn shapes_must_fit() {
+        let copy = Recipe::Copy("w".into());
+        assert_eq!(copy.mismatch(0, &[6, 1, 4], &[6, 4]), None);
+        assert_eq!(copy.mismatch(0, &[4, 6], &[6, 4]), Some(vec![6, 4]));
+        let part = Recipe::Part { tensor: "w".into(), shape: vec![8, 3, 2, 2], first: 0 };
+        assert_eq!(part.mismatch(0, &[8, 3, 2, 2], &[8, 12]), None);
+        assert_eq!(part.mismatch(0, &[8, 12], &[8, 12]), Some(vec![8, 3, 2, 2]));
+        assert_eq!(Recipe::Stack(vec!["a".into()]).mismatch(0, &[3, 4], &[1, 4, 3]), Some(vec![4, 3]));
+    }
+}
