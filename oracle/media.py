@@ -21,6 +21,9 @@ from record import Answer, Health
 
 RATE = 16000
 TAPPED = "two_images"
+STEP_LOGITS = ["image", "two_images", "sound", "image_and_sound"]
+STEPS = 12
+"""Of how many tokens the logits are kept."""
 
 
 @dataclass
@@ -49,8 +52,8 @@ class Media:
     prompts: dict[str, list]
     """Name to turns: a turn is a list of texts, `IMAGE n` and `SOUND n`; users and models take turns."""
     sound: Callable[[object, torch.nn.Module, numpy.ndarray], Tower] | None = None
-    prepare: Callable[[], None] = lambda: None
-    """Called before anything is loaded."""
+    load: Callable[[Path], object] = transformers.AutoProcessor.from_pretrained
+    """The processor of a folder."""
 
 
 def image(n: int) -> tuple[str, int]:
@@ -71,9 +74,8 @@ def write_files(family: Family, folder: Path) -> None:
 def record_media(family: Family, name: str, seed: int, model: torch.nn.Module, folder: Path) -> None:
     """Write `media/`, `media.json` and `media.safetensors` for the model in `folder`."""
     media = family.media
-    media.prepare()
     (folder / "media").mkdir(exist_ok=True)
-    processor = transformers.AutoProcessor.from_pretrained(folder)
+    processor = media.load(folder)
     model.generation_config.eos_token_id = None  # answers have a fixed length
     images = [keep_image(folder, stem, picture) for stem, picture in pictures(seed).items()]
     sounds = [keep_sound(folder, stem, samples) for stem, samples in recordings(seed).items()] if media.sound else []
@@ -96,9 +98,10 @@ def record_media(family: Family, name: str, seed: int, model: torch.nn.Module, f
     answers = {}
     for prompt in media.prompts:
         answers[prompt] = record.find_healthy(family, models, prompt, Seen(model), lambda attempt: prompts.propose(prompt, attempt))
-        tensors[f"{prompt}.step_logits"] = answers[prompt].logits
+        if prompt in STEP_LOGITS:
+            tensors[f"{prompt}.step_logits"] = answers[prompt].logits[:STEPS]
         answers[prompt].positions = positions(model, answers[prompt])
-    streams = residual_streams(family, model, answers[TAPPED])
+    streams = residual_streams(model, answers[TAPPED])
     tensors |= {f"{TAPPED}.tap.{stage}": stream for stage, stream in streams.items()}
     save_file({key: value.contiguous() for key, value in tensors.items()}, folder / "media.safetensors")
     write_json(name, seed, about, answers, folder)
@@ -175,8 +178,8 @@ def positions(model: torch.nn.Module, answer: Answer) -> list[list[int]] | None:
 
 
 @torch.no_grad()
-def residual_streams(family: Family, model: torch.nn.Module, answer: Answer) -> dict[str, torch.Tensor]:
-    """The text's residual stream after each stage of one prompt, rows added by early layers of the tower included."""
+def residual_streams(model: torch.nn.Module, answer: Answer) -> dict[str, torch.Tensor]:
+    """The text's residual stream after the embedding and each layer of one prompt, rows added by early layers of the tower included."""
     streams, hooks = {}, []
 
     def keep(stage: str, value: torch.Tensor) -> None:
@@ -186,9 +189,6 @@ def residual_streams(family: Family, model: torch.nn.Module, answer: Answer) -> 
     stages = ["embed"] + [f"layers.{index}.ffn" for index in range(len(text.layers))]
     for stage, module in zip(stages, [*text.layers, text.norm]):
         hooks.append(module.register_forward_pre_hook(lambda module, args, stage=stage: keep(stage, args[0])))
-    for index, layer in enumerate(text.layers):
-        hooks.append(getattr(layer, family.attention_residual).register_forward_pre_hook(
-            lambda module, args, stage=f"layers.{index}.attn": keep(stage, args[0])))
     model(input_ids=torch.tensor([answer.ids]), use_cache=False, **answer.inputs)
     for hook in hooks:
         hook.remove()
@@ -218,7 +218,7 @@ def pictures(seed: int) -> dict[str, numpy.ndarray]:
     def draw(name: str, height: int, width: int) -> numpy.ndarray:
         noise = weights.generator(seed, f"picture/{name}")
         y, x = numpy.mgrid[0:height, 0:width]
-        waves = [noise.uniform(0.05, 0.5, size=2) for _ in range(3)]
+        waves = [noise.uniform(0.03, 0.3, size=2) for _ in range(3)]
         phases = noise.uniform(0, 2 * math.pi, size=3)
         channels = [numpy.sin(a * x + b * y + phase) for (a, b), phase in zip(waves, phases)]
         centre, radius = noise.uniform(0.3, 0.7, size=2) * (height, width), 0.3 * min(height, width)
@@ -227,7 +227,7 @@ def pictures(seed: int) -> dict[str, numpy.ndarray]:
         picture[inside] = noise.uniform(0, 255, size=3)
         return numpy.clip(numpy.rint(picture), 0, 255).astype(numpy.uint8)
 
-    return {"wide": draw("wide", 70, 100), "tiny": draw("tiny", 24, 20), "large": draw("large", 180, 200)}
+    return {"wide": draw("wide", 70, 100), "tiny": draw("tiny", 24, 20), "large": draw("large", 130, 150)}
 
 
 def recordings(seed: int) -> dict[str, numpy.ndarray]:
@@ -240,7 +240,7 @@ def recordings(seed: int) -> dict[str, numpy.ndarray]:
         voice = voice * (0.6 + 0.4 * numpy.sin(2 * math.pi * 3.0 * t)) + 0.01 * noise.standard_normal(samples)
         return numpy.clip(numpy.rint(voice * 32768), -32768, 32767).astype(numpy.int16)
 
-    return {"phrase": play("phrase", 20001), "click": play("click", 161), "word": play("word", 4160)}
+    return {"phrase": play("phrase", 14001), "click": play("click", 161), "word": play("word", 4160)}
 
 
 def keep_image(folder: Path, stem: str, picture: numpy.ndarray) -> tuple[str, Image.Image]:

@@ -170,5 +170,6 @@ FAMILY = Family(
     ],
     extra_tensors=stray_tensors,
     attention_residual="pre_feedforward_layernorm",
+    media_module="gemma4_media",
     quiet=["<|image>", "<|image|>", "<image|>", "<|audio>", "<|audio|>", "<audio|>", "<|video|>"],
 )

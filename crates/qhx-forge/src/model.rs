@@ -17,8 +17,8 @@ use crate::{
     precision::{Precision, Role, StoredTensors},
 };
 use qhx_ir::{
-    Activation, Checked, DType, Dim, Encoding, Generator, Input, KeyValue, KvType, Mask, Name, Op, OpKind, Output,
-    PROGRAM_VERSION, Program, Rotary, Routing, Shape, Slot, Stage, Weight,
+    Activation, Checked, DType, Dim, Encoding, Generator, Input, KeyValue, KvType, Mask, Name, Op, OpKind, Output, PROGRAM_VERSION,
+    Program, Rotary, Routing, Shape, Slot, Stage, Weight,
 };
 use std::{cell::RefCell, collections::BTreeMap};
 

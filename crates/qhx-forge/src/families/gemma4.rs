@@ -1,16 +1,22 @@
-//! Gemma 4 (text): sliding and full attention layers with two head sizes, norms before and after each part, keys and values of late layers
+//! Gemma 4: sliding and full attention layers with two head sizes, norms before and after each part, keys and values of late layers
 //! shared with earlier ones, and a small embedding per token and layer mixed into the residual stream.
 
-use super::{Family, Programs, no_media};
+use super::{
+    Family, Programs,
+    gemma4_audio::{self, Gemma4Audio},
+    gemma4_vision::{self, Gemma4Vision},
+};
 use crate::{
     Config, ForgeError,
+    media::MediaFiles,
     model::{Kv, Model, Value},
     precision::{Precision, StoredTensors},
     rotary::{RopeConfig, frequencies, one_block},
 };
+use qhx_bundle::media::Media;
 use qhx_ir::{Activation::GeluTanh, Dim, Mask, Rotary};
 
-pub(super) const FAMILY: Family = Family { name: "Gemma 4", model_types: &["gemma4", "gemma4_text"], write, media: no_media };
+pub(super) const FAMILY: Family = Family { name: "Gemma 4", model_types: &["gemma4", "gemma4_text"], write, media };
 
 struct Gemma4 {
     vocabulary: usize,
@@ -144,7 +150,12 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
     m.rotary("sliding", c.sliding.clone());
     m.rotary("full", c.full.clone());
     let (ids, positions) = (m.ids_media_as_pad(), m.positions());
-    let mut x = m.stage("embed", "", || m.embed("embed_tokens", &ids, c.vocabulary, c.hidden, (c.hidden as f32).sqrt()));
+    let (vision, audio) = (Gemma4Vision::read(config, tensors, c.hidden)?, Gemma4Audio::read(config, tensors, c.hidden)?);
+    let mut x = m.stage("embed", "", || {
+        let x = m.embed("embed_tokens", &ids, c.vocabulary, c.hidden, (c.hidden as f32).sqrt());
+        // Soft rows are not scaled.
+        if vision.is_some() || audio.is_some() { m.soft_rows(&x).0 } else { x }
+    });
     let per_layer = m.stage("per_layer_embed", "", || per_layer_embeddings(&c, &m, &ids, &x));
     for (n, own) in c.layers.iter().enumerate() {
         let layer = format!("layers.{n}");
@@ -169,17 +180,34 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
         c.softcap.map_or(logits.clone(), |cap| m.softcap(&logits, cap))
     });
     m.output("logits", &logits);
+    let mut programs = vec![m.finish()?];
+    let mut unused = vec!["lm_head."];
+    match &vision {
+        Some(tower) => programs.push(tower.write(precision, tensors)?),
+        None => unused.extend(["model.vision_tower.", "model.embed_vision."]),
+    }
+    match &audio {
+        Some(tower) => programs.push(tower.write(precision, tensors)?),
+        None => unused.extend(["model.audio_tower.", "model.embed_audio."]),
+    }
     Ok(Programs {
-        programs: vec![m.finish()?],
+        programs,
         vocabulary: c.vocabulary,
         hidden: c.hidden,
         context: c.context,
-        ignored: Box::new(|tensor| {
-            let towers = ["model.vision_tower.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio.", "lm_head."];
+        ignored: Box::new(move |tensor| {
             // Published files hold keys and values for the layers that share, too; they must not be used.
+            let text = tensor.starts_with("model.language_model.") || tensor.starts_with("model.layers.");
             let stray = [".self_attn.k_proj.weight", ".self_attn.v_proj.weight", ".self_attn.k_norm.weight"];
-            towers.iter().any(|prefix| tensor.starts_with(prefix)) || stray.iter().any(|suffix| tensor.ends_with(suffix))
+            unused.iter().any(|prefix| tensor.starts_with(prefix)) || (text && stray.iter().any(|suffix| tensor.ends_with(suffix)))
         }),
+    })
+}
+
+fn media(config: Config<'_>, files: &MediaFiles, programs: &Programs) -> Result<Media, ForgeError> {
+    Ok(Media {
+        image: programs.has("vision").then(|| gemma4_vision::front_end(config, files)).transpose()?,
+        audio: programs.has("audio").then(|| gemma4_audio::front_end(config, files)).transpose()?,
     })
 }
 

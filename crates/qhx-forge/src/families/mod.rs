@@ -1,6 +1,8 @@
 //! Model families: from a configuration to programs. One file each; none knows a device.
 
 mod gemma4;
+mod gemma4_audio;
+mod gemma4_vision;
 mod llama;
 mod phimoe;
 mod qwen3;

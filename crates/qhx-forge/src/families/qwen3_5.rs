@@ -125,7 +125,9 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
     let (ids, positions) = (m.ids(), m.mrope_positions());
     let tower = QwenVision::read(config, tensors, c.hidden)?;
     if tower.as_ref().is_some_and(|tower| !tower.deepstack.is_empty()) {
-        return Err(config.section_or_self("vision_config").error("deepstack_visual_indexes", "must be empty: this family has no deepstack"));
+        return Err(config
+            .section_or_self("vision_config")
+            .error("deepstack_visual_indexes", "must be empty: this family has no deepstack"));
     }
     let mut x = m.stage("embed", "", || {
         let x = m.embed("embed_tokens", &ids, c.vocabulary, c.hidden, 1.0);

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // each test binary uses its part
 
+pub(crate) mod media;
+
 use qhx_bundle::Bundle;
 use qhx_forge::{
     ForgeOptions, Precision, forge_checkpoint,
@@ -86,7 +88,7 @@ impl Fixture {
 
     /// A loaded program and a fresh session for a prompt and its answer.
     pub(crate) fn load(&self, device: &dyn Device, program: Program, weights: &Overlay, prompt: &Prompt) -> Running {
-        let weights: Arc<dyn Weights> = Arc::new(Overlay { below: Some(self.bundle.weights()), replaced: weights.replaced.clone() });
+        let weights: Arc<dyn Weights> = Arc::new(weights.over(self.bundle.weights()));
         let rows = prompt.ids.len() + prompt.greedy.len();
         let options = LoadOptions { max_rows: rows, max_wanted: rows, ..Default::default() };
         let executable = device.load(&Checked::new(program).unwrap(), &weights, &options).unwrap();
@@ -133,6 +135,11 @@ impl Overlay {
         (tensor.shape().to_vec(), values)
     }
 
+    /// The same replacements over other weights.
+    pub(crate) fn over(&self, below: Arc<dyn Weights>) -> Self {
+        Self { below: Some(below), replaced: self.replaced.clone() }
+    }
+
     pub(crate) fn replace(&mut self, name: &str, tensor: WeightTensor) {
         self.replaced.insert(name.into(), tensor);
     }
@@ -172,6 +179,8 @@ impl Running {
                 Generator::PositionsSequence => InputData::I32(&positions),
                 Generator::PositionsMrope => InputData::I32(&three),
                 Generator::WantedRows => InputData::I32(&wanted),
+                Generator::SoftRows | Generator::DeepstackRows(_) => InputData::F32(&[]),
+                Generator::SoftRowsAt => InputData::I32(&[]),
                 ref other => panic!("no {other:?} in a text prompt"),
             })
             .collect();
