@@ -18,7 +18,7 @@ pub(crate) fn bench() -> Result<(), Failure> {
     run(cargo().args(["build", "--release", "--package", "qhx-cli"]))?;
     let qhx = target().join("release/qhx");
     let bundle = target().join("assets/smollm2-bundle");
-    run(Command::new(&qhx).args(["forge", "--force", "--out"]).arg(&bundle).arg(&model))?;
+    run(Command::new(&qhx).args(["forge", "--force", "--gate", "none", "--out"]).arg(&bundle).arg(&model))?;
     let (mut ours, mut theirs) = (Speeds::default(), Speeds::default());
     for _ in 0..ROUNDS {
         let peer = Command::new(&python).arg(root().join("bench/peer.py")).arg(&model).args([THREADS, PROMPT, NEW]).output();

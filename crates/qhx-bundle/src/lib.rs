@@ -24,6 +24,7 @@ pub mod layout;
 pub mod manifest;
 mod map;
 pub mod media;
+pub mod parity;
 mod path;
 pub mod safetensors;
 mod source;

@@ -40,6 +40,12 @@ impl Failure {
         self
     }
 
+    /// What led to it.
+    pub(crate) fn causes(mut self, causes: impl IntoIterator<Item = String>) -> Self {
+        self.causes.extend(causes);
+        self
+    }
+
     /// Whether there is nothing to tell.
     pub(crate) fn is_quiet(&self) -> bool {
         self.code == Self::NOBODY_READS

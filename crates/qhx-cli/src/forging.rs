@@ -1,9 +1,13 @@
 //! Making a bundle with a progress bar, for every command that does.
 
-use crate::{failure::Failure, interrupt::Interrupt, progress::ForgeBar};
-use qhx_bundle::BundleError;
-use qhx_forge::{ForgeError, ForgeOptions, Forged, Precision};
-use std::{io::ErrorKind, path::Path};
+use crate::{
+    failure::Failure,
+    interrupt::Interrupt,
+    progress::{ForgeBar, GateBar},
+};
+use qhx_bundle::{BundleError, parity::GateKind};
+use qhx_forge::{ForgeError, ForgeOptions, GateOptions, Gated, Material, Precision, forge_gated, gate::suite::GivenPrompt};
+use std::{cell::RefCell, io::ErrorKind, path::Path, time::Duration};
 
 /// Where a bundle goes and how it is stored.
 #[derive(Clone, Copy)]
@@ -14,11 +18,11 @@ pub(crate) struct Order<'a> {
 }
 
 /// Runs `work`, which makes a bundle. Either the bundle is complete, or nothing of it is left.
-pub(crate) fn forge(
+pub(crate) fn forge<T>(
     order: Order<'_>,
     interrupt: &Interrupt,
-    work: impl FnOnce(&mut ForgeOptions<'_>) -> Result<Forged, ForgeError>,
-) -> Result<Forged, Failure> {
+    work: impl FnOnce(&mut ForgeOptions<'_>) -> Result<T, ForgeError>,
+) -> Result<T, Failure> {
     let bar = ForgeBar::new();
     let mut progress = |progress: qhx_forge::Progress<'_>| bar.update(progress);
     let Order { out, precision, replace } = order;
@@ -27,8 +31,55 @@ pub(crate) fn forge(
     forged.map_err(|error| explain(error, order))
 }
 
+/// How a bundle is gated.
+pub(crate) struct GateOrder {
+    pub(crate) kind: Option<GateKind>,
+    pub(crate) auto: bool,
+    pub(crate) prompts: Option<Vec<GivenPrompt>>,
+    pub(crate) budget: Option<Duration>,
+}
+
+/// Makes a bundle and holds it to its gate; one that is not through is a failure that says where it is left.
+pub(crate) fn gated(order: Order<'_>, gate: GateOrder, interrupt: &Interrupt, material: &Material) -> Result<Gated, Failure> {
+    // The two take turns: a search writes and measures several times.
+    let bars: RefCell<(Option<ForgeBar>, Option<GateBar>)> = RefCell::default();
+    let mut written = |progress: qhx_forge::Progress<'_>| {
+        let mut bars = bars.borrow_mut();
+        bars.1 = None;
+        bars.0.get_or_insert_with(ForgeBar::new).update(progress);
+    };
+    let mut measured = |progress: qhx_forge::GateProgress<'_>| {
+        let mut bars = bars.borrow_mut();
+        bars.0 = None;
+        bars.1.get_or_insert_with(GateBar::new).update(progress.what, progress.done, progress.total);
+    };
+    let Order { out, precision, replace } = order;
+    let mut options = ForgeOptions { out, precision, replace, cancel: interrupt.flag(), progress: &mut written };
+    let GateOrder { kind, auto, prompts, budget } = gate;
+    let cancel = interrupt.cancel().clone();
+    let gate = GateOptions { kind, auto, prompts, budget, threads: None, cancel, progress: &mut measured };
+    let gated = forge_gated(material, &mut options, gate);
+    drop(bars.take());
+    let gated = gated.map_err(|error| explain(error, order))?;
+    if !gated.parity.gate.passed {
+        let result = &gated.parity.gate.result;
+        let note = gated.parity.choices.iter().map(|choices| choices.note.clone());
+        let hint = format!(
+            "it is left as {} with its report, parity.html; no bundle of the name {} was made",
+            gated.path.display(),
+            out.display()
+        );
+        return Err(Failure::work(format!("the bundle is not through its gate: {result}")).causes(note).hint(hint));
+    }
+    Ok(gated)
+}
+
 fn explain(error: ForgeError, order: Order<'_>) -> Failure {
     match &error {
+        ForgeError::Run(qhx_runtime::Error::Cancelled) => Failure::work("cancelled: nothing was written"),
+        ForgeError::Verify(qhx_runtime::verify::VerifyError::Run(qhx_runtime::Error::Cancelled)) => {
+            Failure::work("cancelled: nothing was written")
+        }
         ForgeError::Bundle(BundleError::Cancelled) => Failure::work("cancelled: nothing was written"),
         ForgeError::Bundle(BundleError::Exists(_)) if !order.replace => {
             Failure::from(error).hint("--force replaces a bundle that is there already")

@@ -17,6 +17,7 @@ mod lines;
 mod load;
 mod model_ref;
 mod output;
+mod peak;
 mod progress;
 mod table;
 

@@ -1,4 +1,4 @@
-//! The progress of forging, on stderr. Hidden where stderr is no terminal.
+//! The progress of forging and of gates, on stderr. Hidden where stderr is no terminal.
 
 use crate::output::show_count;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
@@ -6,6 +6,8 @@ use qhx_forge::Progress;
 use std::{fmt::Write, time::Duration};
 
 const TEMPLATE: &str = "{spinner} {percent:>3} % {bar:30} {numbers}  {rate}  {left}  {wide_msg}";
+
+const GATE_TEMPLATE: &str = "{spinner} {percent:>3} % {bar:30} {pos} of {len}  {left}  {wide_msg}";
 
 /// A bar with rate and time left.
 pub(crate) struct ForgeBar(ProgressBar);
@@ -40,6 +42,33 @@ impl Drop for ForgeBar {
     }
 }
 
+/// A bar for gates and for replaying oracles: steps done, and the time left.
+pub(crate) struct GateBar(ProgressBar);
+
+impl GateBar {
+    pub(crate) fn new() -> Self {
+        let left = |state: &ProgressState, text: &mut dyn Write| _ = write!(text, "{} left", show_left(state.eta()));
+        let style = ProgressStyle::with_template(GATE_TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar()).with_key("left", left);
+        Self(ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10)).with_style(style))
+    }
+
+    /// `done` steps of `total` of `what`.
+    pub(crate) fn update(&self, what: &str, done: usize, total: usize) {
+        if self.0.message() != what {
+            self.0.set_message(what.to_owned());
+            self.0.reset_eta();
+        }
+        self.0.set_length(total as u64);
+        self.0.set_position(done as u64);
+    }
+}
+
+impl Drop for GateBar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
 fn show_left(time: Duration) -> String {
     match time.as_secs() {
         s if s < 100 => format!("{s} s"),
@@ -55,6 +84,7 @@ mod tests {
     #[test]
     fn the_template_is_right() {
         ProgressStyle::with_template(TEMPLATE).unwrap();
+        ProgressStyle::with_template(GATE_TEMPLATE).unwrap();
         assert_eq!([3, 101, 7000].map(|s| show_left(Duration::from_secs(s))), ["3 s", "2 min", "2 h"]);
     }
 }

@@ -283,12 +283,15 @@ fn flags_that_are_wrong() {
     fail(["trace", place, "--ids", "1"], 2, &["--out"]);
     fail(["trace", place, "--ids", "1", "--out", "/"], 1, &["cannot write /: it is a folder"]);
     let forge: &[(&[&str], &[&str])] = &[
-        (&["--precision", "auto"], &["not available yet"]),
+        (&["--precision", "auto", "--gate", "none"], &["--precision auto needs a gate"]),
         (&["--precision", "q9"], &["`q9` is no precision; use one of native, f32"]),
         (&["--target", "v79"], &["cannot prepare bundles for `v79` yet"]),
         (&["--target", "cpu,toaster"], &["there is no target `toaster`"]),
-        (&["--gate", "strict"], &["no gates yet"]),
-        (&["--gate", "tolerant"], &["no gates yet"]),
+        (&["--gate", "loose"], &["loose", "strict"]),
+        (&["--gate", "none", "--prompts", "x.json"], &["--prompts needs a gate"]),
+        (&["--gate", "none", "--gate-budget", "9"], &["--gate-budget needs a gate"]),
+        (&["--gate-budget", "0"], &["a number of seconds above 0"]),
+        (&["--gate-budget", "soon"], &["`soon` is no number of seconds"]),
     ];
     let source = fixture("llama");
     for (arguments, expected) in forge {

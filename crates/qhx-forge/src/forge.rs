@@ -71,6 +71,11 @@ pub fn forge_synthetic(config: &Value, seed: u64, options: &mut ForgeOptions<'_>
     Material::Synthetic { config: config.clone(), seed }.forge(options)
 }
 
+/// Makes a bundle of any material. It is not held to any gate.
+pub fn forge_material(material: &Material, options: &mut ForgeOptions<'_>) -> Result<Forged, ForgeError> {
+    material.forge(options)
+}
+
 /// What a bundle is made from: the same material can be written at any precision, again and again.
 pub enum Material {
     /// A checkpoint.
@@ -97,11 +102,16 @@ impl Material {
         Ok(Forged { path: staged.publish()?, manifest })
     }
 
-    pub(crate) fn config(&self) -> Config<'_> {
+    /// The configuration as it was read.
+    pub(crate) fn config_value(&self) -> &Value {
         match self {
-            Self::Checkpoint(checkpoint) => Config::new(&checkpoint.config),
-            Self::Synthetic { config, .. } => Config::new(config),
+            Self::Checkpoint(checkpoint) => &checkpoint.config,
+            Self::Synthetic { config, .. } => config,
         }
+    }
+
+    fn config(&self) -> Config<'_> {
+        Config::new(self.config_value())
     }
 
     pub(crate) fn numbers(&self) -> Numbers<'_> {

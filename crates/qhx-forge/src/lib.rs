@@ -12,6 +12,7 @@ pub mod config;
 pub mod encode;
 pub mod families;
 pub mod forge;
+pub mod gate;
 pub mod media;
 pub mod model;
 mod numbers;
@@ -20,10 +21,13 @@ pub mod precision;
 pub mod read;
 pub mod rotary;
 pub mod synth;
+mod synth_checkpoint;
 
 pub use config::Config;
-pub use forge::{ForgeOptions, Forged, Material, Progress, forge_checkpoint, forge_synthetic};
+pub use forge::{ForgeOptions, Forged, Material, Progress, forge_checkpoint, forge_material, forge_synthetic};
+pub use gate::{GateOptions, GateProgress, Gated, forge_gated};
 pub use precision::Precision;
+pub use synth_checkpoint::write_synthetic_checkpoint;
 
 /// Why no bundle was made.
 #[derive(Debug, thiserror::Error)]
@@ -55,4 +59,21 @@ pub enum ForgeError {
     /// The bundle could not be written.
     #[error(transparent)]
     Bundle(#[from] qhx_bundle::BundleError),
+    /// A prompt of the user's own suite cannot be used.
+    #[error("prompt {prompt} of the gate's suite {reason}")]
+    Prompts {
+        /// Its number, from 1.
+        prompt: usize,
+        /// What was expected and found.
+        reason: String,
+    },
+    /// The gate could not measure.
+    #[error("the gate cannot measure: {0}")]
+    Gate(String),
+    /// The bundle, or the f32 program, could not be run.
+    #[error(transparent)]
+    Run(#[from] qhx_runtime::Error),
+    /// The bundle's weights could not be read again.
+    #[error(transparent)]
+    Verify(#[from] qhx_runtime::verify::VerifyError),
 }

@@ -22,6 +22,7 @@ pub mod tensors;
 pub mod text;
 pub mod timing;
 pub mod trace;
+pub mod verify;
 
 pub use cancel::Cancel;
 pub use chat::Conversation;

@@ -87,6 +87,20 @@ fn cpu(choice: DeviceChoice, _: Option<usize>) -> Result<Vec<Arc<dyn Device>>, E
     none(choice, "was built without the feature `cpu`")
 }
 
+/// The processor with the instructions that every machine has: slower, and the same numbers everywhere. For gates of small models.
+pub fn plain(threads: Option<usize>) -> Result<Arc<dyn Device>, Error> {
+    #[cfg(feature = "cpu")]
+    {
+        let instructions = Some(qhx_cpu::InstructionSet::Portable);
+        Ok(Arc::new(qhx_cpu::CpuDevice::new(qhx_cpu::CpuOptions { threads, instructions })?))
+    }
+    #[cfg(not(feature = "cpu"))]
+    {
+        let _ = threads;
+        Ok(Arc::new(ReferenceDevice))
+    }
+}
+
 fn none(choice: DeviceChoice, reason: &str) -> Result<Vec<Arc<dyn Device>>, Error> {
     let offered = if cfg!(feature = "cpu") { "cpu, auto" } else { "nothing but reference" };
     Err(Error::NoDevice { asked: choice.to_string(), reason: reason.to_owned(), offered: offered.to_owned() })

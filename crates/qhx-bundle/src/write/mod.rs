@@ -21,6 +21,7 @@ use crate::{
     Bundle, BundleError, BundlePath, Digest, Manifest, OpenOptions, Verify,
     layout::Part,
     manifest::{FileEntry, MANIFEST_FILE, ProgramEntry},
+    parity::PARITY_FILE,
 };
 use folder::{TemporaryFolder, write_synced};
 use qhx_ir::{Program, WeightTensor};
@@ -34,9 +35,6 @@ use std::{
 };
 pub use tensors::TensorSpec;
 use tensors::WeightFiles;
-
-/// The file that holds what the gates measured.
-const PARITY_FILE: &str = "parity.json";
 
 /// How a bundle is written.
 #[derive(Clone, Debug)]
@@ -176,9 +174,24 @@ impl Staged {
     /// Adds, or replaces, what the gates measured.
     pub fn set_parity(&mut self, content: &[u8]) -> Result<(), BundleError> {
         let path = BundlePath::new(PARITY_FILE).map_err(|e| self.folder.wrong(e.to_string()))?;
-        self.folder.add(&path, content)?;
+        self.manifest.parity = Some(path.clone());
+        self.set_file(&path, content)
+    }
+
+    /// Replaces a program by one that names the same weights in the same form.
+    pub fn set_program(&mut self, program: &Program) -> Result<(), BundleError> {
+        let known = self.manifest.programs.get(&*program.name).map(|entry| entry.file.clone());
+        let file = known.ok_or_else(|| self.folder.wrong(format!("there is no program `{}` to replace", program.name)))?;
+        self.set_file(&file, program.to_json().as_bytes())
+    }
+
+    /// Adds, or replaces, a file that is no weight file.
+    pub fn set_file(&mut self, path: &BundlePath, content: &[u8]) -> Result<(), BundleError> {
+        if path.as_str() == MANIFEST_FILE || self.manifest.weights.contains(path) {
+            return Err(self.folder.wrong(format!("`{path}` is not for replacing")));
+        }
+        self.folder.add(path, content)?;
         self.manifest.files.insert(path.clone(), FileEntry { bytes: content.len() as u64, sha256: Digest::of(content) });
-        self.manifest.parity = Some(path);
         self.write_manifest()
     }
 

@@ -1,31 +1,35 @@
 //! `qhx forge`: a checkpoint becomes a bundle.
 
+use super::verify::kind;
 use crate::{
     cost::{StoredAs, stored_as},
     failure::Failure,
-    forging::{self, Order},
+    forging::{self, GateOrder, Order},
     interrupt::Interrupt,
     model_ref::{ModelKind, kind_of},
     output::{self, show_count, show_seconds},
+    peak::{Peak, PeakMemory},
     table::{Align, Table, facts},
 };
 use clap::{Args, ValueEnum};
 use qhx_bundle::{
     Bundle, BundlePath, OpenOptions, Verify,
     manifest::{FileEntry, IgnoredTensors, Manifest},
+    parity::{Choices, GateKind, GateResult, Parity},
 };
-use qhx_forge::{Forged, Precision, forge_checkpoint};
+use qhx_forge::{Forged, Gated, Material, Precision, forge_material, gate::suite::read as read_prompts, write_synthetic_checkpoint};
 use qhx_runtime::memory::show_bytes;
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 /// Make a bundle from a Hugging Face folder or a GGUF file
 ///
-/// The bundle appears under its name only when it is complete; a failure or Ctrl-C leaves nothing behind.
+/// The bundle appears under its name only when it is complete and through its gate; a failure or Ctrl-C leaves nothing behind, a bundle that is not
+/// through its gate is left as DIR.rejected with its report.
 #[derive(Args)]
 #[command(after_help = "Example:\n  qhx forge ./SmolLM2-135M-Instruct --out smol --precision w8")]
 pub(crate) struct Forge {
@@ -34,9 +38,6 @@ pub(crate) struct Forge {
     source: PathBuf,
     #[command(flatten)]
     bundle: BundleFlags,
-    /// How the bundle is held to the checkpoint
-    #[arg(long, value_enum)]
-    gate: Option<Gate>,
 }
 
 /// What `forge` and `synth` have in common.
@@ -45,12 +46,21 @@ pub(crate) struct BundleFlags {
     /// The bundle's folder; its last part is the model's name
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// How weights are stored: native (as the checkpoint has them), f32, f16, w8, w8-f16head, moe-i8 or w4
+    /// How weights are stored: native (as the checkpoint has them), f32, f16, w8, w8-f16head, moe-i8, w4, or auto (each stage as low as the gate allows)
     #[arg(long, value_name = "P", default_value = "native", value_parser = precision)]
-    precision: Precision,
+    precision: PrecisionChoice,
     /// What it is made for, separated by commas
     #[arg(long, value_name = "T", default_value = "cpu", value_delimiter = ',', value_parser = target)]
     target: Vec<String>,
+    /// How the bundle is held to the f32 program [default: strict for f32, tolerant otherwise; none for synth]
+    #[arg(long, value_enum)]
+    gate: Option<Gate>,
+    /// About how many seconds the gate may take; with less time fewer prompts are measured
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    gate_budget: Option<Duration>,
+    /// Prompts for the gate instead of the built-in ones: a JSON list of texts, lists of ids, or {"user": TEXT}
+    #[arg(long, value_name = "FILE")]
+    prompts: Option<PathBuf>,
     /// Replace a bundle that is there already
     #[arg(long)]
     force: bool,
@@ -60,10 +70,20 @@ pub(crate) struct BundleFlags {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Gate {
+pub(crate) enum Gate {
+    /// Every token is the f32 program's
     Strict,
+    /// A token may differ where the f32 program was close to undecided, at most 1 % of them
     Tolerant,
+    /// No gate: the bundle carries no oracle
     None,
+}
+
+/// What `--precision` asks for.
+#[derive(Clone, Copy)]
+enum PrecisionChoice {
+    Fixed(Precision),
+    Auto,
 }
 
 impl Forge {
@@ -72,32 +92,79 @@ impl Forge {
             return Err(Failure::work(format!("{} is a bundle already", self.source.display()))
                 .hint("forge from the checkpoint that it was made from"));
         }
-        match self.gate {
-            Some(Gate::Strict | Gate::Tolerant) => {
-                return Err(Failure::usage("--gate: this build of qhx has no gates yet, so it cannot hold the bundle to one")
-                    .hint("leave it out, or say --gate none"));
-            }
-            Some(Gate::None) => {}
-            None => output::note("note: the bundle is not gated: this build of qhx has no gates yet"),
+        self.bundle.check()?;
+        if self.bundle.gate == Some(Gate::None) {
+            output::note("note: --gate none: the bundle is held to nothing and carries no oracle, so `qhx verify` cannot replay it");
         }
-        self.bundle.make(|order| forging::forge(order, interrupt, |options| forge_checkpoint(&self.source, options)))
+        self.bundle.make(&Material::open(&self.source)?, true, interrupt)
     }
 }
 
 impl BundleFlags {
-    /// Makes the bundle and tells what was made.
-    pub(crate) fn make(&self, work: impl FnOnce(Order<'_>) -> Result<Forged, Failure>) -> Result<(), Failure> {
+    /// What can be wrong with the flags alone.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let without = |flag: &str| Failure::usage(format!("{flag} needs a gate")).hint("leave out --gate none");
+        match (self.gate, self.precision) {
+            (Some(Gate::None), PrecisionChoice::Auto) => Err(without("--precision auto")),
+            (Some(Gate::None), _) if self.prompts.is_some() => Err(without("--prompts")),
+            (Some(Gate::None), _) if self.gate_budget.is_some() => Err(without("--gate-budget")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the bundle, gated if the flags or `by_default` say so, and tells what was made.
+    pub(crate) fn make(&self, material: &Material, by_default: bool, interrupt: &Interrupt) -> Result<(), Failure> {
         let started = Instant::now();
-        let forged = work(Order { out: &self.out, precision: self.precision, replace: self.force })?;
-        let report = Report::new(&forged, started.elapsed().as_secs_f64())?;
+        let peak = PeakMemory::watch();
+        let auto = matches!(self.precision, PrecisionChoice::Auto);
+        let precision = match self.precision {
+            PrecisionChoice::Fixed(precision) => precision,
+            PrecisionChoice::Auto => Precision::W8,
+        };
+        let order = Order { out: &self.out, precision, replace: self.force };
+        let asked = self.prompts.is_some() || self.gate_budget.is_some() || auto;
+        let kind = match self.gate {
+            Some(Gate::Strict) => Some(GateKind::Strict),
+            Some(Gate::Tolerant) => Some(GateKind::Tolerant),
+            Some(Gate::None) | None => None,
+        };
+        let (forged, parity) = if self.gate == Some(Gate::None) || self.gate.is_none() && !by_default && !asked {
+            (forging::forge(order, interrupt, |options| forge_material(material, options))?, None)
+        } else {
+            let prompts = self.prompts.as_deref().map(read_prompts).transpose().map_err(Failure::work)?;
+            let gate = GateOrder { kind, auto, prompts, budget: self.gate_budget };
+            let Gated { path, manifest, parity } = forging::gated(order, gate, interrupt, material)?;
+            (Forged { path, manifest }, Some(parity))
+        };
+        let report = Report::new(&forged, parity.as_ref(), started.elapsed().as_secs_f64(), peak.finish())?;
         if self.json { output::print_json(&report) } else { output::print(&report.tables()) }
     }
 }
 
-fn precision(text: &str) -> Result<Precision, String> {
+impl BundleFlags {
+    /// Writes the checkpoint of a synthetic model.
+    pub(crate) fn make_checkpoint(&self, config: &serde_json::Value, seed: u64, interrupt: &Interrupt) -> Result<(), Failure> {
+        let order = Order { out: &self.out, precision: Precision::F32, replace: false };
+        let path = forging::forge(order, interrupt, |options| write_synthetic_checkpoint(config, seed, options))?;
+        match self.json {
+            true => output::print_json(&serde_json::json!({ "checkpoint": path })),
+            false => output::print(&facts([("checkpoint", path.display().to_string())])),
+        }
+    }
+}
+
+fn precision(text: &str) -> Result<PrecisionChoice, String> {
     match text {
-        "auto" => Err("choosing the precision by the gates is not available yet; name one".into()),
-        text => text.parse(),
+        "auto" => Ok(PrecisionChoice::Auto),
+        text => text.parse().map(PrecisionChoice::Fixed).map_err(|e: String| e + ", auto"),
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(time) if !time.is_zero() => Ok(time),
+        _ => Err(format!("`{text}`: expected a number of seconds above 0")),
     }
 }
 
@@ -123,11 +190,16 @@ struct Report<'a> {
     encodings: Vec<StoredAs>,
     ignored_tensors: Option<&'a IgnoredTensors>,
     gate: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parity: Option<&'a GateResult>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    choices: Option<&'a Choices>,
     seconds: f64,
+    memory: Peak,
 }
 
 impl<'a> Report<'a> {
-    fn new(forged: &'a Forged, seconds: f64) -> Result<Self, Failure> {
+    fn new(forged: &'a Forged, parity: Option<&'a Parity>, seconds: f64, memory: Peak) -> Result<Self, Failure> {
         let manifest: &Manifest = &forged.manifest;
         // No way to stop here: the bundle is there, and saying otherwise would be wrong.
         let options = OpenOptions { verify: Verify::Written, ..OpenOptions::default() };
@@ -143,8 +215,11 @@ impl<'a> Report<'a> {
             bytes: manifest.files.values().map(|file| file.bytes).sum(),
             encodings: stored_as(&bundle),
             ignored_tensors: manifest.ignored_tensors.as_ref(),
-            gate: "none",
+            gate: parity.map_or("none", |parity| kind(parity.gate.kind)),
+            parity: parity.map(|parity| &parity.gate),
+            choices: parity.and_then(|parity| parity.choices.as_ref()),
             seconds,
+            memory,
         })
     }
 
@@ -162,10 +237,25 @@ impl<'a> Report<'a> {
             ("bundle", self.bundle.display().to_string()),
             ("model", format!("{} ({}), {} parameters", self.model, self.family, show_count(self.parameters))),
             ("left out", ignored),
+            ("gate", self.parity.map_or("none".into(), |gate| format!("{}: {}", self.gate, gate.result))),
+            ("measured", self.parity.map_or("nothing".into(), measured)),
+            ("choices", self.choices.map_or("as asked".into(), |choices| choices.note.clone())),
             ("time", show_seconds(self.seconds)),
+            (
+                "memory",
+                format!("{} own at the peak, {} of files mapped", show_bytes(self.memory.own_bytes), show_bytes(self.memory.file_bytes)),
+            ),
         ]);
         format!("{}\n{}\n{made}", files.render(), encodings_table(&self.encodings))
     }
+}
+
+fn measured(gate: &GateResult) -> String {
+    let limited = gate.limited.as_ref().map_or(String::new(), |limited| format!(", within {limited}"));
+    format!(
+        "{} tokens, mean KL {:.1e}, largest logit error {:.2e}, lowest cosine {:.6} ({}){limited}",
+        gate.tokens, gate.mean_kl, gate.max_logit_error, gate.worst_cosine, gate.worst_stage
+    )
 }
 
 /// Bytes by encoding, for people.

@@ -10,6 +10,7 @@ mod inspect;
 mod run;
 mod synth;
 mod trace;
+mod verify;
 
 use crate::{failure::Failure, interrupt::Interrupt};
 use clap::Subcommand;
@@ -21,6 +22,7 @@ pub(crate) enum Command {
     Generate(generate::Generate),
     Forge(forge::Forge),
     Synth(synth::Synth),
+    Verify(verify::Verify),
     Trace(trace::Trace),
     Diff(diff::Diff),
     Bench(bench::Bench),
@@ -36,6 +38,7 @@ impl Command {
             Self::Generate(command) => command.run(interrupt),
             Self::Forge(command) => command.run(interrupt),
             Self::Synth(command) => command.run(interrupt),
+            Self::Verify(command) => command.run(interrupt),
             Self::Trace(command) => command.run(interrupt),
             Self::Diff(command) => command.run(),
             Self::Bench(command) => command.run(interrupt),

@@ -1,9 +1,9 @@
 //! `qhx synth`: a configuration becomes a bundle with seeded random weights.
 
 use super::forge::BundleFlags;
-use crate::{failure::Failure, forging, interrupt::Interrupt};
+use crate::{failure::Failure, interrupt::Interrupt};
 use clap::Args;
-use qhx_forge::forge_synthetic;
+use qhx_forge::Material;
 use serde_json::Value;
 use std::{fs, path::PathBuf};
 
@@ -24,12 +24,19 @@ pub(crate) struct Synth {
     /// Starting point of the random numbers
     #[arg(long, default_value_t = 0, value_name = "N")]
     seed: u64,
+    /// Write a Hugging Face folder in bf16 instead of a bundle, to try the forge on
+    #[arg(long)]
+    as_checkpoint: bool,
 }
 
 impl Synth {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
+        self.bundle.check()?;
         let config = self.read_config()?;
-        self.bundle.make(|order| forging::forge(order, interrupt, |options| forge_synthetic(&config, self.seed, options)))
+        if self.as_checkpoint {
+            return self.bundle.make_checkpoint(&config, self.seed, interrupt);
+        }
+        self.bundle.make(&Material::Synthetic { config, seed: self.seed }, false, interrupt)
     }
 
     fn read_config(&self) -> Result<Value, Failure> {

@@ -83,9 +83,10 @@ pub(crate) fn failed(ran: Ran, code: i32, expected: &[&str]) -> Ran {
     ran
 }
 
-/// Forges `source` into `out`.
+/// Forges `source` into `out`, without a gate: tests of gates have their own.
 pub(crate) fn forge(source: &Path, out: &Path, precision: &str) {
-    succeed([OsStr::new("forge"), source.as_os_str(), "--out".as_ref(), out.as_os_str(), "--precision".as_ref(), precision.as_ref()]);
+    let flags = ["--gate", "none", "--precision", precision].map(OsStr::new);
+    succeed([OsStr::new("forge"), source.as_os_str(), "--out".as_ref(), out.as_os_str()].into_iter().chain(flags));
 }
 
 /// The f32 bundle of a fixture, forged once for the whole process.

@@ -1,0 +1,378 @@
+//! `parity.json`: what the gates measured when a bundle was made, and the oracle that `verify` replays.
+//!
+//! This module owns the types and the checks that need no other file. It knows nothing of how the numbers were made: `docs/parity.md` tells that.
+
+use crate::{BundlePath, Digest};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The version of the format that this code reads and writes.
+pub const PARITY_VERSION: u32 = 1;
+/// The file that holds it.
+pub const PARITY_FILE: &str = "parity.json";
+/// The same for people.
+pub const PARITY_PAGE: &str = "parity.html";
+/// The longest file that is read.
+pub const MAX_PARITY_BYTES: u64 = 256 << 20;
+
+/// Everything that was measured. The same material gives the same file, byte for byte: no times, no machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Parity {
+    /// [`PARITY_VERSION`].
+    pub parity_version: u32,
+    /// The version of qhx that measured.
+    pub qhx: String,
+    /// The model's name.
+    pub model: String,
+    /// The bundle's precision.
+    pub precision: String,
+    /// What ran the bundle and the f32 program: the device and its instruction set.
+    pub numerics: String,
+    /// How much of the model was run.
+    pub level: Level,
+    /// Sum of the checkpoint's configuration.
+    pub config: Digest,
+    /// Sums of the programs and weight files that were measured.
+    pub files: BTreeMap<BundlePath, Digest>,
+    /// The verdict.
+    pub gate: GateResult,
+    /// How each stage compares with the f32 program, in order.
+    pub stages: Vec<StageResult>,
+    /// How precisions and activation forms were chosen; absent where there was nothing to choose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub choices: Option<Choices>,
+    /// The prompts with their answers: the oracle.
+    pub cases: Vec<Case>,
+    /// Sums over the numbers of every weight.
+    pub weights: Vec<WeightSum>,
+}
+
+/// How much of the model was run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    /// The whole model answered the prompts.
+    Whole,
+    /// Each stage alone, on the f32 program's inputs.
+    Stages,
+}
+
+/// How a bundle is held to the f32 program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GateKind {
+    /// Every token is the f32 program's.
+    Strict,
+    /// A token may differ where the f32 program itself was close to undecided, at most 1 % of them.
+    Tolerant,
+}
+
+/// The verdict of a gate.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GateResult {
+    /// Which gate.
+    pub kind: GateKind,
+    /// Whether the bundle is through.
+    pub passed: bool,
+    /// The verdict for people: `9/10 prompts exact, 1 flip, margin 0.03`.
+    pub result: String,
+    /// Prompts.
+    pub prompts: usize,
+    /// Prompts all of whose tokens are the f32 program's.
+    pub exact_prompts: usize,
+    /// Tokens chosen.
+    pub tokens: usize,
+    /// Tokens that differ from the f32 program's.
+    pub flips: usize,
+    /// The largest f32 margin among the flips that the gate accepts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worst_accepted_margin: Option<f32>,
+    /// The largest difference of two logits.
+    pub max_logit_error: f32,
+    /// Kullback-Leibler divergence of the bundle's next-token distribution from the f32 program's: mean over all tokens.
+    pub mean_kl: f64,
+    /// Its largest value.
+    pub max_kl: f64,
+    /// The stage whose cosine is lowest.
+    pub worst_stage: String,
+    /// That cosine.
+    pub worst_cosine: f64,
+    /// Why fewer prompts or tokens than the suite has were measured; absent: all were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limited: Option<String>,
+}
+
+/// A stage beside the f32 program's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StageResult {
+    /// The stage.
+    pub stage: String,
+    /// Cosine of its tap with the f32 program's, row by row: the mean …
+    pub cosine: f64,
+    /// … and the lowest.
+    pub min_cosine: f64,
+    /// How its matrices are stored, most bytes first.
+    pub encodings: Vec<String>,
+    /// How rows enter its products.
+    pub activations: Vec<String>,
+    /// Bytes of its weights.
+    pub bytes: u64,
+}
+
+/// How precisions and activation forms were chosen.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Choices {
+    /// Each stage with what it got and what was measured for the alternatives.
+    pub stages: Vec<StageChoice>,
+    /// The mixtures that were held to the gate, in order.
+    pub tried: Vec<Tried>,
+    /// What a person should know of the outcome.
+    pub note: String,
+}
+
+/// What a stage got.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StageChoice {
+    /// The stage.
+    pub stage: String,
+    /// What was chosen.
+    pub chosen: String,
+    /// Bytes of its weights as chosen.
+    pub bytes: u64,
+    /// Relative error of the stage's result on the f32 program's inputs, by alternative.
+    pub errors: BTreeMap<String, f64>,
+}
+
+/// A mixture that was held to the gate.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tried {
+    /// What it was: `w4, 3 stages raised`.
+    pub mixture: String,
+    /// Bytes of all weights.
+    pub bytes: u64,
+    /// Whether it was through.
+    pub passed: bool,
+    /// The gate's sentence.
+    pub result: String,
+}
+
+/// What kind of input a case has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CaseKind {
+    /// Token ids alone.
+    Text,
+}
+
+/// A prompt with its answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Case {
+    /// What kind of input it has.
+    pub kind: CaseKind,
+    /// A name for people.
+    pub name: String,
+    /// The prompt.
+    pub prompt_ids: Vec<u32>,
+    /// The answer: greedy, end-of-answer ids treated as any other.
+    pub ids: Vec<u32>,
+    /// For each token of the answer the ids of the bundle's largest logits, falling …
+    pub top_ids: Vec<Vec<u32>>,
+    /// … and these logits.
+    pub top_logits: Vec<Vec<f32>>,
+    /// For each token how far the f32 program's best logit is above its second.
+    pub f32_margins: Vec<f32>,
+    /// For each token the largest difference of two logits, the bundle's and the f32 program's.
+    pub logit_errors: Vec<f32>,
+    /// Mean Kullback-Leibler divergence.
+    pub mean_kl: f64,
+    /// Tokens that are not the f32 program's.
+    pub flips: Vec<Flip>,
+    /// The rows (of prompt and answer) of which stages were noted.
+    pub rows: Vec<usize>,
+    /// What every stage made of these rows.
+    pub stages: Vec<StageCheck>,
+}
+
+/// A token that is not the f32 program's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Flip {
+    /// Its place in the answer.
+    pub step: usize,
+    /// The bundle's choice.
+    pub id: u32,
+    /// The f32 program's.
+    pub f32_id: u32,
+    /// How far the f32 program's best logit is above its second.
+    pub margin: f32,
+    /// The largest difference of two logits at this step.
+    pub logit_error: f32,
+    /// Whether the gate accepts it.
+    pub accepted: bool,
+}
+
+/// What a stage made of a case's rows, in few numbers: for each row its norm and two sums over it with fixed random signs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StageCheck {
+    /// The stage.
+    pub stage: String,
+    /// Three numbers for each row.
+    pub numbers: Vec<f32>,
+}
+
+/// Two sums over all numbers of a weight, in f64 and in a fixed order: equal on every machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WeightSum {
+    /// The weight.
+    pub weight: String,
+    /// The stages that use it.
+    pub stages: Vec<String>,
+    /// With fixed random signs.
+    pub sum: f64,
+    /// Of the squares.
+    pub squares: f64,
+}
+
+impl Parity {
+    /// The file's text: a line for each case, stage and weight.
+    pub fn to_json(&self) -> Result<String, String> {
+        use serde_json::Value;
+        let Value::Object(fields) = serde_json::to_value(self).map_err(|e| e.to_string())? else { return Err("no object".into()) };
+        let lines = fields.iter().map(|(name, value)| match value {
+            Value::Array(items) if items.iter().any(Value::is_object) => {
+                let items: Vec<_> = items.iter().map(|item| format!("    {item}")).collect();
+                format!("  {}: [\n{}\n  ]", Value::from(name.as_str()), items.join(",\n"))
+            }
+            value => format!("  {}: {value}", Value::from(name.as_str())),
+        });
+        Ok(format!("{{\n{}\n}}\n", lines.collect::<Vec<_>>().join(",\n")))
+    }
+
+    /// Reads and checks a file's text.
+    pub fn from_json(text: &str) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Version {
+            parity_version: u32,
+        }
+        let Version { parity_version } = serde_json::from_str(text).map_err(|e| format!("not a parity file: {e}"))?;
+        if parity_version != PARITY_VERSION {
+            return Err(format!(
+                "parity_version {parity_version} is not {PARITY_VERSION}, the one this qhx reads: forge the bundle again or update qhx"
+            ));
+        }
+        let parity: Self = serde_json::from_str(text).map_err(|e| format!("not a parity file: {e}"))?;
+        parity.check()?;
+        Ok(parity)
+    }
+
+    /// Every check that needs no other file.
+    fn check(&self) -> Result<(), String> {
+        for (i, case) in self.cases.iter().enumerate() {
+            let wrong = |reason: &str| Err(format!("cases[{i}] (`{}`): {reason}", case.name));
+            let tokens = case.ids.len();
+            if case.prompt_ids.is_empty() || tokens == 0 {
+                return wrong("a case needs a prompt and an answer");
+            }
+            if [case.top_ids.len(), case.top_logits.len(), case.f32_margins.len(), case.logit_errors.len()] != [tokens; 4] {
+                return wrong("there must be one entry for each token of the answer");
+            }
+            if case.top_ids.iter().zip(&case.top_logits).any(|(ids, logits)| ids.is_empty() || ids.len() != logits.len()) {
+                return wrong("there must be as many top logits as ids, and at least one");
+            }
+            // The last token of an answer is chosen, never put in.
+            if case.rows.iter().any(|&row| row >= case.prompt_ids.len() + tokens - 1) || case.rows.windows(2).any(|w| w[0] >= w[1]) {
+                return wrong("`rows` must rise and lie within prompt and answer");
+            }
+            if case.stages.iter().any(|stage| stage.numbers.len() != 3 * case.rows.len()) {
+                return wrong("a stage must have three numbers for each row");
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> Parity {
+        let case = Case {
+            kind: CaseKind::Text,
+            name: "len2".into(),
+            prompt_ids: vec![1, 2],
+            ids: vec![3, 4],
+            top_ids: vec![vec![3, 5], vec![4, 3]],
+            top_logits: vec![vec![0.1, -2.5e-7], vec![1.0 / 3.0, 0.0]],
+            f32_margins: vec![0.5, 0.25],
+            logit_errors: vec![0.0, 0.0],
+            mean_kl: 1e-9,
+            flips: vec![],
+            rows: vec![0, 2],
+            stages: vec![StageCheck { stage: "embed".into(), numbers: vec![1.0; 6] }],
+        };
+        Parity {
+            parity_version: PARITY_VERSION,
+            qhx: "0".into(),
+            model: "m".into(),
+            precision: "w8".into(),
+            numerics: "cpu, portable".into(),
+            level: Level::Whole,
+            config: Digest::of(b""),
+            files: BTreeMap::new(),
+            gate: GateResult {
+                kind: GateKind::Tolerant,
+                passed: true,
+                result: "1/1 prompts exact".into(),
+                prompts: 1,
+                exact_prompts: 1,
+                tokens: 2,
+                flips: 0,
+                worst_accepted_margin: None,
+                max_logit_error: 0.0,
+                mean_kl: 0.0,
+                max_kl: 0.0,
+                worst_stage: "embed".into(),
+                worst_cosine: 1.0,
+                limited: None,
+            },
+            stages: vec![],
+            choices: None,
+            cases: vec![case],
+            weights: vec![WeightSum { weight: "w".into(), stages: vec!["embed".into()], sum: 0.1 + 0.2, squares: 1.0 / 3.0 }],
+        }
+    }
+
+    #[test]
+    fn the_file_is_read_as_it_was_written() {
+        let text = example().to_json().unwrap();
+        assert_eq!(Parity::from_json(&text).unwrap(), example());
+        assert!(text.lines().count() > 15, "{text}");
+    }
+
+    #[test]
+    fn wrong_files_say_what_is_wrong() {
+        let error = |change: fn(&mut Parity)| {
+            let mut parity = example();
+            change(&mut parity);
+            Parity::from_json(&parity.to_json().unwrap()).unwrap_err()
+        };
+        assert!(error(|p| p.parity_version = 2).contains("parity_version 2 is not 1"));
+        assert!(error(|p| p.cases[0].ids.clear()).contains("cases[0] (`len2`): a case needs"));
+        assert!(error(|p| p.cases[0].f32_margins.clear()).contains("one entry for each token"));
+        assert!(error(|p| p.cases[0].top_logits[1].clear()).contains("as many top logits"));
+        assert!(error(|p| p.cases[0].rows[1] = 3).contains("`rows` must rise"));
+        assert!(error(|p| p.cases[0].stages[0].numbers.clear()).contains("three numbers"));
+        for text in ["", "{}", "[1]", "{\"parity_version\": 1}"] {
+            assert!(Parity::from_json(text).unwrap_err().starts_with("not a parity file"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! `qhx verify`: a bundle is held to its oracle on this machine.
+
+use crate::{failure::Failure, flags::ExecutionFlags, interrupt::Interrupt, load::load_model, output, progress::GateBar, table::facts};
+use clap::Args;
+use qhx_bundle::{Bundle, OpenOptions, Verify as Hashes};
+use qhx_runtime::{
+    LoadOptions,
+    verify::{Difference, VerifyError, golden, oracle, replay},
+};
+use std::path::PathBuf;
+
+/// Hold a bundle to its oracle on this machine: pass or fail
+///
+/// Checks every file's sum, reads every weight, lets the device answer the oracle's prompts again, and compares tokens, logits and what each stage made.
+/// Exit code 0: pass; 1: fail.
+#[derive(Args)]
+#[command(after_help = "Example:\n  qhx verify smol --device cpu\n  qhx verify smol --golden ./oracle-from-transformers")]
+pub(crate) struct Verify {
+    /// The bundle
+    bundle: PathBuf,
+    /// Hold it to the oracle in this folder (oracle.json, oracle.safetensors) instead of its own
+    #[arg(long, value_name = "DIR")]
+    golden: Option<PathBuf>,
+    #[command(flatten)]
+    execution: ExecutionFlags,
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    json: bool,
+}
+
+impl Verify {
+    pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
+        let options = self.execution.load_options()?;
+        let opening = OpenOptions { verify: Hashes::Always, cancel: Some(interrupt.flag()), ..OpenOptions::default() };
+        let bundle = Bundle::open_with(&self.bundle, &opening)?;
+        match &self.golden {
+            Some(folder) => self.outside(&bundle, folder, &options, interrupt),
+            None => self.inside(&bundle, options, interrupt),
+        }
+    }
+
+    fn inside(&self, bundle: &Bundle, mut options: LoadOptions, interrupt: &Interrupt) -> Result<(), Failure> {
+        let parity = oracle(bundle).map_err(explain)?;
+        let rows = parity.cases.iter().map(|case| case.prompt_ids.len() + case.ids.len()).max().unwrap_or(1);
+        options.context = options.context.or(Some(rows.min(bundle.manifest().model.context_length)));
+        let model = load_model(bundle, &options)?;
+        let bar = GateBar::new();
+        let report = replay(bundle, &model, interrupt.cancel(), &mut |done, all| bar.update("replaying the oracle", done, all));
+        drop(bar);
+        let report = report.map_err(explain)?;
+        if self.json {
+            output::print_json(&report)?;
+        } else {
+            let worst = report.worst_stage.as_ref();
+            let shown = facts([
+                ("bundle", bundle.place().to_string()),
+                ("device", report.device.clone()),
+                ("made", format!("{} gate, {}", kind(parity.gate.kind), parity.gate.result)),
+                ("weights", format!("{} read, {} damaged", report.weights, report.damaged_weights.len())),
+                ("prompts", format!("{}, {} tokens, {} differ", report.prompts, report.tokens, report.differences.len())),
+                ("first difference", report.differences.first().map_or("none".into(), shown_difference)),
+                ("worst stage", worst.map_or("none".into(), |w| format!("{}, {:.2e} (at most {:.0e})", w.stage, w.error, w.tolerance))),
+                ("result", report.result.clone()),
+            ]);
+            output::print(&shown)?;
+        }
+        outcome(report.passed, &report.result, &report.problems)
+    }
+
+    fn outside(&self, bundle: &Bundle, folder: &std::path::Path, options: &LoadOptions, interrupt: &Interrupt) -> Result<(), Failure> {
+        let model = load_model(bundle, options)?;
+        let bar = GateBar::new();
+        let report = golden::golden(&model, folder, interrupt.cancel(), &mut |done, all| bar.update("replaying the oracle", done, all));
+        drop(bar);
+        let report = report.map_err(explain)?;
+        if self.json {
+            output::print_json(&report)?;
+        } else {
+            let shown = facts([
+                ("bundle", bundle.place().to_string()),
+                ("oracle", folder.display().to_string()),
+                ("rule", if report.strict { "strict: f32 throughout" } else { "tolerant" }.into()),
+                (
+                    "prompts",
+                    format!(
+                        "{} ({} too long), {} tokens, {} differ",
+                        report.prompts,
+                        report.left_out,
+                        report.tokens,
+                        report.differences.len()
+                    ),
+                ),
+                ("first difference", report.differences.first().map_or("none".into(), shown_difference)),
+                (
+                    "worst stage",
+                    report.worst_stage.as_ref().map_or("none given".into(), |(stage, cosine)| format!("{stage}, cosine {cosine:.7}")),
+                ),
+                ("result", report.result.clone()),
+            ]);
+            output::print(&shown)?;
+        }
+        outcome(report.passed, &report.result, &report.problems)
+    }
+}
+
+fn outcome(passed: bool, result: &str, problems: &[String]) -> Result<(), Failure> {
+    match passed {
+        true => Ok(()),
+        false => Err(Failure::work(format!("not verified: {}", problems.first().map_or(result, String::as_str)))
+            .causes(problems.iter().skip(1).take(8).cloned())
+            .hint("the bundle or this machine is damaged: fetch or forge the bundle again, then verify on another device")),
+    }
+}
+
+fn explain(error: VerifyError) -> Failure {
+    match &error {
+        VerifyError::NoOracle { .. } => {
+            Failure::from(error).hint("forge it again with a gate (--gate tolerant), or hold it to an outside oracle with --golden DIR")
+        }
+        VerifyError::Run(qhx_runtime::Error::Cancelled) => Failure::work("cancelled"),
+        _ => error.into(),
+    }
+}
+
+fn shown_difference(d: &Difference) -> String {
+    let accepted = if d.accepted { ", within the rule" } else { "" };
+    format!(
+        "`{}`, token {}: expected {} (margin {:.4}), found {} (margin {:.4}){accepted}",
+        d.case, d.step, d.expected, d.expected_margin, d.found, d.found_margin
+    )
+}
+
+/// A gate as users write it.
+pub(crate) fn kind(kind: qhx_bundle::parity::GateKind) -> &'static str {
+    match kind {
+        qhx_bundle::parity::GateKind::Strict => "strict",
+        qhx_bundle::parity::GateKind::Tolerant => "tolerant",
+    }
+}

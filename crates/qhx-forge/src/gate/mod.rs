@@ -1,0 +1,276 @@
+//! Gates: a bundle is held to the f32 program before it gets its name.
+//!
+//! The bundle answers a suite of prompts ([`suite`]) greedily, as it would for a user. Then one f32 pass over prompts and answers (`teacher`) tells for every token
+//! whether it is the f32 program's choice too, which is the same as decoding in f32 and comparing; `judge` compares stages, logits and tokens on the way.
+//! Where the gate does not hold, `search` looks for stages that need more. What was measured becomes `parity.json`, the oracle that `verify`
+//! replays, and `report` makes a page of it for people.
+
+mod judge;
+mod report;
+mod search;
+pub mod suite;
+mod teacher;
+
+use crate::{
+    ForgeError, ForgeOptions, Material,
+    families::Programs,
+    plan::{Plan, form_of, owners},
+    precision::Precision,
+};
+use judge::{Judge, Measurement, Played, compared_rows};
+use qhx_bundle::{
+    Bundle, BundlePath, Digest, Manifest, Staged,
+    manifest::TEXT_PROGRAM,
+    parity::{Choices, GateKind, Level, PARITY_PAGE, PARITY_VERSION, Parity, StageResult},
+};
+use qhx_ir::{Checked, Device, Program};
+use qhx_runtime::{
+    Cancel, LoadOptions, Model, ModelParts,
+    memory::tensor_bytes,
+    registry,
+    verify::{Answer, Notes, play, row_stages, weight_sums},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use suite::{GivenPrompt, SuitePrompt};
+use teacher::{Pass, Teacher, passes};
+
+/// Parameters up to which a gate runs on plain instructions, so that its numbers are the same on every machine.
+const REPRODUCIBLE_PARAMETERS: u64 = 64_000_000;
+/// The share of a budget that goes into answering; the f32 pass takes about the rest.
+const ANSWERING_SHARE: f64 = 0.4;
+
+/// How a bundle is to be gated.
+pub struct GateOptions<'a> {
+    /// Which gate; absent: strict for f32, tolerant otherwise.
+    pub kind: Option<GateKind>,
+    /// Choose the precision of each stage by the gate.
+    pub auto: bool,
+    /// The suite; absent: the built-in one.
+    pub prompts: Option<Vec<GivenPrompt>>,
+    /// About how long it may take.
+    pub budget: Option<Duration>,
+    /// Threads; absent: one for each core. Results do not depend on it.
+    pub threads: Option<usize>,
+    /// Set by somebody who wants to stop.
+    pub cancel: Cancel,
+    /// Told how far the work is.
+    pub progress: &'a mut dyn FnMut(GateProgress<'_>),
+}
+
+/// How far a gate is.
+#[derive(Clone, Copy, Debug)]
+pub struct GateProgress<'a> {
+    /// What is being done.
+    pub what: &'a str,
+    /// Steps done.
+    pub done: usize,
+    /// Steps in all.
+    pub total: usize,
+}
+
+/// A bundle that was held to its gate.
+#[derive(Clone, Debug)]
+pub struct Gated {
+    /// Where it is: under its name, or, if the gate did not hold, with `.rejected` behind it.
+    pub path: PathBuf,
+    /// Its manifest.
+    pub manifest: Manifest,
+    /// What was measured; `gate.passed` is the verdict.
+    pub parity: Parity,
+}
+
+/// Makes a bundle and holds it to its gate. One that is not through is left only under `NAME.rejected`.
+pub fn forge_gated(material: &Material, options: &mut ForgeOptions<'_>, gate: GateOptions<'_>) -> Result<Gated, ForgeError> {
+    let mut gate = Gate::new(material, options.precision, gate)?;
+    let outcome = if gate.options.auto { search::auto(&mut gate, options)? } else { search::fixed(&mut gate, options)? };
+    let search::Outcome { mut staged, programs, measurement, choices } = outcome;
+    gate.tell("summing the weights", 0, 1);
+    let parity = gate.parity(&staged, &programs, measurement, choices)?;
+    let text = parity.to_json().map_err(ForgeError::Gate)?;
+    staged.set_parity(text.as_bytes())?;
+    let page = BundlePath::new(PARITY_PAGE).map_err(|e| ForgeError::Gate(e.to_string()))?;
+    staged.set_file(&page, report::page(&parity).as_bytes())?;
+    staged.open()?;
+    let manifest = staged.manifest().clone();
+    let path = if parity.gate.passed { staged.publish()? } else { staged.reject()? };
+    Ok(Gated { path, manifest, parity })
+}
+
+/// The gate's own means.
+struct Gate<'m, 'o> {
+    material: &'m Material,
+    options: GateOptions<'o>,
+    kind: GateKind,
+    device: Arc<dyn Device>,
+    /// The f32 programs.
+    f32: Programs,
+    suite: Option<Vec<SuitePrompt>>,
+    started: Instant,
+}
+
+impl<'m, 'o> Gate<'m, 'o> {
+    fn new(material: &'m Material, precision: Precision, options: GateOptions<'o>) -> Result<Self, ForgeError> {
+        let f32 = material.programs(&Plan::from(Precision::F32))?;
+        let parameters: u64 = crate::forge::weights(&f32).map(|(_, w, _)| w.shape.iter().map(|&d| d as u64).product::<u64>()).sum();
+        let device = match parameters {
+            n if n <= REPRODUCIBLE_PARAMETERS => registry::plain(options.threads)?,
+            _ => registry::candidates(registry::DeviceChoice::Cpu, options.threads)?.remove(0),
+        };
+        let kind = options.kind.unwrap_or(if precision == Precision::F32 && !options.auto { GateKind::Strict } else { GateKind::Tolerant });
+        Ok(Self { material, options, kind, device, f32, suite: None, started: Instant::now() })
+    }
+
+    fn tell(&mut self, what: &str, done: usize, total: usize) {
+        (self.options.progress)(GateProgress { what, done, total });
+    }
+
+    /// Whether the budget is spent.
+    fn is_late(&self, share: f64) -> bool {
+        self.options.budget.is_some_and(|budget| self.started.elapsed() > budget.mul_f64(share))
+    }
+
+    /// Holds a staged bundle to the gate.
+    fn measure(&mut self, staged: &Staged) -> Result<Measurement, ForgeError> {
+        let bundle = staged.open()?;
+        let program = bundle.program(TEXT_PROGRAM).ok_or_else(|| ForgeError::Gate("the bundle has no text program".into()))?.clone();
+        let stages = row_stages(&program);
+        let (played, vocabulary, limited) = self.answer(&bundle, &stages)?;
+        drop(bundle);
+        let written = &self.f32.programs[0];
+        let passes = all_passes(&written.program, &played);
+        let names: Vec<_> = written.program.stages.iter().map(|stage| stage.name.clone()).collect();
+        let progress = &mut *self.options.progress;
+        let mut tell = |done, total| progress(GateProgress { what: "f32 pass", done, total });
+        let mut judge = Judge::new(&played, vocabulary, &names, &mut tell);
+        let teacher = Teacher { device: &self.device, numbers: self.material.numbers(), cancel: &self.options.cancel };
+        teacher.run(written, &passes, &mut [], &mut judge)?;
+        Ok(judge.verdict(self.kind, &stages, limited))
+    }
+
+    /// Lets the bundle answer the suite; also the number of logits, and why the suite was cut short.
+    fn answer(&mut self, bundle: &Bundle, stages: &[qhx_ir::Name]) -> Result<(Vec<Played>, usize, Option<String>), ForgeError> {
+        let started = Instant::now();
+        let suite = match self.suite.take() {
+            Some(suite) => suite,
+            None => {
+                // For its tokenizer and template alone.
+                let model = self.load(bundle, Some(1))?;
+                match &self.options.prompts {
+                    Some(prompts) => suite::given(&model, prompts)?,
+                    None => suite::built_in(&model)?,
+                }
+            }
+        };
+        let longest = suite.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(1);
+        let tokens = suite::new_tokens(bundle.manifest().model.context_length);
+        let model = self.load(bundle, Some((longest + tokens).min(bundle.manifest().model.context_length)))?;
+        let vocabulary = model.vocabulary().logits;
+        let all = suite.len() * tokens;
+        let (mut played, mut done, mut cut) = (Vec::new(), 0, false);
+        let mut session = model.session()?;
+        for prompt in &suite {
+            let late = self.options.budget.is_some_and(|budget| started.elapsed() > budget.mul_f64(ANSWERING_SHARE));
+            if late && !played.is_empty() {
+                cut = true;
+                break;
+            }
+            let mut notes = Notes::new(stages, &compared_rows(prompt.ids.len(), tokens));
+            let mut logits = Vec::with_capacity(tokens * vocabulary);
+            let progress = &mut *self.options.progress;
+            let mut take = |_: usize, row: &[f32]| {
+                logits.extend_from_slice(row);
+                done += 1;
+                progress(GateProgress { what: "answering prompts", done, total: all });
+            };
+            let ids = play(&mut session, &prompt.ids, Answer::Greedy(tokens), &self.options.cancel, &mut take, &mut |first, tap| {
+                notes.take(first, tap)
+            })?;
+            played.push(Played { name: prompt.name.clone(), prompt: prompt.ids.clone(), ids, logits, notes });
+        }
+        let limited = cut.then(|| {
+            let budget = self.options.budget.unwrap_or_default().as_secs();
+            format!("a budget of {budget} s: {} of {} prompts", played.len(), suite.len())
+        });
+        self.suite = Some(suite);
+        Ok((played, vocabulary, limited))
+    }
+
+    fn load(&self, bundle: &Bundle, context: Option<usize>) -> Result<Model, ForgeError> {
+        // Weights are mapped: what does not fit comes from the disk again.
+        let options = LoadOptions { context, overcommit: true, ..LoadOptions::default() };
+        Ok(Model::on_device(ModelParts::of(bundle)?, self.device.clone(), &options)?)
+    }
+
+    /// What becomes `parity.json`.
+    fn parity(
+        &self,
+        staged: &Staged,
+        programs: &Programs,
+        measurement: Measurement,
+        choices: Option<Choices>,
+    ) -> Result<Parity, ForgeError> {
+        let Measurement { gate, cosines, cases } = measurement;
+        let manifest = staged.manifest();
+        let measured: BTreeSet<&BundlePath> = manifest.programs.values().map(|p| &p.file).chain(&manifest.weights).collect();
+        let program = &programs.programs[0].program;
+        let config = serde_json::to_string(self.material.config_value()).map_err(|e| ForgeError::Gate(e.to_string()))?;
+        let device = self.device.describe();
+        Ok(Parity {
+            parity_version: PARITY_VERSION,
+            qhx: env!("CARGO_PKG_VERSION").into(),
+            model: manifest.model.name.clone(),
+            precision: manifest.precision.clone(),
+            numerics: format!("{}, {}", device.name, device.facts.get("instructions").map_or("plain", String::as_str)),
+            level: Level::Whole,
+            config: Digest::of(config.as_bytes()),
+            files: manifest
+                .files
+                .iter()
+                .filter(|(path, _)| measured.contains(path))
+                .map(|(path, entry)| (path.clone(), entry.sha256))
+                .collect(),
+            gate,
+            stages: cosines.iter().map(|(stage, mean, lowest)| stage_result(program, stage, *mean, *lowest)).collect(),
+            choices,
+            cases,
+            weights: weight_sums(&staged.open()?, &self.options.cancel)?,
+        })
+    }
+}
+
+fn all_passes(program: &Program, played: &[Played]) -> Vec<Pass> {
+    played.iter().enumerate().flat_map(|(i, played)| passes(program, i, &played.prompt, &played.ids)).collect()
+}
+
+fn stage_result(program: &Checked, stage: &str, cosine: f64, min_cosine: f64) -> StageResult {
+    let owners = owners(program);
+    let mut encodings: BTreeMap<String, u64> = BTreeMap::new();
+    let own = program.weights.iter().filter(|(name, _)| owners.get(*name).is_some_and(|owner| **owner == *stage));
+    for (_, weight) in own {
+        *encodings.entry(weight.encoding.to_string()).or_default() += tensor_bytes(weight.encoding, &weight.shape);
+    }
+    let bytes = encodings.values().sum();
+    let mut encodings: Vec<_> = encodings.into_iter().collect();
+    encodings.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let ops = program.ops.iter().filter(|op| program.stage_of(&op.path).is_some_and(|s| *s.name == *stage));
+    let products = ops.filter(|op| matches!(op.op, qhx_ir::OpKind::Linear { .. } | qhx_ir::OpKind::Experts { .. }));
+    let forms: BTreeSet<String> = products.map(|op| form_name(form_of(&op.op))).collect();
+    StageResult {
+        stage: stage.into(),
+        cosine,
+        min_cosine,
+        encodings: encodings.into_iter().map(|(encoding, _)| encoding).collect(),
+        activations: forms.into_iter().collect(),
+        bytes,
+    }
+}
+
+/// A form as programs write it.
+fn form_name(form: qhx_ir::ActivationForm) -> String {
+    serde_json::to_value(form).ok().and_then(|value| Some(value.as_str()?.to_string())).unwrap_or_default()
+}

@@ -1,0 +1,295 @@
+//! `parity.html`: what was measured, as a page that needs nothing but itself.
+
+use qhx_bundle::parity::{Case, Choices, GateKind, Parity, StageResult};
+use std::fmt::Write;
+
+/// The page.
+pub(super) fn page(parity: &Parity) -> String {
+    let gate = &parity.gate;
+    let (word, class) = if gate.passed { ("passed", "good") } else { ("not passed", "bad") };
+    let kind = match gate.kind {
+        GateKind::Strict => "strict",
+        GateKind::Tolerant => "tolerant",
+    };
+    let mut body = String::new();
+    let _ = write!(
+        body,
+        "<header><p class=\"eyebrow\">parity report</p><h1>{}</h1><p class=\"lead\"><span class=\"pill {class}\">{kind} gate {word}</span> {}</p></header>",
+        escape(&parity.model),
+        escape(&gate.result)
+    );
+    let tiles = [
+        ("precision", parity.precision.clone(), "how weights are stored"),
+        ("prompts exact", format!("{} / {}", gate.exact_prompts, gate.prompts), "all tokens as in f32"),
+        ("tokens", format!("{} / {}", gate.tokens - gate.flips, gate.tokens), "as in f32"),
+        ("mean KL", number(gate.mean_kl), "from the f32 distribution"),
+        ("largest logit error", number(f64::from(gate.max_logit_error)), "of any token"),
+        ("lowest cosine", format!("{:.6}", gate.worst_cosine), gate.worst_stage.as_str()),
+    ];
+    body += "<section class=\"tiles\">";
+    for (label, value, note) in tiles {
+        let _ = write!(body, "<div class=\"tile\"><b>{}</b><span>{label}</span><small>{}</small></div>", escape(&value), escape(note));
+    }
+    body += "</section>";
+    if let Some(limited) = &gate.limited {
+        let _ = write!(body, "<p class=\"note\">Measured within {}.</p>", escape(limited));
+    }
+    section(
+        &mut body,
+        "Stages",
+        "How far each stage's result turns away from the f32 program's: 1 − cosine, on a logarithmic scale. Dots are the mean over rows, lines reach to the worst row.",
+        &stages(&parity.stages),
+    );
+    section(
+        &mut body,
+        "Margins",
+        "Every token of every answer: how decided the f32 program was (its best logit above its second) against the largest logit error of the step. In the shaded region errors are large enough to turn the choice; only there a token may differ.",
+        &margins(&parity.cases),
+    );
+    section(
+        &mut body,
+        "Tokens",
+        "A row for each prompt, a cell for each token of its answer. Pale cells are the f32 program's own choice; the darker, the closer it was to undecided.",
+        &tokens(&parity.cases),
+    );
+    if let Some(choices) = &parity.choices {
+        let text = format!("How the gate chose for each stage. {}.", escape(&choices.note));
+        section(&mut body, "Choices", &text, &choice_tables(choices));
+    }
+    section(&mut body, "Numbers", "", &stage_table(&parity.stages));
+    let _ = write!(
+        body,
+        "<footer>qhx {}, measured on {}. The numbers are in <code>parity.json</code> beside this page; <code>qhx verify</code> replays them.</footer>",
+        escape(&parity.qhx),
+        escape(&parity.numerics)
+    );
+    format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><title>{} · parity</title><style>{STYLE}</style></head><body><main>{body}</main></body></html>\n",
+        escape(&parity.model)
+    )
+}
+
+const STYLE: &str = "\
+:root{--back:#fbfaf7;--card:#fff;--ink:#22252b;--soft:#6b7280;--line:#e4e1d8;--accent:#2f6f8f;--pale:#e3edf1;--good:#2e7d4f;--warn:#d08a1d;--bad:#c0392b;--shade:#f6e9d0}\
+@media(prefers-color-scheme:dark){:root{--back:#15171b;--card:#1d2025;--ink:#e7e5df;--soft:#9aa1ab;--line:#31353c;--accent:#7fbcd6;--pale:#26343c;--good:#6fc48f;--warn:#e3ad55;--bad:#ef7a6c;--shade:#3a3020}}\
+*{box-sizing:border-box}body{margin:0;background:var(--back);color:var(--ink);font:16px/1.55 system-ui,sans-serif}\
+main{max-width:60rem;margin:0 auto;padding:2.5rem 1.25rem 4rem}h1{font-size:2rem;margin:.1rem 0 .6rem;letter-spacing:-.02em}h2{font-size:1.2rem;margin:0 0 .3rem}\
+.eyebrow{margin:0;color:var(--soft);text-transform:uppercase;letter-spacing:.12em;font-size:.75rem}.lead{margin:0;font-size:1.05rem}\
+.pill{display:inline-block;padding:.1rem .7rem;border-radius:1rem;color:#fff;font-size:.9rem;margin-right:.4rem}.pill.good{background:#2e7d4f}.pill.bad{background:#b23425}\
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(9rem,1fr));gap:.75rem;margin:1.6rem 0}.tile{background:var(--card);border:1px solid var(--line);border-radius:.6rem;padding:.8rem .9rem}\
+.tile b{display:block;font-size:1.25rem;font-variant-numeric:tabular-nums;overflow-wrap:anywhere}.tile span{display:block;font-size:.85rem}.tile small{color:var(--soft)}\
+section.plot{background:var(--card);border:1px solid var(--line);border-radius:.6rem;padding:1.1rem 1.2rem;margin:1rem 0}section.plot>p{margin:.1rem 0 .8rem;color:var(--soft);font-size:.9rem}\
+svg{display:block;width:100%;height:auto}svg text{fill:var(--soft);font:11px system-ui,sans-serif}.axis{stroke:var(--line)}.dot{fill:var(--accent)}.reach{stroke:var(--accent);opacity:.45}\
+.shade{fill:var(--shade)}.flip{fill:var(--warn)}.wrong{fill:var(--bad)}.cell{fill:var(--accent)}.note{color:var(--warn)}\
+.scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.85rem;width:100%;font-variant-numeric:tabular-nums;margin:.4rem 0 1rem}th{color:var(--soft);font-weight:500;text-align:left}td,th{padding:.22rem .6rem .22rem 0;border-bottom:1px solid var(--line);white-space:nowrap}\
+td.r,th.r{text-align:right}footer{color:var(--soft);font-size:.85rem;margin-top:2rem}code{font-size:.9em}.key{font-size:.85rem;color:var(--soft);margin:.5rem 0 0}.key i{display:inline-block;width:.8em;height:.8em;border-radius:.2em;margin:0 .35em 0 .9em;vertical-align:-.05em}";
+
+fn section(body: &mut String, title: &str, text: &str, content: &str) {
+    let _ = write!(body, "<section class=\"plot\"><h2>{title}</h2><p>{text}</p>{content}</section>");
+}
+
+/// `1 − cosine` by stage, on a logarithmic scale.
+fn stages(stages: &[StageResult]) -> String {
+    let (width, height, left, bottom) = (900.0, 260.0, 52.0, 64.0);
+    let floor = 1e-9f64;
+    let distance = |cosine: f64| (1.0 - cosine).clamp(floor, 1.0).log10();
+    let lowest = stages.iter().map(|s| distance(s.cosine)).fold(0.0, f64::min).floor().max(-9.0);
+    let highest = (stages.iter().map(|s| distance(s.min_cosine)).fold(lowest, f64::max).ceil()).max(lowest + 2.0).min(0.0);
+    let y = |log: f64| 8.0 + (highest - log) / (highest - lowest) * (height - bottom - 8.0);
+    let step = (width - left - 10.0) / stages.len().max(1) as f64;
+    let mut svg = open(width, height);
+    for power in lowest as i32..=highest as i32 {
+        let at = y(f64::from(power));
+        let _ = write!(
+            svg,
+            "<line class=\"axis\" x1=\"{left}\" x2=\"{width}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/><text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">1e{power}</text>",
+            left - 6.0,
+            at + 4.0
+        );
+    }
+    let every = (stages.len() / 24).max(1);
+    for (i, stage) in stages.iter().enumerate() {
+        let x = left + step * (i as f64 + 0.5);
+        let (mean, worst) = (y(distance(stage.cosine).max(lowest)), y(distance(stage.min_cosine).max(lowest)));
+        let _ = write!(
+            svg,
+            "<g><title>{}: cosine {:.8}, worst row {:.8}</title><line class=\"reach\" stroke-width=\"2\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{mean:.1}\" y2=\"{worst:.1}\"/><circle class=\"dot\" cx=\"{x:.1}\" cy=\"{mean:.1}\" r=\"3.4\"/></g>",
+            escape(&stage.stage),
+            stage.cosine,
+            stage.min_cosine
+        );
+        if i % every == 0 || i + 1 == stages.len() {
+            let (tx, ty) = (x + 3.0, height - bottom + 14.0);
+            let name = stage.stage.replace("layers.", "");
+            let _ = write!(
+                svg,
+                "<text x=\"{tx:.1}\" y=\"{ty:.1}\" text-anchor=\"end\" transform=\"rotate(-45 {tx:.1} {ty:.1})\">{}</text>",
+                escape(&name)
+            );
+        }
+    }
+    svg + "</svg>"
+}
+
+/// f32 margins against logit errors, both on logarithmic scales.
+fn margins(cases: &[Case]) -> String {
+    let (width, height, left, bottom) = (900.0, 320.0, 52.0, 40.0);
+    let (low, high) = (-6.0f64, 2.0f64);
+    let log = |x: f32| f64::from(x).max(1e-6).log10().clamp(low, high);
+    let x = |v: f64| left + (v - low) / (high - low) * (width - left - 10.0);
+    let y = |v: f64| 8.0 + (high - v) / (high - low) * (height - bottom - 8.0);
+    let mut svg = open(width, height);
+    let turn = 0.25f64.log10();
+    let half = 0.5f64.log10();
+    let _ = write!(
+        svg,
+        "<polygon class=\"shade\" points=\"{:.1},{:.1} {:.1},{:.1} {:.1},{:.1} {:.1},{:.1} {:.1},{:.1}\"/>",
+        x(low),
+        y(low),
+        x(low),
+        y(low + 2f64.log10()),
+        x(turn),
+        y(half),
+        x(high),
+        y(half),
+        x(high),
+        y(low)
+    );
+    for power in low as i32..=high as i32 {
+        let (gx, gy) = (x(f64::from(power)), y(f64::from(power)));
+        let _ = write!(
+            svg,
+            "<line class=\"axis\" x1=\"{left}\" x2=\"{width}\" y1=\"{gy:.1}\" y2=\"{gy:.1}\"/><text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">1e{power}</text>",
+            left - 6.0,
+            gy + 4.0
+        );
+        let _ = write!(svg, "<text x=\"{gx:.1}\" y=\"{:.1}\" text-anchor=\"middle\">1e{power}</text>", height - bottom + 16.0);
+    }
+    let _ = write!(
+        svg,
+        "<text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"middle\">largest logit error</text><text x=\"{}\" y=\"20\">f32 margin</text>",
+        width / 2.0,
+        height - 6.0,
+        left + 6.0
+    );
+    let mut flips = String::new();
+    for case in cases {
+        for (step, (&margin, &error)) in case.f32_margins.iter().zip(&case.logit_errors).enumerate() {
+            let (cx, cy) = (x(log(error)), y(log(margin)));
+            match case.flips.iter().find(|flip| flip.step == step) {
+                None => _ = write!(svg, "<circle class=\"dot\" cx=\"{cx:.1}\" cy=\"{cy:.1}\" r=\"2\" opacity=\".45\"/>"),
+                Some(flip) => {
+                    let class = if flip.accepted { "flip" } else { "wrong" };
+                    let title = format!(
+                        "{}, token {step}: {} instead of {}, margin {margin:.4}, logit error {error:.4}",
+                        escape(&case.name),
+                        flip.id,
+                        flip.f32_id
+                    );
+                    let _ =
+                        write!(flips, "<circle class=\"{class}\" cx=\"{cx:.1}\" cy=\"{cy:.1}\" r=\"4.5\"><title>{title}</title></circle>");
+                }
+            }
+        }
+    }
+    svg + &flips + "</svg>" + KEY
+}
+
+const KEY: &str = "<p class=\"key\"><i style=\"background:var(--accent);opacity:.5\"></i>as in f32<i style=\"background:var(--warn)\"></i>differs, accepted<i style=\"background:var(--bad)\"></i>differs, not accepted</p>";
+
+/// A row of cells for each case.
+fn tokens(cases: &[Case]) -> String {
+    let most = cases.iter().map(|case| case.ids.len()).max().unwrap_or(1);
+    let (left, size) = (92.0, 12.5);
+    let width = left + most as f64 * size + 8.0;
+    let mut svg = open(width, cases.len() as f64 * (size + 4.0) + 6.0);
+    for (row, case) in cases.iter().enumerate() {
+        let y = 4.0 + row as f64 * (size + 4.0);
+        let _ = write!(svg, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>", left - 8.0, y + size - 2.5, escape(&case.name));
+        for (step, margin) in case.f32_margins.iter().enumerate() {
+            let flip = case.flips.iter().find(|flip| flip.step == step);
+            let (class, opacity) = match flip {
+                Some(flip) if flip.accepted => ("flip", 1.0),
+                Some(_) => ("wrong", 1.0),
+                None => ("cell", (0.75 - 0.2 * f64::from(*margin).max(1e-3).log10()).clamp(0.18, 0.8)),
+            };
+            let title = match flip {
+                Some(flip) => format!("token {step}: {} instead of {}, margin {margin:.4}", flip.id, flip.f32_id),
+                None => format!("token {step}: {}, margin {margin:.4}", case.ids[step]),
+            };
+            let x = left + step as f64 * size;
+            let _ = write!(
+                svg,
+                "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{0:.1}\" height=\"{0:.1}\" rx=\"2\" opacity=\"{opacity:.2}\"><title>{title}</title></rect>",
+                size - 1.5
+            );
+        }
+    }
+    svg + "</svg>" + KEY
+}
+
+fn choice_tables(choices: &Choices) -> String {
+    let mut html =
+        String::from("<div class=\"scroll\"><table><tr><th>tried</th><th class=\"r\">bytes</th><th>gate</th><th>result</th></tr>");
+    for tried in &choices.tried {
+        let passed = if tried.passed { "passed" } else { "no" };
+        let _ = write!(
+            html,
+            "<tr><td>{}</td><td class=\"r\">{}</td><td>{passed}</td><td>{}</td></tr>",
+            escape(&tried.mixture),
+            tried.bytes,
+            escape(&tried.result)
+        );
+    }
+    html += "</table><table><tr><th>stage</th><th>chosen</th><th class=\"r\">bytes</th><th>error by alternative</th></tr>";
+    for stage in &choices.stages {
+        let errors: Vec<_> = stage.errors.iter().map(|(level, error)| format!("{} {}", escape(level), number(*error))).collect();
+        let _ = write!(
+            html,
+            "<tr><td>{}</td><td>{}</td><td class=\"r\">{}</td><td>{}</td></tr>",
+            escape(&stage.stage),
+            escape(&stage.chosen),
+            stage.bytes,
+            errors.join(" · ")
+        );
+    }
+    html + "</table></div>"
+}
+
+fn stage_table(stages: &[StageResult]) -> String {
+    let mut html = String::from(
+        "<div class=\"scroll\"><table><tr><th>stage</th><th class=\"r\">cosine</th><th class=\"r\">worst row</th><th>weights</th><th>activations</th><th class=\"r\">bytes</th></tr>",
+    );
+    for s in stages {
+        let _ = write!(
+            html,
+            "<tr><td>{}</td><td class=\"r\">{:.7}</td><td class=\"r\">{:.7}</td><td>{}</td><td>{}</td><td class=\"r\">{}</td></tr>",
+            escape(&s.stage),
+            s.cosine,
+            s.min_cosine,
+            escape(&s.encodings.join(", ")),
+            escape(&s.activations.join(", ")),
+            s.bytes
+        );
+    }
+    html + "</table></div>"
+}
+
+fn open(width: f64, height: f64) -> String {
+    format!("<svg viewBox=\"0 0 {width:.0} {height:.0}\" role=\"img\">")
+}
+
+/// A small number for people.
+fn number(x: f64) -> String {
+    match x.abs() {
+        0.0 => "0".into(),
+        a if a < 1e-3 => format!("{x:.1e}"),
+        a if a < 1.0 => format!("{x:.4}"),
+        _ => format!("{x:.2}"),
+    }
+}
+
+/// Names come from files.
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}

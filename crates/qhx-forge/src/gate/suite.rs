@@ -1,0 +1,245 @@
+//! The prompts of a gate: built in, swept by length, or the user's own.
+//!
+//! A model with a tokenizer reads plain sentences cut to the wanted number of ids, and a few as a conversation if it has a template; one without reads ids from a
+//! seeded generator. Nothing depends on the machine or on the time.
+
+use crate::ForgeError;
+use qhx_runtime::{
+    Model, Prompt,
+    text::{Chat, Message},
+};
+use serde_json::Value;
+use std::path::Path;
+
+/// Tokens that each prompt is answered with.
+pub const NEW_TOKENS: usize = 64;
+/// The longest file of prompts that is read.
+const MAX_BYTES: u64 = 64 << 20;
+/// Lengths in ids. Interleaved, so that a suite that is cut short still has short and long ones.
+const LENGTHS: [usize; 12] = [17, 600, 1, 150, 33, 384, 8, 100, 257, 3, 513, 64];
+/// Sentences that are given as conversations.
+const CONVERSATIONS: usize = 4;
+/// The moment that templates take for now: a gate gives the same numbers at any time.
+const NOW: i64 = 1_767_225_600;
+
+/// What the prompts are made of. Everyday prose with names, numbers, quotes and lists, so that many kinds of tokens occur.
+const SENTENCES: [&str; 24] = [
+    "The old lighthouse keeper counted the ships as they passed, writing each name in a book with a green cover.",
+    "In the spring of 1893 the river rose eleven feet, and the baker moved his ovens to the upper floor.",
+    "A good recipe for bread needs flour, water, salt, yeast and more patience than most people have on a Monday.",
+    "She said, \"If the train is late again, we shall walk along the canal and look for herons.\"",
+    "Heat the oil slowly; when it shimmers, add the onions, then the garlic, and stir until the edges turn brown.",
+    "The committee met three times, agreed on nothing, and published a report of 212 pages.",
+    "There are two kinds of clouds that sailors fear: those that stand still, and those that come from two sides at once.",
+    "My grandfather repaired watches; he used to say that a second is long if you listen to it.",
+    "To find the area of a triangle, multiply the base by the height and divide the product by two.",
+    "The museum is open from Tuesday to Sunday, 10 a.m. to 6 p.m., and free for children under twelve.",
+    "Foxes cross the garden at night, one behind the other, and never touch the lettuce.",
+    "First we measured the temperature, then the pressure, and last of all the speed of the wind: 4.7 metres per second.",
+    "He bought a map, a compass, two apples and a second-hand coat, and left before the shops had closed.",
+    "Why do bees dance? They tell each other where the flowers are, how far, and in which direction from the sun.",
+    "The third chapter explains how glass is made from sand, soda and lime, and why it breaks the way it does.",
+    "It rained for forty minutes; afterwards the square smelled of dust and warm stone.",
+    "A letter arrived from the north: the harbour was frozen, the coffee was bad, and everyone was well.",
+    "The function returns the number of words in a line, or zero if the line is empty.",
+    "Between the mountains and the sea there is a narrow road on which only one cart can pass at a time.",
+    "They planted 36 cherry trees in six rows, and by the fifth year every one of them bore fruit.",
+    "Please close the window, water the plants, and leave the key under the blue pot.",
+    "The violin is older than the house, and the house is older than the town hall.",
+    "When the lamp went out, nobody moved; then somebody laughed, and the story went on in the dark.",
+    "Some words are short because they are used often, and some because they were once longer.",
+];
+
+/// A prompt of the suite.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SuitePrompt {
+    /// A name for people.
+    pub name: String,
+    /// Its ids.
+    pub ids: Vec<u32>,
+}
+
+/// What a user wants the suite to be.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GivenPrompt {
+    /// A text to be continued.
+    Text(String),
+    /// A user's turn, by the chat template.
+    User(String),
+    /// Ids as they are.
+    Ids(Vec<u32>),
+}
+
+/// Tokens that a suite asks for on a model with this context.
+pub fn new_tokens(context: usize) -> usize {
+    NEW_TOKENS.min(context / 2).max(1)
+}
+
+/// The built-in suite for a model.
+pub fn built_in(model: &Model) -> Result<Vec<SuitePrompt>, ForgeError> {
+    let mut prompts = Vec::new();
+    for (i, length) in lengths(model.context_limit()).into_iter().enumerate() {
+        prompts.push(SuitePrompt { name: format!("len{length}"), ids: ids(model, i, length)? });
+    }
+    if model.template().is_ok() {
+        for (i, sentence) in SENTENCES.iter().step_by(SENTENCES.len() / CONVERSATIONS).enumerate() {
+            let ids = conversation(model, sentence)?;
+            if ids.len() + new_tokens(model.context_limit()) <= model.context_limit() {
+                prompts.insert(2 * i + 1, SuitePrompt { name: format!("chat{}", i + 1), ids });
+            }
+        }
+    }
+    Ok(prompts)
+}
+
+/// The user's prompts for a model.
+pub fn given(model: &Model, prompts: &[GivenPrompt]) -> Result<Vec<SuitePrompt>, ForgeError> {
+    let most = model.context_limit() - new_tokens(model.context_limit()) + 1;
+    let mut suite = Vec::new();
+    for (i, prompt) in prompts.iter().enumerate() {
+        let ids = match prompt {
+            GivenPrompt::Text(text) => Prompt::completion(model, text)?.ids().to_vec(),
+            GivenPrompt::User(text) => conversation(model, text)?,
+            GivenPrompt::Ids(ids) => ids.clone(),
+        };
+        let wrong = |reason: String| ForgeError::Prompts { prompt: i + 1, reason };
+        if ids.is_empty() {
+            return Err(wrong("has no ids".into()));
+        }
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= model.vocabulary().ids) {
+            return Err(wrong(format!("has the id {id}, which is not in the vocabulary of {}", model.vocabulary().ids)));
+        }
+        if ids.len() > most {
+            return Err(wrong(format!("has {} ids; with the answer at most {most} fit the model's context", ids.len())));
+        }
+        suite.push(SuitePrompt { name: format!("prompt{}", i + 1), ids });
+    }
+    Ok(suite)
+}
+
+/// Reads a file of prompts: a JSON list whose items are a text, a list of ids, `{"user": TEXT}`, `{"text": TEXT}` or `{"ids": [ … ]}`.
+pub fn read(path: &Path) -> Result<Vec<GivenPrompt>, String> {
+    let place = path.display();
+    let about = std::fs::metadata(path).map_err(|e| format!("cannot read {place}: {e}"))?;
+    if !about.is_file() || about.len() > MAX_BYTES {
+        return Err(format!("{place} must be a file of at most {MAX_BYTES} bytes"));
+    }
+    let text = std::fs::read(path).map_err(|e| format!("cannot read {place}: {e}"))?;
+    let value: Value = serde_json::from_slice(&text).map_err(|e| format!("{place} is not valid JSON: {e}"))?;
+    let items = value
+        .as_array()
+        .filter(|items| !items.is_empty())
+        .ok_or_else(|| format!("{place} must hold a JSON list of at least one prompt"))?;
+    let ids = |value: &Value| value.as_array()?.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect::<Option<Vec<_>>>();
+    let prompt = |item: &Value| match item {
+        Value::String(text) => Some(GivenPrompt::Text(text.clone())),
+        Value::Array(_) => ids(item).map(GivenPrompt::Ids),
+        Value::Object(fields) if fields.len() == 1 => match fields.iter().next()? {
+            (name, Value::String(text)) if name == "text" => Some(GivenPrompt::Text(text.clone())),
+            (name, Value::String(text)) if name == "user" => Some(GivenPrompt::User(text.clone())),
+            (name, value) if name == "ids" => ids(value).map(GivenPrompt::Ids),
+            _ => None,
+        },
+        _ => None,
+    };
+    let expected = "must be a text, a list of ids, or an object with one field `text`, `user` or `ids`";
+    items.iter().enumerate().map(|(i, item)| prompt(item).ok_or_else(|| format!("{place}: prompt {} {expected}", i + 1))).collect()
+}
+
+/// The lengths that fit a context, at least ten where it has room for that many different ones.
+fn lengths(context: usize) -> Vec<usize> {
+    let most = context.saturating_sub(new_tokens(context)).max(1);
+    let mut lengths: Vec<usize> = Vec::new();
+    for length in LENGTHS {
+        // Too long: the longest possible one that is not there yet.
+        let length = if length <= most { Some(length) } else { (1..=most).rev().find(|l| !lengths.contains(l) && !LENGTHS.contains(l)) };
+        lengths.extend(length);
+    }
+    lengths
+}
+
+/// `length` ids: those of sentences from number `start` on, or random ones.
+fn ids(model: &Model, start: usize, length: usize) -> Result<Vec<u32>, ForgeError> {
+    let limit = model.vocabulary().ids as u32;
+    let Some(_) = model.tokenizer() else {
+        let mut state = 0x9E37_79B9_7F4A_7C15u64.wrapping_mul(start as u64 + 1);
+        return Ok((0..length).map(|_| (random(&mut state) % u64::from(limit)) as u32).collect());
+    };
+    let mut text = String::new();
+    for sentence in SENTENCES.iter().cycle().skip(5 * start) {
+        text += sentence;
+        // No tokenizer makes more than a few ids of a character, so this ends.
+        if text.len() >= length {
+            let ids = Prompt::completion(model, &text)?.ids().to_vec();
+            // A tokenizer may put an id at the end: cut only a text that is longer.
+            if ids.len() > length + 2 {
+                return Ok(ids.into_iter().take(length).map(|id| id.min(limit - 1)).collect());
+            }
+        }
+        if text.len() > 64 * length + 4096 {
+            break;
+        }
+        text.push(' ');
+    }
+    Ok((0..length as u32).map(|i| i % limit).collect())
+}
+
+fn conversation(model: &Model, text: &str) -> Result<Vec<u32>, ForgeError> {
+    let chat = Chat { now: Some(NOW), ..Chat::new(vec![Message::new("user", text)]) };
+    Ok(Prompt::chat(model, &chat)?.ids().to_vec())
+}
+
+/// SplitMix64.
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_fit_the_context() {
+        assert_eq!(lengths(4096), LENGTHS);
+        assert!(LENGTHS.iter().any(|&l| l > 512) && LENGTHS.contains(&1) && LENGTHS.contains(&600));
+        for context in [1, 2, 5, 40, 100, 300, 600, 663, 664] {
+            let found = lengths(context);
+            assert!(found.iter().all(|l| l + new_tokens(context) <= context.max(2)), "{context}: {found:?}");
+            assert!(found.len() >= 10 || context < 40, "{context}: {found:?}");
+            let mut different = found.clone();
+            different.sort();
+            different.dedup();
+            assert_eq!(different.len(), found.len(), "{context}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn files_of_prompts() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("prompts.json");
+        let read_text = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            read(&path)
+        };
+        let found = read_text(r#"["a", [1, 2], {"user": "b"}, {"text": "c"}, {"ids": [3]}]"#).unwrap();
+        let text = |s: &str| GivenPrompt::Text(s.into());
+        assert_eq!(found, [text("a"), GivenPrompt::Ids(vec![1, 2]), GivenPrompt::User("b".into()), text("c"), GivenPrompt::Ids(vec![3])]);
+        for (bad, expected) in [
+            ("", "not valid JSON"),
+            ("{}", "must hold a JSON list"),
+            ("[]", "at least one prompt"),
+            ("[1]", "prompt 1 must be a text"),
+            ("[\"a\", [1, -2]]", "prompt 2 must be"),
+            ("[{\"user\": \"a\", \"text\": \"b\"}]", "one field"),
+        ] {
+            let error = read_text(bad).unwrap_err();
+            assert!(error.contains(expected), "{bad}: {error}");
+        }
+        assert!(read(folder.path()).unwrap_err().contains("must be a file"));
+        assert!(read(&folder.path().join("none")).unwrap_err().contains("cannot read"));
+    }
+}

@@ -1,0 +1,65 @@
+//! One prompt and its answer on a session, with everything shown on the way.
+
+use crate::{Cancel, Error, Session, ShowTap, sample::argmax};
+
+/// Where the tokens of an answer come from.
+#[derive(Clone, Copy, Debug)]
+pub enum Answer<'a> {
+    /// Chosen greedily, this many; end-of-answer ids are as any other.
+    Greedy(usize),
+    /// Given, whatever the model would choose.
+    Given(&'a [u32]),
+}
+
+/// Reads `prompt` on the session, forgetting what it held, then puts in the answer token by token, as decoding does. The logits of each token's step go to
+/// `logits`, what stages made to `taps`. Gives the answer.
+pub fn play(
+    session: &mut Session,
+    prompt: &[u32],
+    answer: Answer<'_>,
+    cancel: &Cancel,
+    logits: &mut dyn FnMut(usize, &[f32]),
+    taps: &mut ShowTap<'_>,
+) -> Result<Vec<u32>, Error> {
+    session.reset();
+    let count = match answer {
+        Answer::Greedy(count) => count,
+        Answer::Given(ids) => ids.len(),
+    };
+    let mut ids: Vec<u32> = Vec::with_capacity(count);
+    while ids.len() < count {
+        let next = if ids.is_empty() { prompt } else { &ids[ids.len() - 1..] };
+        session.append_traced(next, 1, cancel, &mut |_, _| {}, &mut |first, tap| taps(first, tap))?;
+        let row = session.logits().unwrap_or_default();
+        logits(ids.len(), row);
+        ids.push(match answer {
+            Answer::Greedy(_) => argmax(row)? as u32,
+            Answer::Given(given) => given[ids.len()],
+        });
+    }
+    Ok(ids)
+}
+
+/// The `count` largest of `logits`, falling, the lowest id first at a tie.
+pub fn top(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
+    let mut best: Vec<(u32, f32)> = Vec::with_capacity(count + 1);
+    for (id, &logit) in logits.iter().enumerate() {
+        if best.len() < count || best.last().is_some_and(|&(_, least)| logit > least) {
+            let place = best.iter().position(|&(_, other)| logit > other).unwrap_or(best.len());
+            best.insert(place, (id as u32, logit));
+            best.truncate(count);
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_logits_in_order() {
+        assert_eq!(top(&[1.0, 3.0, 2.0, 3.0, -1.0], 3), [(1, 3.0), (3, 3.0), (2, 2.0)]);
+        assert_eq!(top(&[1.0], 3), [(0, 1.0)]);
+    }
+}
