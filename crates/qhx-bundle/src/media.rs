@@ -218,8 +218,11 @@ impl AudioFrontEnd {
                 return wrong(field, &format!("must be 1 to {most}, found {found}"));
             }
         }
-        if self.fft_length < self.frame_length {
-            return wrong("fft_length", "must be at least frame_length");
+        if self.fft_length < self.frame_length || !self.fft_length.is_power_of_two() {
+            return wrong("fft_length", "must be a power of two, and at least frame_length");
+        }
+        if (self.max_samples / self.hop_length).saturating_mul(self.bins) > 1 << 28 {
+            return wrong("max_samples", "makes too many frames; give a longer hop_length or fewer bins");
         }
         let rising = 0.0 <= self.min_frequency && self.min_frequency < self.max_frequency;
         if !rising || self.max_frequency > f64::from(self.sampling_rate) / 2.0 {

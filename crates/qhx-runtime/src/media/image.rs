@@ -1,6 +1,6 @@
 //! From a picture to what an image's tower takes: scaled, normalised, cut into patches.
 
-use super::{MediaError, Picture, resize, size};
+use super::{MediaError, Picture, picture, resize, size};
 use qhx_bundle::{
     Digest,
     media::{ImageFrontEnd, PatchOrder, Patches},
@@ -57,11 +57,18 @@ impl Image {
     pub fn from_picture(name: &str, picture: &Picture, front_end: &ImageFrontEnd) -> Result<Self, MediaError> {
         let patches = front_end.patches;
         let from = (picture.height(), picture.width());
-        let to = size::scaled(front_end.resize, patches, from.0, from.1).map_err(|p| p.of(name))?;
-        let rgb = resize::bicubic(picture.rgb(), from, to);
-        let grid = Grid { rows: to.0 / patches.size, columns: to.1 / patches.size };
-        let digest = Digest::of(&[Digest::of(&rgb).as_bytes().as_slice(), &(to.1 as u64).to_le_bytes()].concat());
+        let to = Self::scaled_size(name, from.0, from.1, front_end)?;
+        let rgb = resize::bicubic(picture.rgb(), from, (to.rows, to.columns));
+        let grid = Grid { rows: to.rows / patches.size, columns: to.columns / patches.size };
+        let digest = Digest::of(&[Digest::of(&rgb).as_bytes().as_slice(), &(to.columns as u64).to_le_bytes()].concat());
         Ok(Self { rgb, grid, patches, levels: levels(front_end), position_side: front_end.position_side, digest })
+    }
+
+    /// Rows and columns of pixels that a picture of this size is scaled to, or why there is no such size. `name` is for errors.
+    pub fn scaled_size(name: &str, height: usize, width: usize, front_end: &ImageFrontEnd) -> Result<Grid, MediaError> {
+        let scaled = picture::check_pixels(width as u64, height as u64)
+            .and_then(|()| size::scaled(front_end.resize, front_end.patches, height, width));
+        scaled.map(|(rows, columns)| Grid { rows, columns }).map_err(|p| p.of(name))
     }
 
     /// Patches down and across; there are [`Grid::count`] of them.

@@ -25,6 +25,7 @@
 
 mod error;
 mod file;
+mod fourier;
 mod image;
 mod jpeg;
 mod mel;

@@ -126,7 +126,7 @@ fn other(bytes: &[u8], expected: &'static str, formats: &'static str) -> MediaPr
 
 /// The first bytes as text where they are text, otherwise as numbers.
 fn readable(bytes: &[u8]) -> String {
-    let start = &bytes[..bytes.len().min(16)];
+    let start = &bytes[..bytes.len().min(24)];
     let is_text = start.iter().all(|b| b.is_ascii_graphic() || b.is_ascii_whitespace());
     if is_text {
         format!("the text {:?}", String::from_utf8_lossy(start))
@@ -157,7 +157,7 @@ mod tests {
     fn what_is_something_else_is_named() {
         assert_eq!(
             image_text(b"Dear diary, today"),
-            "is not an image: it starts with the text \"Dear diary, toda\"; PNG, JPEG, WebP and GIF can be read, whatever the file is called"
+            "is not an image: it starts with the text \"Dear diary, today\"; PNG, JPEG, WebP and GIF can be read, whatever the file is called"
         );
         assert!(image_text(&[0, 1, 2, 3]).contains("starts with the bytes 00 01 02 03;"));
         assert_eq!(image_text(b"\0\0\0\x18ftypheic"), "is a HEIC image, which is not read; PNG, JPEG, WebP and GIF are");

@@ -47,7 +47,8 @@ impl Sound {
 
     /// The sound in pieces that the model takes, cut where it is quiet. A sound that is short enough is its only piece.
     pub fn split(&self, front_end: &AudioFrontEnd) -> Vec<Self> {
-        let piece = |range: std::ops::Range<usize>| Self { name: self.name.clone(), rate: self.rate, samples: self.samples[range].to_vec() };
+        let piece =
+            |range: std::ops::Range<usize>| Self { name: self.name.clone(), rate: self.rate, samples: self.samples[range].to_vec() };
         split::pieces(&self.samples, front_end).into_iter().map(piece).collect()
     }
 

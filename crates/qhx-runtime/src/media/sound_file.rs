@@ -1,6 +1,6 @@
 //! Decoding sound files to one channel of samples.
 
-use super::{MAX_SAMPLES, MediaProblem, sniff::SoundFormat, sound};
+use super::{MediaProblem, sniff::SoundFormat, sound};
 use std::io::{self, Cursor};
 use symphonia::{
     core::{
@@ -15,12 +15,19 @@ use symphonia::{
 
 /// Louder than any recording, where 1.0 is full scale: such numbers are no samples.
 const LOUDEST: f32 = 65_536.0;
+/// What recorders write as the length of a WAV file that has no end yet, and more.
+const UNKNOWN_LENGTH: u32 = 0x7fff_0000;
 
 /// Samples per second and the mean of all channels.
-pub(super) fn decode(bytes: Vec<u8>) -> Result<(u32, Vec<f32>), MediaProblem> {
+pub(super) fn decode(mut bytes: Vec<u8>) -> Result<(u32, Vec<f32>), MediaProblem> {
     let format = SoundFormat::of(&bytes)?;
     let problem = |e| problem(format, e);
-    if format == SoundFormat::Ogg && ends_inside_a_page(&bytes) {
+    let is_cut = match format {
+        SoundFormat::Ogg => ends_inside_a_page(&bytes),
+        SoundFormat::Wav => !settle_wav_lengths(&mut bytes),
+        SoundFormat::Flac | SoundFormat::Mp3 => false,
+    };
+    if is_cut {
         return Err(MediaProblem::Truncated { format: format.name(), content: "sound" });
     }
     let stream = MediaSourceStream::new(Box::new(Cursor::new(bytes)), Default::default());
@@ -35,7 +42,6 @@ pub(super) fn decode(bytes: Vec<u8>) -> Result<(u32, Vec<f32>), MediaProblem> {
     let options = AudioDecoderOptions::default().verify(true);
     let mut decoder = get_codecs().make_audio_decoder(parameters, &options).map_err(|_| not_decoded(format))?;
     let (rate, samples) = read(format, reader.as_mut(), decoder.as_mut(), &track)?;
-    check(format, &track, &samples)?;
     if decoder.finalize().verify_ok == Some(false) {
         return Err(MediaProblem::Damaged { format: format.name(), reason: "its checksum does not fit the sound".into() });
     }
@@ -72,6 +78,7 @@ fn read(
         buffer.copy_to_vec_interleaved(&mut interleaved);
         samples.extend(interleaved.chunks_exact(channels).map(|all| all.iter().sum::<f32>() / channels as f32));
     }
+    check(format, track, &samples)?;
     match rate {
         Some(rate) => Ok((rate, samples)),
         None => Err(MediaProblem::NoSamples { format: format.name() }),
@@ -82,23 +89,44 @@ fn read(
 fn check(format: SoundFormat, track: &Track, samples: &[f32]) -> Result<(), MediaProblem> {
     let missing = track.num_frames.unwrap_or(0).saturating_sub(samples.len() as u64);
     let is_cut = match format {
-        // A recorder that did not know the length says the largest one.
-        SoundFormat::Wav => missing > 0 && missing < MAX_SAMPLES as u64,
         SoundFormat::Flac => missing > 0,
         // Only encoders that write their delay write the exact length; the last packet may be lost to silence.
         SoundFormat::Mp3 => track.delay.is_some() && missing > 2 * 1152,
-        SoundFormat::Ogg => false,
+        SoundFormat::Ogg | SoundFormat::Wav => false,
     };
     if is_cut {
         return Err(MediaProblem::Truncated { format: format.name(), content: "sound" });
     }
-    match samples.iter().position(|s| !(s.abs() <= LOUDEST)) {
+    match samples.iter().position(|s| !s.is_finite() || s.abs() > LOUDEST) {
         Some(at) => {
             let reason = format!("sample {at} is {}, where 1.0 is full scale", samples[at]);
             Err(MediaProblem::Damaged { format: format.name(), reason })
         }
         None => Ok(()),
     }
+}
+
+/// Whether a WAV file has all the sound that it says it has. A recorder that did not know the length beforehand says a length beyond two gigabytes, or
+/// none at all: then the true one is written into `bytes`.
+fn settle_wav_lengths(bytes: &mut [u8]) -> bool {
+    let file = bytes.len();
+    let length_at = |bytes: &[u8], at: usize| bytes.get(at..).and_then(|rest| rest.first_chunk()).map(|b| u32::from_le_bytes(*b));
+    let mut at = 12;
+    while let (Some(name), Some(length)) = (bytes.get(at..at + 4), length_at(bytes, at + 4)) {
+        let content = at + 8;
+        if name != b"data" {
+            at = content.saturating_add(length as usize).saturating_add(length as usize & 1);
+            continue;
+        }
+        let is_unknown = length >= UNKNOWN_LENGTH || (length == 0 && length_at(bytes, 4) == Some(0));
+        if is_unknown && let (Ok(whole), Ok(rest)) = (u32::try_from(file - 8), u32::try_from(file - content)) {
+            bytes[4..8].copy_from_slice(&whole.to_le_bytes());
+            bytes[at + 4..content].copy_from_slice(&rest.to_le_bytes());
+        }
+        return is_unknown || length as usize <= file - content;
+    }
+    // No sound at all: the decoder says what is wrong.
+    true
 }
 
 /// Whether the last page of an Ogg file promises more bytes than there are.
