@@ -38,7 +38,7 @@ pub(crate) fn tell_cost(generation: &Generation, load_time: Option<Duration>) {
     } else if generation.finish_reason == FinishReason::Length {
         output::dim_note("note: cut off at the most tokens to write (--max-new)");
     }
-    output::dim_note(&timing_line(&generation.timing, load_time));
+    output::dim_note(&timing_line(&generation.timing, load_time, generation.media > 0));
 }
 
 /// An answer that was stopped is no success.
@@ -49,8 +49,8 @@ pub(crate) fn check_complete(generation: &Generation) -> Result<(), Failure> {
     }
 }
 
-/// `12.3 tok/s · 34 tokens · 0.21 s first token · 1.20 s load`
-fn timing_line(timing: &Timing, load_time: Option<Duration>) -> String {
+/// `12.3 tok/s · 34 tokens · 0.21 s first token · 1.20 s load`; with media also what encoding them and reading the prompt took.
+fn timing_line(timing: &Timing, load_time: Option<Duration>, has_media: bool) -> String {
     let mut parts = Vec::new();
     if timing.decode_tokens_per_second > 0.0 {
         parts.push(format!("{:.1} tok/s", timing.decode_tokens_per_second));
@@ -59,6 +59,10 @@ fn timing_line(timing: &Timing, load_time: Option<Duration>) -> String {
         1 => "1 token".to_owned(),
         tokens => format!("{tokens} tokens"),
     });
+    if has_media {
+        parts.push(format!("{} encode", show_seconds(timing.encode_ms / 1e3)));
+        parts.push(format!("{} prefill", show_seconds(timing.prefill_ms / 1e3)));
+    }
     if timing.generated_tokens > 0 {
         parts.push(format!("{} first token", show_seconds(timing.ttft_ms / 1e3)));
     }
@@ -73,7 +77,13 @@ mod tests {
     #[test]
     fn the_timing_line() {
         let timing = Timing { decode_tokens_per_second: 12.345, generated_tokens: 34, ttft_ms: 214.0, ..Timing::default() };
-        assert_eq!(timing_line(&timing, Some(Duration::from_millis(1200))), "12.3 tok/s · 34 tokens · 0.21 s first token · 1.20 s load");
-        assert_eq!(timing_line(&Timing::default(), None), "0 tokens");
+        let load = Some(Duration::from_millis(1200));
+        assert_eq!(timing_line(&timing, load, false), "12.3 tok/s · 34 tokens · 0.21 s first token · 1.20 s load");
+        assert_eq!(timing_line(&Timing::default(), None, false), "0 tokens");
+        let seen = Timing { encode_ms: 130.0, prefill_ms: 80.0, ..timing };
+        assert_eq!(
+            timing_line(&seen, load, true),
+            "12.3 tok/s · 34 tokens · 0.13 s encode · 80 ms prefill · 0.21 s first token · 1.20 s load"
+        );
     }
 }

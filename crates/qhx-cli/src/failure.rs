@@ -40,6 +40,12 @@ impl Failure {
         self
     }
 
+    /// Says where it went wrong.
+    pub(crate) fn within(mut self, place: &str) -> Self {
+        self.message = format!("{place}: {}", self.message);
+        self
+    }
+
     /// What led to it.
     pub(crate) fn causes(mut self, causes: impl IntoIterator<Item = String>) -> Self {
         self.causes.extend(causes);

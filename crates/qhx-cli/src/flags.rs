@@ -100,28 +100,3 @@ impl DecodingFlags {
         Ok(GenerateOptions { max_new, ignore_eos: self.ignore_eos, stop: self.stop.clone(), sampler, keep_logits: false })
     }
 }
-
-/// Pictures and sounds.
-#[derive(Args)]
-#[command(next_help_heading = "Media")]
-pub(crate) struct MediaFlags {
-    /// A picture that stands before the text; may be given several times
-    #[arg(long, value_name = "FILE")]
-    image: Vec<PathBuf>,
-    /// A sound that stands before the text; may be given several times
-    #[arg(long, value_name = "FILE")]
-    audio: Vec<PathBuf>,
-}
-
-impl MediaFlags {
-    /// No bundle of this build has a front end for media.
-    pub(crate) fn refuse(&self) -> Result<(), Failure> {
-        let given = [("--image", "pictures", &self.image), ("--audio", "sounds", &self.audio)];
-        match given.into_iter().find(|(.., files)| !files.is_empty()) {
-            Some((flag, kind, _)) => {
-                Err(Failure::usage(format!("{flag}: this model takes no {kind}")).hint("leave it out: it takes text only"))
-            }
-            None => Ok(()),
-        }
-    }
-}

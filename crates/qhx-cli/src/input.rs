@@ -1,10 +1,13 @@
-//! What goes in: ids, a text to continue, or a conversation. From flags to a prompt.
+//! What goes in: ids, a text to continue, or a conversation, with images and sounds. From flags to a prompt.
 
-use crate::failure::Failure;
+use crate::{
+    failure::Failure,
+    media::{MediaFlags, open_parts},
+};
 use clap::Args;
 use qhx_bundle::{Bundle, manifest::ChatMode};
 use qhx_runtime::{
-    Error, Model, Prompt,
+    Error, Medium, Model, Prompt,
     text::{Chat, ChatError, Message},
 };
 use serde_json::Value;
@@ -48,10 +51,18 @@ struct InputKind {
 }
 
 /// What goes in, read and checked as far as it can be without a model.
-pub(crate) enum Input {
+pub(crate) struct Input {
+    text: Text,
+    /// The media of ids and of a text to continue; a conversation's stand in its messages.
+    media: Vec<Medium>,
+}
+
+enum Text {
     Ids(Vec<u32>),
     Completion(String),
-    Chat(Box<Chat>),
+    /// A message to come, and the conversation before it.
+    User(Box<Chat>, String),
+    Chat(Box<Chat>, PathBuf),
 }
 
 impl InputFlags {
@@ -62,52 +73,82 @@ impl InputFlags {
                 Failure::usage("--system goes with --user only").hint("in --chat, give the conversation a message of role `system`")
             );
         }
-        match &self.kind {
+        let text = match &self.kind {
             InputKind { ids: Some(ids), .. } => match ids.strip_prefix('@') {
-                Some(file) => Ok(Input::Ids(parse_ids(&read_text(Path::new(file))?)?)),
-                None => Ok(Input::Ids(parse_ids(ids)?)),
+                Some(file) => Text::Ids(parse_ids(&read_text(Path::new(file))?)?),
+                None => Text::Ids(parse_ids(ids)?),
             },
-            InputKind { prompt: Some(text), .. } => Ok(Input::Completion(not_empty(text.clone(), "--prompt")?)),
-            InputKind { user: Some(text), .. } => Ok(Input::message(not_empty(text.clone(), "--user")?, self.system.as_deref())),
-            InputKind { chat: Some(file), .. } => Ok(Input::Chat(Box::new(read_chat(file)?))),
+            InputKind { prompt: Some(text), .. } => Text::Completion(not_empty(text.clone(), "--prompt")?),
+            InputKind { user: Some(text), .. } => {
+                Text::User(Box::new(conversation(self.system.as_deref())), not_empty(text.clone(), "--user")?)
+            }
+            InputKind { chat: Some(file), .. } => Text::Chat(Box::new(read_chat(file)?), file.clone()),
             // The argument group lets none of this through.
-            InputKind { .. } => Err(Failure::usage("there is no prompt").hint("give one of --ids, --prompt, --user, --chat")),
-        }
+            InputKind { .. } => return Err(Failure::usage("there is no prompt").hint("give one of --ids, --prompt, --user, --chat")),
+        };
+        Ok(Input { text, media: Vec::new() })
     }
 }
 
 impl Input {
     /// A person's text: a message where the bundle has a chat template, else a text to continue.
     pub(crate) fn of_text(bundle: &Bundle, text: String, system: Option<&str>) -> Result<Self, Failure> {
-        match (bundle.manifest().chat.mode, system) {
-            (ChatMode::Template, system) => Ok(Self::message(text, system)),
-            (ChatMode::Completion, None | Some("")) => Ok(Self::Completion(text)),
+        let text = match (bundle.manifest().chat.mode, system) {
+            (ChatMode::Template, system) => Text::User(Box::new(conversation(system)), text),
+            (ChatMode::Completion, None | Some("")) => Text::Completion(text),
             (ChatMode::Completion, Some(_)) => {
-                Err(Failure::usage("--system: this model has no chat template, it only continues texts").hint("leave it out"))
+                return Err(Failure::usage("--system: this model has no chat template, it only continues texts").hint("leave it out"));
             }
-        }
+        };
+        Ok(Self { text, media: Vec::new() })
     }
 
-    fn message(text: String, system: Option<&str>) -> Self {
-        let mut chat = conversation(system);
-        chat.messages.push(Message::new("user", text));
-        Self::Chat(Box::new(chat))
+    /// Whether the bundle can take it, as far as that is known before it is loaded; opens the media that go with it.
+    pub(crate) fn attach(&mut self, flags: &MediaFlags, bundle: &Bundle) -> Result<(), Failure> {
+        match &mut self.text {
+            Text::Chat(..) if !flags.files.is_empty() => {
+                return Err(Failure::usage("--image and --audio do not go with --chat")
+                    .hint("in --chat, give a message's content a part {\"type\": \"image\", \"path\": …}"));
+            }
+            Text::Chat(chat, file) => {
+                needs_template(bundle)?;
+                for (place, message) in chat.messages.iter_mut().enumerate() {
+                    let within = |failure: Failure| failure.within(&format!("{}: message {}", file.display(), place + 1));
+                    open_parts(message, bundle).map_err(within)?;
+                }
+            }
+            Text::User(..) => needs_template(bundle)?,
+            Text::Ids(_) | Text::Completion(_) => {}
+        }
+        self.media = flags.open(bundle)?;
+        Ok(())
     }
 
-    /// Whether the bundle can take it, as far as that is known before it is loaded.
-    pub(crate) fn check(&self, bundle: &Bundle) -> Result<(), Failure> {
-        match self {
-            Self::Chat(_) => needs_template(bundle),
-            Self::Ids(_) | Self::Completion(_) => Ok(()),
-        }
+    /// The same text with these media.
+    pub(crate) fn set_media(&mut self, media: Vec<Medium>) {
+        self.media = media;
+    }
+
+    /// All media that go with it.
+    pub(crate) fn media(&self) -> Vec<Medium> {
+        let in_chat = match &self.text {
+            Text::Chat(chat, _) => chat.messages.iter().flat_map(|message| &message.media).cloned().collect(),
+            _ => Vec::new(),
+        };
+        [in_chat, self.media.clone()].concat()
     }
 
     /// The prompt for a model.
     pub(crate) fn prompt(&self, model: &Model) -> Result<Prompt, Failure> {
-        Ok(match self {
-            Self::Ids(ids) => Prompt::from_ids(ids.clone()),
-            Self::Completion(text) => Prompt::completion(model, text)?,
-            Self::Chat(chat) => Prompt::chat(model, chat)?,
+        Ok(match &self.text {
+            Text::Ids(ids) => Prompt::from_ids_with_media(model, ids.clone(), &self.media)?,
+            Text::Completion(text) => Prompt::completion_with_media(model, text, &self.media)?,
+            Text::User(before, text) => {
+                let mut chat = (**before).clone();
+                chat.messages.push(Message::with_media("user", self.media.clone(), text));
+                Prompt::chat(model, &chat)?
+            }
+            Text::Chat(chat, _) => Prompt::chat(model, chat)?,
         })
     }
 }
@@ -161,13 +202,6 @@ fn read_chat(file: &Path) -> Result<Chat, Failure> {
     chat.messages = Message::list_from_json(messages).map_err(wrong)?;
     if chat.messages.is_empty() {
         return Err(wrong(ChatError::NoMessages));
-    }
-    for (place_in_chat, message) in chat.messages.iter().enumerate() {
-        let parts = message.content().as_array().into_iter().flatten();
-        if let Some(kind) = parts.filter_map(|part| part["type"].as_str()).find(|kind| *kind != "text") {
-            let message = format!("{place}: message {} has a part of type `{kind}`, but this model takes text only", place_in_chat + 1);
-            return Err(Failure::work(message).hint("leave it out"));
-        }
     }
     Ok(chat)
 }

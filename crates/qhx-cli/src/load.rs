@@ -28,7 +28,7 @@ pub(crate) fn open_bundle(path: &Path, interrupt: &Interrupt) -> Result<Bundle, 
 /// Loads a bundle's text program. What it will need is told before, what runs elsewhere than preferred after.
 pub(crate) fn load_model(bundle: &Bundle, options: &LoadOptions) -> Result<Model, Failure> {
     if let Some(program) = bundle.program(TEXT_PROGRAM) {
-        let plan = LoadPlan::new(program, bundle.manifest().model.context_length, options)?;
+        let plan = LoadPlan::new(program, bundle.manifest().model.context_length, options)?.counting(bundle.programs(), &options.media);
         output::dim_note(&format!("memory: {}", plan.memory));
     }
     let model = Model::load(bundle, options)?;

@@ -15,11 +15,13 @@ mod input;
 mod interrupt;
 mod lines;
 mod load;
+mod media;
 mod model_ref;
 mod output;
 mod peak;
 mod progress;
 mod table;
+mod windows;
 
 use clap::{Parser, error::ErrorKind};
 use failure::Failure;

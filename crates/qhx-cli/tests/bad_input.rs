@@ -259,8 +259,10 @@ fn flags_that_are_wrong() {
         (&["--ids", "1", "--threads", "0"], 2, &["--threads"]),
         (&["--ids", "1", "--chunk", "0"], 2, &["--chunk"]),
         (&["--ids", "1", "--placement", "a.toml"], 2, &["--placement is not available yet"]),
-        (&["--ids", "1", "--image", "a.png"], 2, &["--image: this model takes no pictures"]),
-        (&["--ids", "1", "--audio", "a.wav"], 2, &["--audio: this model takes no sounds"]),
+        (&["--ids", "1", "--image", "a.png"], 1, &["takes no images: it takes text only"]),
+        (&["--ids", "1", "--audio", "a.wav"], 1, &["takes no sounds: it takes text only"]),
+        (&["--ids", "1", "--audio", "a.wav", "--split"], 1, &["takes no sounds: it takes text only"]),
+        (&["--ids", "1", "--split"], 2, &["--split goes with one --audio"]),
         (
             &["--ids", "1", "--logits", "/no/such/folder/f.safetensors"],
             1,
@@ -342,7 +344,12 @@ fn conversations_that_are_wrong() {
         (
             "[{\"role\": \"user\", \"content\": [{\"type\": \"image\", \"path\": \"a.png\"}]}]",
             1,
-            "message 1 has a part of type `image`, but this model takes text only",
+            "chat.json: message 1: content part 1: `llama` takes no images: it takes text only",
+        ),
+        (
+            "[{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"user\", \"content\": [{\"type\": \"video\", \"path\": \"a\"}]}]",
+            1,
+            "chat.json: message 2: content part 1: the type `video` is not known",
         ),
     ];
     for (text, code, expected) in cases {

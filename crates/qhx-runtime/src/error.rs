@@ -1,7 +1,9 @@
 //! What can go wrong between a bundle and its text.
 
 use crate::{
-    memory::MemoryEstimate,
+    media::MediaError,
+    medium::MediaKind,
+    memory::{MemoryEstimate, show_bytes},
     sample::{SampleError, SamplerConfigError},
     text::{ChatError, StopStringsError, TokenizerError},
 };
@@ -42,6 +44,63 @@ pub enum Error {
     /// The model needs more memory than there is.
     #[error("the model does not fit into memory: it needs {0}; use a smaller context (--context), a smaller precision, or free memory")]
     DoesNotFit(Box<MemoryEstimate>),
+    /// Encoding a medium needs more memory than there is.
+    #[error(
+        "{medium}: encoding this {kind} takes {} of memory, {} are available; use a smaller one, or free memory",
+        show_bytes(*needed),
+        show_bytes(*available)
+    )]
+    MediumDoesNotFit {
+        /// Its name.
+        medium: String,
+        /// What it is.
+        kind: MediaKind,
+        /// Bytes that the tower needs.
+        needed: u64,
+        /// Bytes that there are.
+        available: u64,
+    },
+    /// The model has no eyes or no ears.
+    #[error("`{model}` takes no {}: it takes {takes}", kind.plural())]
+    NotTaken {
+        /// The model's name.
+        model: String,
+        /// What was given.
+        kind: MediaKind,
+        /// What it takes.
+        takes: String,
+    },
+    /// A medium cannot be read or used.
+    #[error(transparent)]
+    Medium(#[from] MediaError),
+    /// A medium was made ready for another model.
+    #[error("{medium} was made ready by the front end of another model than `{model}`: open it again for this one")]
+    OtherFrontEnd {
+        /// Its name.
+        medium: String,
+        /// The model's name.
+        model: String,
+    },
+    /// A program that encodes media is not one, or not one for this text program.
+    #[error("program `{program}` cannot encode media for this model: {reason}")]
+    Tower {
+        /// The program's name.
+        program: String,
+        /// What is missing.
+        reason: String,
+    },
+    /// As many placeholders as media there must be, and there are not.
+    #[error("placeholders for {}: found {found} in the prompt, expected {expected} ({reason})", kind.plural())]
+    Placeholders {
+        /// What they stand for.
+        kind: MediaKind,
+        /// How many there are.
+        found: usize,
+        /// How many there should be.
+        expected: usize,
+        /// Why.
+        reason: String,
+    },
     /// A setting outside its limits.
     #[error("{option} is {found}, expected {expected}")]
     Option {

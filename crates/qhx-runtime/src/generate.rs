@@ -1,9 +1,9 @@
 //! The generate loop: a prompt's ids in, tokens and text out, one by one.
 
 use crate::{
-    Cancel, Error, Prompt, Session,
+    Cancel, Error, MediaKind, Prompt, Session, Work,
     memory::peak_rss_bytes,
-    placement::Fallback,
+    placement::{Fallback, Placement},
     sample::{Sampler, SamplerConfig},
     text::{Detokenizer, StopStrings},
     timing::{PrefillPath, Timing, milliseconds},
@@ -75,6 +75,9 @@ pub struct Generation {
     /// Something a person should know about how it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+    /// Media in the prompt.
+    #[serde(skip)]
+    pub media: usize,
     /// Rows of the prompt that the session already had.
     #[serde(skip)]
     pub kept_rows: usize,
@@ -106,7 +109,7 @@ pub fn generate(
 ) -> Result<Generation, Error> {
     let started = Instant::now();
     let mut answer = Answer::new(session, options)?;
-    let calls_before = session.work().calls;
+    let before = session.work();
     let mut timing = Timing {
         load_ms: milliseconds(session.model().load_time()),
         encode_ms: milliseconds(prompt.encode_time()),
@@ -116,11 +119,13 @@ pub fn generate(
     let mut kept_rows = 0;
     let mut prefill_path = PrefillPath::Batched;
     let mut first_token = None;
-    match session.prepare(prompt.ids(), cancel) {
+    match session.prepare_prompt(prompt, cancel) {
         Ok(prepared) => {
             kept_rows = prepared.kept;
             prefill_path = PrefillPath::of(prepared.read, prepared.calls);
-            timing.prefill_ms = milliseconds(started.elapsed());
+            let encode_time = session.work().encode - before.encode;
+            timing.encode_ms += milliseconds(encode_time);
+            timing.prefill_ms = milliseconds(started.elapsed() - encode_time);
             let head_before = session.work().last_stage;
             while answer.finish_reason.is_none() {
                 answer.step(session, cancel, on_piece)?;
@@ -133,7 +138,7 @@ pub fn generate(
     }
     if let Some(first) = first_token {
         let decode = first.elapsed();
-        timing.ttft_ms = timing.encode_ms + milliseconds(first - started);
+        timing.ttft_ms = milliseconds(prompt.encode_time() + (first - started));
         timing.decode_ms = milliseconds(decode);
         if answer.ids.len() > 1 {
             timing.decode_tokens_per_second = (answer.ids.len() - 1) as f64 / decode.as_secs_f64();
@@ -142,9 +147,7 @@ pub fn generate(
     answer.flush(on_piece)?;
     timing.generated_tokens = answer.ids.len();
     timing.peak_rss_bytes = peak_rss_bytes();
-    let runs = session.work().calls - calls_before;
-    let placement = session.model().placement();
-    let stage = |s: &crate::placement::PlacedStage| StageRuns { stage: s.stage.clone(), device: s.device.clone(), runs };
+    let (stages, fallbacks) = where_it_ran(session, prompt, before);
     Ok(Generation {
         prompt_ids: prompt.ids().to_vec(),
         ids: answer.ids,
@@ -152,12 +155,32 @@ pub fn generate(
         finish_reason: answer.finish_reason.unwrap_or(FinishReason::Length),
         timing,
         prefill_path,
-        stages: placement.stages.iter().map(stage).collect(),
-        fallbacks: placement.fallbacks.clone(),
+        stages,
+        fallbacks,
         note: answer.note,
+        media: prompt.media().len(),
         kept_rows,
         step_logits: answer.step_logits,
     })
+}
+
+/// The stages that worked on an answer since `before`, and how often: those of the towers whose media the prompt has, then those of the text program.
+fn where_it_ran(session: &Session, prompt: &Prompt, before: Work) -> (Vec<StageRuns>, Vec<Fallback>) {
+    let model = session.model();
+    let work = session.work();
+    let (mut stages, mut fallbacks) = (Vec::new(), Vec::new());
+    let mut add = |placement: &Placement, runs: usize| {
+        stages.extend(placement.stages.iter().map(|s| StageRuns { stage: s.stage.clone(), device: s.device.clone(), runs }));
+        fallbacks.extend_from_slice(&placement.fallbacks);
+    };
+    for kind in [MediaKind::Image, MediaKind::Audio] {
+        let is_there = prompt.media().iter().any(|placed| placed.medium().kind() == kind);
+        if let Some(placement) = model.tower_placement(kind).filter(|_| is_there) {
+            add(&placement, work.encoded(kind) - before.encoded(kind));
+        }
+    }
+    add(model.placement(), work.calls - before.calls);
+    (stages, fallbacks)
 }
 
 /// An answer in the making.

@@ -2,34 +2,41 @@
 //!
 //! Knows generators and rows; knows no device and no state. Buffers are kept between calls, so a decode step allocates nothing.
 
-use crate::Error;
-use qhx_ir::{Bindings, Checked, Generator, InputData};
+use crate::{Error, rows::Rows};
+use qhx_bundle::media::Media;
+use qhx_ir::{Bindings, Checked, Dim, Generator, InputData};
 use std::ops::Range;
-
-/// The rows of a session: what was put in, in order. Media rows will stand here beside the ids.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Rows {
-    pub(crate) ids: Vec<u32>,
-}
-
-impl Rows {
-    pub(crate) fn len(&self) -> usize {
-        self.ids.len()
-    }
-
-    /// How many leading rows equal `ids`.
-    pub(crate) fn common_prefix(&self, ids: &[u32]) -> usize {
-        self.ids.iter().zip(ids).take_while(|(a, b)| a == b).count()
-    }
-}
 
 /// The buffers from which a call's inputs are lent.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Inputs {
     ids: Vec<i32>,
-    /// Three equal streams of positions, one after the other; a program with one stream is lent the first.
-    positions: Vec<i32>,
+    /// The ids with placeholders of media replaced.
+    ids_media_as_pad: Vec<i32>,
+    /// Numbers of the rows.
+    sequence: Vec<i32>,
+    /// Time, height and width positions, one stream after the other.
+    mrope: Vec<i32>,
     wanted: Vec<i32>,
+    soft_rows: Vec<f32>,
+    soft_rows_at: Vec<i32>,
+    /// One list for each deepstack input of the program, by its number.
+    deepstack: Vec<Vec<f32>>,
+}
+
+/// Which ids stand for media, and the id that takes their place where a program asks for that.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Placeholders {
+    pub(crate) ids: Vec<u32>,
+    pub(crate) pad: u32,
+}
+
+impl Placeholders {
+    /// Those of a model. Without an id to take their place they stay.
+    pub(crate) fn new(media: &Media, pad: Option<u32>) -> Self {
+        let tokens = media.image.iter().map(|i| i.placeholder.token).chain(media.audio.iter().map(|a| a.placeholder.token));
+        pad.map_or_else(Self::default, |pad| Self { ids: tokens.collect(), pad })
+    }
 }
 
 /// More inputs than any text program needs; beyond it a call allocates its list.
@@ -39,7 +46,7 @@ const STREAMS: usize = 3;
 /// Whether a text session can make all inputs of `program`; the error names the first that it cannot.
 pub(crate) fn check(program: &Checked) -> Result<(), Error> {
     for input in &program.inputs {
-        if source(&input.generator).is_none() {
+        if !is_of_text(&input.generator) {
             let generator = serde_json::to_value(&input.generator).map(|g| g.to_string()).unwrap_or_default();
             return Err(Error::CannotMake { program: program.name.to_string(), input: input.name.to_string(), generator });
         }
@@ -47,24 +54,34 @@ pub(crate) fn check(program: &Checked) -> Result<(), Error> {
     Ok(())
 }
 
-/// Where the numbers of a generator come from in a text session.
-enum Source {
-    Ids,
-    Positions { streams: usize },
-    Wanted,
-    NoFloats,
-    NoNumbers,
+/// The width of the soft rows that a text program takes; none where it takes text only.
+pub(crate) fn soft_row_width(program: &Checked) -> Option<usize> {
+    let soft = program.inputs.iter().find(|input| input.generator == Generator::SoftRows)?;
+    match soft.shape[..] {
+        [Dim::R, Dim::Fixed(width)] => Some(width),
+        _ => None,
+    }
 }
 
-fn source(generator: &Generator) -> Option<Source> {
-    Some(match generator {
-        // Without media no id is a placeholder, so both are the ids as they are.
-        Generator::Ids | Generator::IdsMediaAsPad => Source::Ids,
-        Generator::PositionsSequence => Source::Positions { streams: 1 },
-        Generator::PositionsMrope => Source::Positions { streams: STREAMS },
-        Generator::WantedRows => Source::Wanted,
-        Generator::SoftRows | Generator::DeepstackRows(_) => Source::NoFloats,
-        Generator::SoftRowsAt => Source::NoNumbers,
+/// How many deepstack inputs it takes.
+pub(crate) fn deepstack_count(program: &Checked) -> usize {
+    let number = |generator: &Generator| match generator {
+        Generator::DeepstackRows(number) => number + 1,
+        _ => 0,
+    };
+    program.inputs.iter().map(|input| number(&input.generator)).max().unwrap_or(0)
+}
+
+fn is_of_text(generator: &Generator) -> bool {
+    match generator {
+        Generator::Ids
+        | Generator::IdsMediaAsPad
+        | Generator::PositionsSequence
+        | Generator::PositionsMrope
+        | Generator::WantedRows
+        | Generator::SoftRows
+        | Generator::DeepstackRows(_)
+        | Generator::SoftRowsAt => true,
         Generator::Patches
         | Generator::PatchGrid
         | Generator::PatchColumns
@@ -72,8 +89,8 @@ fn source(generator: &Generator) -> Option<Source> {
         | Generator::InterpolationIndex
         | Generator::InterpolationFactor
         | Generator::Frames
-        | Generator::Carried => return None,
-    })
+        | Generator::Carried => false,
+    }
 }
 
 impl Inputs {
@@ -81,18 +98,14 @@ impl Inputs {
     pub(crate) fn lend<T>(
         &mut self,
         program: &Checked,
+        placeholders: &Placeholders,
         rows: &Rows,
         span: Range<usize>,
         wanted: usize,
         run: impl FnOnce(Bindings, &[InputData<'_>]) -> T,
     ) -> T {
         let count = span.len();
-        self.ids.clear();
-        self.ids.extend(rows.ids[span.clone()].iter().map(|&id| id as i32));
-        self.positions.clear();
-        for _ in 0..STREAMS {
-            self.positions.extend(span.clone().map(|position| position as i32));
-        }
+        self.fill(placeholders, rows, span, deepstack_count(program));
         self.wanted.clear();
         self.wanted.extend((count - wanted..count).map(|row| row as i32));
 
@@ -106,15 +119,45 @@ impl Inputs {
             }
         };
         for (input, data) in program.inputs.iter().zip(lent.iter_mut()) {
-            *data = match source(&input.generator) {
-                Some(Source::Ids) => InputData::I32(&self.ids),
-                Some(Source::Positions { streams }) => InputData::I32(&self.positions[..streams * count]),
-                Some(Source::Wanted) => InputData::I32(&self.wanted),
-                Some(Source::NoFloats) => InputData::F32(&[]),
+            *data = match &input.generator {
+                Generator::Ids => InputData::I32(&self.ids),
+                Generator::IdsMediaAsPad => InputData::I32(&self.ids_media_as_pad),
+                Generator::PositionsSequence => InputData::I32(&self.sequence),
+                Generator::PositionsMrope => InputData::I32(&self.mrope),
+                Generator::WantedRows => InputData::I32(&self.wanted),
+                Generator::SoftRows => InputData::F32(&self.soft_rows),
+                Generator::SoftRowsAt => InputData::I32(&self.soft_rows_at),
+                Generator::DeepstackRows(number) => InputData::F32(&self.deepstack[*number]),
                 // Programs with other generators are refused at load; an empty input would be refused by the call's own check.
-                Some(Source::NoNumbers) | None => InputData::I32(&[]),
+                _ => InputData::I32(&[]),
             };
         }
-        run(Bindings { rows: count, soft_rows: 0, wanted }, lent)
+        run(Bindings { rows: count, soft_rows: self.soft_rows_at.len(), wanted }, lent)
+    }
+
+    fn fill(&mut self, placeholders: &Placeholders, rows: &Rows, span: Range<usize>, deepstack: usize) {
+        let ids = &rows.ids()[span.clone()];
+        self.ids.clear();
+        self.ids.extend(ids.iter().map(|&id| id as i32));
+        self.ids_media_as_pad.clear();
+        let as_pad = |&id: &u32| if placeholders.ids.contains(&id) { placeholders.pad as i32 } else { id as i32 };
+        self.ids_media_as_pad.extend(ids.iter().map(as_pad));
+        self.sequence.clear();
+        self.sequence.extend(span.clone().map(|row| row as i32));
+        self.mrope.clear();
+        for stream in 0..STREAMS {
+            self.mrope.extend(rows.positions(span.clone()).map(|position| position[stream] as i32));
+        }
+        self.soft_rows.clear();
+        self.soft_rows_at.clear();
+        self.deepstack.resize_with(deepstack, Vec::new);
+        self.deepstack.iter_mut().for_each(Vec::clear);
+        for (run, part) in rows.runs_in(span.clone()) {
+            self.soft_rows.extend_from_slice(run.encoded.soft_rows(part.clone()));
+            self.deepstack.iter_mut().enumerate().for_each(|(number, rows)| {
+                rows.extend_from_slice(run.encoded.deepstack_rows(number, part.clone()));
+            });
+            self.soft_rows_at.extend(part.map(|row| (run.first + row - span.start) as i32));
+        }
     }
 }

@@ -3,6 +3,7 @@
 //! The estimate is made before anything is allocated, from the program alone. Numbers about the machine come from the kernel's own files
 //! where there are any; elsewhere they are unknown, and nothing is refused for lack of them.
 
+use crate::inputs;
 use qhx_ir::{Bindings, Checked, DType, Encoding, OpKind, Program, dim};
 use serde::Serialize;
 use std::{collections::HashMap, fmt, fs, path::Path};
@@ -16,6 +17,8 @@ pub struct MemoryEstimate {
     pub state_bytes: u64,
     /// Activations of a call of `chunk` rows.
     pub scratch_bytes: u64,
+    /// Towers for the media that are given: their weights, and the activations of the largest medium. 0 where there are none.
+    pub tower_bytes: u64,
     /// The sum.
     pub total_bytes: u64,
     /// What this machine can give now; absent where it cannot be known.
@@ -29,18 +32,33 @@ pub struct MemoryEstimate {
 impl MemoryEstimate {
     /// The needs of `program` for one session of `context` rows, read `chunk` rows at a time, with the outputs of up to `wanted` rows per call.
     pub fn of(program: &Checked, context: usize, chunk: usize, wanted: usize) -> Self {
-        let weight_bytes = program.weights.values().map(|w| tensor_bytes(w.encoding, &w.shape)).fold(0, u64::saturating_add);
+        let weight_bytes = weight_bytes(program);
         let state_bytes = state_bytes(program, context);
-        let scratch_bytes = peak_activation_bytes(program, &Bindings { rows: chunk, soft_rows: 0, wanted });
+        // Every row of a call may be one of a medium.
+        let soft_rows = if inputs::soft_row_width(program).is_some() { chunk } else { 0 };
+        let scratch_bytes = peak_activation_bytes(program, &Bindings { rows: chunk, soft_rows, wanted });
         Self {
             weight_bytes,
             state_bytes,
             scratch_bytes,
+            tower_bytes: 0,
             total_bytes: weight_bytes.saturating_add(state_bytes).saturating_add(scratch_bytes),
             available_bytes: available_bytes(),
             context,
             chunk,
         }
+    }
+
+    /// The same with the towers that these media need.
+    pub fn with_towers<'a>(mut self, needs: impl IntoIterator<Item = TowerNeed<'a>>) -> Self {
+        let mut largest: HashMap<&str, TowerNeed<'_>> = HashMap::new();
+        for need in needs {
+            let entry = largest.entry(&need.program.name).or_insert(need);
+            entry.rows = entry.rows.max(need.rows);
+        }
+        self.tower_bytes = largest.values().map(TowerNeed::bytes).fold(0, u64::saturating_add);
+        self.total_bytes = self.total_bytes.saturating_add(self.tower_bytes);
+        self
     }
 
     /// Whether it fits into what is available (yes, where that is unknown).
@@ -51,9 +69,10 @@ impl MemoryEstimate {
 
 impl fmt::Display for MemoryEstimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let towers = if self.tower_bytes == 0 { String::new() } else { format!(", towers {}", show_bytes(self.tower_bytes)) };
         write!(
             f,
-            "{} (weights {}, state for a context of {} {}, scratch {}) of {} available",
+            "{} (weights {}, state for a context of {} {}, scratch {}{towers}) of {} available",
             show_bytes(self.total_bytes),
             show_bytes(self.weight_bytes),
             self.context,
@@ -61,6 +80,23 @@ impl fmt::Display for MemoryEstimate {
             show_bytes(self.scratch_bytes),
             self.available_bytes.map_or("an unknown amount".into(), show_bytes),
         )
+    }
+}
+
+/// A tower, and the rows of its largest call.
+#[derive(Clone, Copy, Debug)]
+pub struct TowerNeed<'a> {
+    /// Its program.
+    pub program: &'a Checked,
+    /// Patches or frames.
+    pub rows: usize,
+}
+
+impl TowerNeed<'_> {
+    /// Bytes of its weights and of its activations.
+    pub fn bytes(&self) -> u64 {
+        let scratch = peak_activation_bytes(self.program, &Bindings { rows: self.rows, soft_rows: 0, wanted: 0 });
+        weight_bytes(self.program).saturating_add(scratch)
     }
 }
 
@@ -74,6 +110,11 @@ pub fn show_bytes(bytes: u64) -> String {
         unit += 1;
     }
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", units[unit]) }
+}
+
+/// Stored bytes of all weights that a program names.
+pub fn weight_bytes(program: &Program) -> u64 {
+    program.weights.values().map(|w| tensor_bytes(w.encoding, &w.shape)).fold(0, u64::saturating_add)
 }
 
 /// State of one session of `context` rows.

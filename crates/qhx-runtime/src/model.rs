@@ -4,8 +4,11 @@
 //! model family: everything that differs between models is data of the bundle.
 
 use crate::{
-    Error, Session, inputs,
-    memory::MemoryEstimate,
+    Cancel, Error, Session,
+    encoder::{Encoded, Encoders},
+    inputs::{self, Placeholders},
+    medium::{MediaKind, Medium, takes},
+    memory::{MemoryEstimate, TowerNeed},
     placement::{self, Placement},
     registry::{self, DeviceChoice},
     text::{ChatTemplate, Tokenizer},
@@ -13,9 +16,11 @@ use crate::{
 use qhx_bundle::{
     Bundle,
     manifest::{ChatMode, TEXT_PROGRAM},
+    media::{Media, Placeholder},
 };
-use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Dim, Executable, Generator, OpKind, State, Weights};
+use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Dim, Executable, Generator, OpKind, State, Tap, Weights};
 use std::{
+    collections::BTreeMap,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -41,11 +46,21 @@ pub struct LoadOptions {
     pub wanted: usize,
     /// Load even what does not fit into memory. Weights are mapped, so it may run, slowly, from the disk.
     pub overcommit: bool,
+    /// Media that are going to be encoded: what that takes counts in the estimate of memory.
+    pub media: Vec<Medium>,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { device: DeviceChoice::Auto, threads: None, context: None, chunk: DEFAULT_CHUNK, wanted: 1, overcommit: false }
+        Self {
+            device: DeviceChoice::Auto,
+            threads: None,
+            context: None,
+            chunk: DEFAULT_CHUNK,
+            wanted: 1,
+            overcommit: false,
+            media: Vec::new(),
+        }
     }
 }
 
@@ -68,6 +83,12 @@ pub struct ModelParts {
     pub template: Option<ModelTemplate>,
     /// What ties saved sessions to this model.
     pub fingerprint: String,
+    /// What it takes beside text.
+    pub media: Media,
+    /// The programs that `media` names.
+    pub towers: BTreeMap<String, Checked>,
+    /// The id that takes the place of media placeholders where a program asks for that.
+    pub pad: Option<u32>,
 }
 
 /// A model's chat template.
@@ -108,6 +129,9 @@ impl ModelParts {
             tokenizer,
             template,
             fingerprint: bundle.fingerprint().to_string(),
+            media: manifest.media.clone(),
+            towers: bundle.programs().iter().filter(|(name, _)| *name != TEXT_PROGRAM).map(|(n, p)| (n.clone(), p.clone())).collect(),
+            pad: manifest.tokens.pad,
         })
     }
 }
@@ -139,6 +163,9 @@ struct Loaded {
     tokenizer: Option<Tokenizer>,
     template: Option<ModelTemplate>,
     fingerprint: String,
+    media: Media,
+    encoders: Encoders,
+    placeholders: Placeholders,
     load_time: Duration,
 }
 
@@ -157,6 +184,13 @@ impl LoadPlan {
     /// Chooses device, context and chunk for a program.
     pub fn new(program: &Checked, context_limit: usize, options: &LoadOptions) -> Result<Self, Error> {
         Self::among(program, context_limit, options, &registry::candidates(options.device, options.threads)?)
+    }
+
+    /// The same with what encoding `media` takes.
+    pub fn counting(mut self, towers: &BTreeMap<String, Checked>, media: &[Medium]) -> Self {
+        let needs = media.iter().filter_map(|medium| Some(TowerNeed { program: towers.get(medium.program())?, rows: medium.rows() }));
+        self.memory = self.memory.with_towers(needs);
+        self
     }
 
     fn among(program: &Checked, context_limit: usize, options: &LoadOptions, candidates: &[Arc<dyn Device>]) -> Result<Self, Error> {
@@ -202,15 +236,19 @@ impl Model {
     }
 
     fn load_among(parts: ModelParts, options: &LoadOptions, candidates: &[Arc<dyn Device>], started: Instant) -> Result<Self, Error> {
-        let ModelParts { name, program, weights, context_limit, eos, tokenizer, template, fingerprint } = parts;
+        let ModelParts { name, program, weights, context_limit, eos, tokenizer, template, fingerprint, media, towers, pad } = parts;
         let vocabulary = check_text_program(&program)?;
-        let LoadPlan { placement, memory, device } = LoadPlan::among(&program, context_limit, options, candidates)?;
+        let plan = LoadPlan::among(&program, context_limit, options, candidates)?;
+        let LoadPlan { placement, memory, device } = plan.counting(&towers, &options.media);
         if !memory.fits() && !options.overcommit {
             return Err(Error::DoesNotFit(Box::new(memory)));
         }
         let wanted = options.wanted.min(memory.chunk);
-        let load = qhx_ir::LoadOptions { max_rows: memory.chunk, max_soft_rows: 0, max_wanted: wanted, artifacts: None };
+        let max_soft_rows = if inputs::soft_row_width(&program).is_some() { memory.chunk } else { 0 };
+        let load = qhx_ir::LoadOptions { max_rows: memory.chunk, max_soft_rows, max_wanted: wanted, artifacts: None };
         let executable = Mutex::new(device.load(&program, &weights, &load)?);
+        let encoders = Encoders::new(&media, &towers, &program, weights, candidates.to_vec(), options)?;
+        let placeholders = Placeholders::new(&media, pad);
         Ok(Self(Arc::new(Loaded {
             name,
             program,
@@ -225,6 +263,9 @@ impl Model {
             tokenizer,
             template,
             fingerprint,
+            media,
+            encoders,
+            placeholders,
             load_time: started.elapsed(),
         })))
     }
@@ -302,6 +343,58 @@ impl Model {
     /// How a conversation becomes text; the error says that this model has no such way.
     pub fn template(&self) -> Result<&ModelTemplate, Error> {
         self.0.template.as_ref().ok_or_else(|| Error::NoTemplate { model: self.0.name.clone() })
+    }
+
+    /// What it takes beside text, and how.
+    pub fn media(&self) -> &Media {
+        &self.0.media
+    }
+
+    /// What it takes, in words: `text and images`.
+    pub fn takes(&self) -> String {
+        takes(self.0.encoders.kinds())
+    }
+
+    /// How media of a kind stand among the tokens; none where the model does not take them.
+    pub fn placeholder(&self, kind: MediaKind) -> Option<&Placeholder> {
+        match kind {
+            MediaKind::Image => self.0.media.image.as_ref().map(|front_end| &front_end.placeholder),
+            MediaKind::Audio => self.0.media.audio.as_ref().map(|front_end| &front_end.placeholder),
+        }
+    }
+
+    /// How many soft rows a medium becomes: as many placeholders stand for it.
+    pub fn soft_rows(&self, medium: &Medium) -> Result<usize, Error> {
+        self.0.encoders.soft_rows(&self.0.name, medium)
+    }
+
+    /// The soft rows of a medium. What was made lately is not made again.
+    pub fn encode(&self, medium: &Medium, cancel: &Cancel) -> Result<Arc<Encoded>, Error> {
+        Ok(self.encode_counted(medium, cancel)?.0)
+    }
+
+    /// The same, and whether a tower had to be run.
+    pub(crate) fn encode_counted(&self, medium: &Medium, cancel: &Cancel) -> Result<(Arc<Encoded>, bool), Error> {
+        self.0.encoders.encode(&self.0.name, medium, cancel)
+    }
+
+    /// The soft rows of a medium, made in any case, with what every stage of the tower made on the way.
+    pub fn encode_traced(&self, medium: &Medium, cancel: &Cancel, taps: &mut dyn FnMut(Tap<'_>)) -> Result<Arc<Encoded>, Error> {
+        self.0.encoders.encode_traced(&self.0.name, medium, cancel, taps)
+    }
+
+    /// The program that encodes media of a kind.
+    pub fn tower_program(&self, kind: MediaKind) -> Option<&Checked> {
+        self.0.encoders.program(kind)
+    }
+
+    /// Where the stages of a tower run; none before it has been used.
+    pub fn tower_placement(&self, kind: MediaKind) -> Option<Placement> {
+        self.0.encoders.placement(kind)
+    }
+
+    pub(crate) fn placeholders(&self) -> &Placeholders {
+        &self.0.placeholders
     }
 
     /// What ties saved sessions to this model.

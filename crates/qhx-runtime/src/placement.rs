@@ -4,7 +4,7 @@
 //! `auto` the first device that takes every stage is chosen, and what the others refused is recorded.
 
 use crate::{Error, registry::DeviceChoice};
-use qhx_ir::{Checked, Device};
+use qhx_ir::{Checked, Device, is_under};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -62,6 +62,19 @@ pub fn place(program: &Checked, choice: DeviceChoice, candidates: &[Arc<dyn Devi
     }
     let listed: Vec<_> = refusals.iter().map(|(stage, device, reason)| format!("stage `{stage}` on {device}: {reason}")).collect();
     Err(Error::NotPlaced { program: program.name.to_string(), device: choice.to_string(), refusals: listed.join("; ") })
+}
+
+/// Like [`place`] for a program that encodes media. Its stages are named by [`tower_stage`].
+pub fn place_tower(program: &Checked, choice: DeviceChoice, candidates: &[Arc<dyn Device>]) -> Result<(Arc<dyn Device>, Placement), Error> {
+    let (device, mut placement) = place(program, choice, candidates)?;
+    let stages = placement.stages.iter_mut().map(|s| &mut s.stage).chain(placement.fallbacks.iter_mut().map(|f| &mut f.stage));
+    stages.for_each(|stage| *stage = tower_stage(program, stage));
+    Ok((device, placement))
+}
+
+/// A tower's stage as it is told from those of the text program: `vision.patch_embed`, `vision.3`.
+pub fn tower_stage(program: &Checked, stage: &str) -> String {
+    if is_under(stage, &program.name) { stage.to_owned() } else { format!("{}.{stage}", program.name) }
 }
 
 /// The stages that `device` refuses, each with the first reason.

@@ -1,43 +1,139 @@
-//! What is put in, as ids, and how long it took to make.
+//! What is put in: ids, and the media that some of them stand for.
 
 use crate::{
-    Error, Model, ModelTemplate,
-    text::{Chat, SpecialTokens},
+    Error, MediaKind, Medium, Model, ModelTemplate,
+    text::{self, Chat, ChatError, Message, SpecialTokens, Tokenizer, part_type},
 };
-use std::time::{Duration, Instant};
+use serde_json::json;
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
 
 /// A prompt, ready to be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prompt {
     ids: Vec<u32>,
+    media: Vec<PlacedMedium>,
     encode_time: Duration,
 }
+
+/// A medium and the place of its soft rows among the ids.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacedMedium {
+    first: usize,
+    medium: Medium,
+}
+
+impl PlacedMedium {
+    /// The first id that stands for it.
+    pub fn first(&self) -> usize {
+        self.first
+    }
+
+    /// The medium itself.
+    pub fn medium(&self) -> &Medium {
+        &self.medium
+    }
+}
+
+const KINDS: [MediaKind; 2] = [MediaKind::Image, MediaKind::Audio];
 
 impl Prompt {
     /// These ids as they are.
     pub fn from_ids(ids: Vec<u32>) -> Self {
-        Self { ids, encode_time: Duration::ZERO }
+        Self { ids, ..Self::default() }
+    }
+
+    /// These ids as they are, with as many placeholders among them as the media have soft rows, those of each medium together.
+    pub fn from_ids_with_media(model: &Model, ids: Vec<u32>, media: &[Medium]) -> Result<Self, Error> {
+        let mut placed = Vec::with_capacity(media.len());
+        for kind in KINDS.into_iter().filter(|_| !media.is_empty()) {
+            let of_kind: Vec<_> = media.iter().filter(|medium| medium.kind() == kind).collect();
+            let needs = of_kind.iter().map(|medium| model.soft_rows(medium)).collect::<Result<Vec<_>, _>>()?;
+            let Some(token) = model.placeholder(kind).map(|placeholder| placeholder.token) else { continue };
+            let places: Vec<usize> = ids.iter().enumerate().filter(|(_, id)| **id == token).map(|(at, _)| at).collect();
+            let each = || of_kind.iter().zip(&needs).map(|(medium, rows)| format!("{} takes {rows}", medium.name())).collect::<Vec<_>>();
+            let wrong = |reason: String| Error::Placeholders { kind, found: places.len(), expected: needs.iter().sum(), reason };
+            if places.len() != needs.iter().sum::<usize>() {
+                return Err(wrong(if of_kind.is_empty() { format!("no {kind} is given") } else { each().join(", ") }));
+            }
+            let mut rest = &places[..];
+            for (medium, &rows) in of_kind.iter().zip(&needs) {
+                let (own, others) = rest.split_at(rows);
+                if let (Some(&first), Some(&last)) = (own.first(), own.last()) {
+                    if last - first + 1 != rows {
+                        return Err(wrong(format!("the {rows} of {} must stand together, from id {first} on", medium.name())));
+                    }
+                    placed.push(PlacedMedium { first, medium: (*medium).clone() });
+                }
+                rest = others;
+            }
+        }
+        placed.sort_by_key(PlacedMedium::first);
+        Ok(Self { ids, media: placed, encode_time: Duration::ZERO })
     }
 
     /// A text to be continued, with the special tokens that the tokenizer itself adds and no template. Special tokens written out in the text stay text.
     pub fn completion(model: &Model, text: &str) -> Result<Self, Error> {
+        Self::completion_with_media(model, text, &[])
+    }
+
+    /// The same with media before the text. Each stands as the model's chat template, if it has one, writes it within a text.
+    pub fn completion_with_media(model: &Model, text: &str, media: &[Medium]) -> Result<Self, Error> {
         let started = Instant::now();
         let tokenizer = model.tokenizer().ok_or(Error::NoTokenizer { what: "a text prompt" })?;
-        let ids = tokenizer.encode(text, true, SpecialTokens::AsText)?;
-        Ok(Self { ids, encode_time: started.elapsed() })
+        if media.is_empty() {
+            let ids = tokenizer.encode(text, true, SpecialTokens::AsText)?;
+            return Ok(Self { ids, media: Vec::new(), encode_time: started.elapsed() });
+        }
+        let mut control = String::new();
+        for medium in media {
+            model.soft_rows(medium)?;
+            let ids = around(model, tokenizer, medium.kind());
+            control.extend(ids.iter().filter_map(|&id| tokenizer.id_to_token(id)));
+        }
+        let ids = tokenizer.encode_behind(&control, text)?;
+        Self::expanded(model, &ids, media, started)
     }
 
     /// A conversation, by the model's chat template. Special tokens written out in messages stay text, unless a message is trusted.
     pub fn chat(model: &Model, chat: &Chat) -> Result<Self, Error> {
         let started = Instant::now();
-        let ModelTemplate { template, defaults } = model.template()?;
         let tokenizer = model.tokenizer().ok_or(Error::NoTokenizer { what: "a conversation" })?;
-        let mut chat = chat.clone();
-        for (name, value) in defaults {
-            chat.options.entry(name).or_insert_with(|| value.clone());
+        let media = media_of(chat)?;
+        for medium in &media {
+            model.soft_rows(medium)?;
         }
-        let rendered = template.prompt(&chat, tokenizer, SpecialTokens::AsText)?;
-        Ok(Self { ids: rendered.ids, encode_time: started.elapsed() })
+        let rendered = render(model, tokenizer, chat, &media)?;
+        Self::expanded(model, &rendered.ids, &media, started)
+    }
+
+    /// Puts as many placeholders as each medium needs where `ids` has one for it.
+    fn expanded(model: &Model, ids: &[u32], media: &[Medium], started: Instant) -> Result<Self, Error> {
+        let mut prompt = Self::default();
+        if media.is_empty() {
+            // Placeholders that stand for nothing are ids like any other.
+            prompt.ids = ids.to_vec();
+        } else {
+            check_counts(model, ids, media)?;
+            let mut waiting = KINDS.map(|kind| media.iter().filter(|m| m.kind() == kind).collect::<VecDeque<_>>());
+            let placeholders = KINDS.map(|kind| model.placeholder(kind));
+            for &id in ids {
+                let which = placeholders.iter().position(|placeholder| placeholder.is_some_and(|p| p.token == id));
+                let medium = which.and_then(|kind| Some((placeholders[kind]?, waiting[kind].pop_front()?)));
+                let Some((placeholder, medium)) = medium else {
+                    prompt.ids.push(id);
+                    continue;
+                };
+                prompt.ids.extend(placeholder.begin);
+                prompt.media.push(PlacedMedium { first: prompt.ids.len(), medium: medium.clone() });
+                prompt.ids.extend(std::iter::repeat_n(id, model.soft_rows(medium)?));
+                prompt.ids.extend(placeholder.end);
+            }
+        }
+        prompt.encode_time = started.elapsed();
+        Ok(prompt)
     }
 
     /// The ids.
@@ -45,8 +141,77 @@ impl Prompt {
         &self.ids
     }
 
-    /// How long making them took.
+    /// The media, in the order of their places.
+    pub fn media(&self) -> &[PlacedMedium] {
+        &self.media
+    }
+
+    /// How long making the ids took; towers run when the prompt is read.
     pub fn encode_time(&self) -> Duration {
         self.encode_time
     }
+}
+
+/// All media of a conversation, in order. Each must stand in its message's content.
+fn media_of(chat: &Chat) -> Result<Vec<Medium>, Error> {
+    for (place, message) in chat.messages.iter().enumerate() {
+        let parts: Vec<_> = message.media_parts().collect();
+        if !message.media.iter().map(Medium::kind).eq(parts.iter().copied()) {
+            let problem =
+                format!("its content has {} parts that are media, and {} media are given for it", parts.len(), message.media.len());
+            return Err(ChatError::Message { number: place + 1, problem }.into());
+        }
+    }
+    Ok(chat.messages.iter().flat_map(|message| &message.media).cloned().collect())
+}
+
+/// The conversation by the template: content as it is given or, where the template fails on that or does not write a placeholder for each medium, as
+/// one text.
+fn render(model: &Model, tokenizer: &Tokenizer, chat: &Chat, media: &[Medium]) -> Result<text::Prompt, Error> {
+    let ModelTemplate { template, defaults } = model.template()?;
+    let mut chat = chat.clone();
+    for (name, value) in defaults {
+        chat.options.entry(name).or_insert_with(|| value.clone());
+    }
+    let rendered = template.prompt(&chat, tokenizer, SpecialTokens::AsText).map_err(Error::from);
+    let rendered = rendered.and_then(|rendered| check_counts(model, &rendered.ids, media).map(|()| rendered));
+    rendered.or_else(|error| {
+        let token_of = |kind| tokenizer.id_to_token(model.placeholder(kind)?.token);
+        let placeholder = |name: &str| KINDS.into_iter().find(|kind| part_type(*kind) == name).and_then(token_of);
+        let flat = template.prompt_flat(&chat, tokenizer, SpecialTokens::AsText, &placeholder);
+        flat.ok().filter(|flat| check_counts(model, &flat.ids, media).is_ok()).ok_or(error)
+    })
+}
+
+/// Whether there is one placeholder for each medium. Without media any number is right.
+fn check_counts(model: &Model, ids: &[u32], media: &[Medium]) -> Result<(), Error> {
+    for kind in KINDS.into_iter().filter(|_| !media.is_empty()) {
+        let Some(placeholder) = model.placeholder(kind) else { continue };
+        let found = ids.iter().filter(|id| **id == placeholder.token).count();
+        let expected = media.iter().filter(|medium| medium.kind() == kind).count();
+        if found != expected {
+            let reason = "the chat template does not write one for each; give the ids themselves, or fix the bundle's template".to_owned();
+            return Err(Error::Placeholders { kind, found, expected, reason });
+        }
+    }
+    Ok(())
+}
+
+/// The placeholder of a kind with the control tokens that the chat template writes directly around it in the middle of a text.
+fn around(model: &Model, tokenizer: &Tokenizer, kind: MediaKind) -> Vec<u32> {
+    let Some(placeholder) = model.placeholder(kind) else { return Vec::new() };
+    let alone = || vec![placeholder.token];
+    let Ok(ModelTemplate { template, defaults }) = model.template() else { return alone() };
+    let mut message = Message::new("user", "");
+    let text = json!({ "type": "text", "text": "a" });
+    message.fields_mut().insert("content".to_owned(), json!([text, { "type": part_type(kind) }, text]));
+    let probe = Chat { options: defaults.clone(), ..Chat::new(vec![message]) };
+    let Ok(rendered) = template.prompt(&probe, tokenizer, SpecialTokens::AsText) else { return alone() };
+    let mut places = rendered.ids.iter().enumerate().filter(|(_, id)| **id == placeholder.token).map(|(at, _)| at);
+    let (Some(at), None) = (places.next(), places.next()) else { return alone() };
+    let (before, after) = rendered.ids.split_at(at);
+    let is_special = |id: &&u32| tokenizer.is_special(**id);
+    let start = at - before.iter().rev().take_while(is_special).count();
+    let end = at + after.iter().take_while(is_special).count();
+    rendered.ids[start..end].to_vec()
 }

@@ -9,7 +9,7 @@ pub struct Timing {
     /// Opening the bundle and getting the program ready.
     #[serde(serialize_with = "rounded")]
     pub load_ms: f64,
-    /// Turning text (and later media) into rows.
+    /// Turning text and media into rows: tokenizer, front ends, towers.
     #[serde(serialize_with = "rounded")]
     pub encode_ms: f64,
     /// Reading the prompt.
@@ -33,6 +33,30 @@ pub struct Timing {
     pub decode_tokens_per_second: f64,
     /// The most memory that this process has held; 0 where the system does not tell.
     pub peak_rss_bytes: u64,
+}
+
+impl Timing {
+    /// Counts time that making rows took before the request was made: reading and scaling media.
+    pub fn add_encode_time(&mut self, time: Duration) {
+        self.encode_ms += milliseconds(time);
+        if self.generated_tokens > 0 {
+            self.ttft_ms += milliseconds(time);
+        }
+    }
+
+    /// Counts an answer that came after this one as part of it.
+    pub fn add(&mut self, next: &Self) {
+        let decoded = |timing: &Self| timing.decode_tokens_per_second * timing.decode_ms;
+        let (tokens, time) = (decoded(self) + decoded(next), self.decode_ms + next.decode_ms);
+        self.encode_ms += next.encode_ms;
+        self.prefill_ms += next.prefill_ms;
+        self.decode_ms = time;
+        self.lm_head_ms += next.lm_head_ms;
+        self.prompt_tokens += next.prompt_tokens;
+        self.generated_tokens += next.generated_tokens;
+        self.decode_tokens_per_second = if time > 0.0 { tokens / time } else { 0.0 };
+        self.peak_rss_bytes = self.peak_rss_bytes.max(next.peak_rss_bytes);
+    }
 }
 
 /// How the prompt was read.
@@ -81,6 +105,12 @@ mod tests {
                         peak_rss_bytes";
         assert_eq!(fields.join(" "), expected);
         assert_eq!(value["load_ms"], 1.235);
+        let one = Timing { decode_ms: 500.0, decode_tokens_per_second: 10.0, generated_tokens: 6, ttft_ms: 3.0, ..Timing::default() };
+        let mut two = one.clone();
+        two.add(&Timing { decode_tokens_per_second: 30.0, ..one });
+        assert_eq!((two.decode_tokens_per_second, two.generated_tokens, two.ttft_ms), (20.0, 12, 3.0));
+        two.add_encode_time(Duration::from_millis(7));
+        assert_eq!((two.encode_ms, two.ttft_ms), (7.0, 10.0));
         let names = [PrefillPath::of(9, 1), PrefillPath::of(9, 2), PrefillPath::of(9, 9), PrefillPath::of(1, 1)];
         assert_eq!(serde_json::to_value(names).unwrap(), serde_json::json!(["batched", "chunked", "decode_over_prompt", "batched"]));
     }

@@ -1,30 +1,60 @@
 //! What every stage made for a prompt, and how two such records differ.
 
-use crate::{Cancel, Error, Session, tensors::Tensor};
+use crate::{Cancel, Error, MediaKind, Prompt, Session, placement::tower_stage, tensors::Tensor};
+use qhx_ir::Tap;
 use serde::Serialize;
 
-/// Reads `ids` on a fresh session and records every stage's output under the stage's name, rows of all calls put together, and `logits`: of all
-/// rows where the model was loaded for it ([`crate::LoadOptions::wanted`] as large as the chunk), else of the last one.
+/// Reads `ids` on a fresh session: see [`trace_prompt`].
 pub fn trace(session: &mut Session, ids: &[u32], cancel: &Cancel) -> Result<Vec<Tensor>, Error> {
+    trace_prompt(session, &Prompt::from_ids(ids.to_vec()), cancel)
+}
+
+/// Reads a prompt on a fresh session and records every stage's output under the stage's name, rows of all calls put together, and `logits`: of all
+/// rows where the model was loaded for it ([`crate::LoadOptions::wanted`] as large as the chunk), else of the last one. What the towers made of the
+/// prompt's media comes first, under the names of their stages and as `soft_rows` and `deepstack.N`.
+pub fn trace_prompt(session: &mut Session, prompt: &Prompt, cancel: &Cancel) -> Result<Vec<Tensor>, Error> {
     session.reset();
     let model = session.model().clone();
-    let wanted = if model.wanted() >= model.chunk().min(ids.len()) { ids.len() } else { 1 };
-    let mut tensors: Vec<Tensor> = Vec::new();
+    let rows = prompt.ids().len();
+    let wanted = if model.wanted() >= model.chunk().min(rows) { rows } else { 1 };
+    let mut tensors = trace_media(session, prompt, cancel)?;
     let mut logits = Tensor { name: "logits".into(), shape: vec![0, model.vocabulary().logits], values: Vec::new() };
     let mut show = |_: usize, row: &[f32]| {
         logits.values.extend_from_slice(row);
         logits.shape[0] += 1;
     };
-    let mut tap = |_: usize, tap: qhx_ir::Tap<'_>| match tensors.iter_mut().find(|t| t.name == tap.stage) {
-        Some(tensor) => {
-            tensor.values.extend_from_slice(tap.values);
-            tensor.shape[0] += tap.shape[0];
-        }
-        None => tensors.push(Tensor { name: tap.stage.to_owned(), shape: tap.shape.to_vec(), values: tap.values.to_vec() }),
-    };
-    session.append_traced(ids, wanted, cancel, &mut show, &mut tap)?;
+    let mut tap = |_: usize, tap: Tap<'_>| add(&mut tensors, tap.stage, tap.shape, tap.values);
+    session.append_prompt_traced(prompt, wanted, cancel, &mut show, &mut tap)?;
     tensors.push(logits);
     Ok(tensors)
+}
+
+fn trace_media(session: &Session, prompt: &Prompt, cancel: &Cancel) -> Result<Vec<Tensor>, Error> {
+    let model = session.model();
+    let mut tensors = Vec::new();
+    for medium in prompt.media().iter().map(|placed| placed.medium()) {
+        let program = model.tower_program(medium.kind());
+        let name = |stage: &str| program.map_or_else(|| stage.to_owned(), |program| tower_stage(program, stage));
+        let mut tap = |tap: Tap<'_>| add(&mut tensors, &name(tap.stage), tap.shape, tap.values);
+        let encoded = model.encode_traced(medium, cancel, &mut tap)?;
+        let shape = [encoded.rows(), encoded.width()];
+        add(&mut tensors, "soft_rows", &shape, encoded.soft_rows(0..encoded.rows()));
+        for number in (0..encoded.deepstack_count()).filter(|_| medium.kind() == MediaKind::Image) {
+            add(&mut tensors, &format!("deepstack.{number}"), &shape, encoded.deepstack_rows(number, 0..encoded.rows()));
+        }
+    }
+    Ok(tensors)
+}
+
+/// Puts rows behind those that have this name already.
+fn add(tensors: &mut Vec<Tensor>, name: &str, shape: &[usize], values: &[f32]) {
+    match tensors.iter_mut().find(|tensor| tensor.name == name) {
+        Some(tensor) => {
+            tensor.values.extend_from_slice(values);
+            tensor.shape[0] += shape[0];
+        }
+        None => tensors.push(Tensor { name: name.to_owned(), shape: shape.to_vec(), values: values.to_vec() }),
+    }
 }
 
 /// How a tensor of one file compares with that of the same name in another.

@@ -8,14 +8,19 @@ use crate::{
     interrupt::Interrupt,
     lines::{Line, Lines},
     load::load_model,
+    media,
     model_ref::open_model,
     output,
 };
 use clap::Args;
-use qhx_runtime::{Conversation, FinishReason, GenerateOptions, Model, text::Message};
-use std::path::PathBuf;
+use qhx_bundle::Bundle;
+use qhx_runtime::{Conversation, FinishReason, GenerateOptions, MediaKind, Medium, Model, text::Message};
+use std::path::{Path, PathBuf};
 
 const HELP: &str = "\
+/image FILE   attach an image to the next message; without FILE show what is attached
+/audio FILE   attach a sound to the next message; an empty line sends it without text
+/detach       attach nothing
 /reset        forget the conversation
 /system TEXT  set the system message; without TEXT leave the system turn out where the template allows
 /exit         leave (so does Ctrl-D)
@@ -26,9 +31,8 @@ Ctrl-C stops the answer, twice leaves. A message that begins with / can be given
 ///
 /// At a terminal each line is a message; so is each line of a script's input. The model keeps what it has read from turn to turn.
 #[derive(Args)]
-#[command(
-    after_help = "Example:\n  qhx chat smol --system \"You answer in one sentence.\"\n\nIn the conversation:\n  /help lists what else there is"
-)]
+#[command(after_help = "Example:\n  qhx chat smol --system \"You answer in one sentence.\"\n\nIn the conversation:\n  \
+                  /image photo.jpg and /audio clip.wav go with the next message; /help lists what else there is")]
 pub(crate) struct Chat {
     /// A bundle, a Hugging Face folder or a GGUF file (forged once into the user's cache)
     model: Option<PathBuf>,
@@ -56,13 +60,16 @@ impl Chat {
         needs_template(&bundle)?;
         let model = load_model(&bundle, &load_options)?;
         let conversation = Conversation::new(&model, conversation(self.system.as_deref()))?;
-        Talk { model, conversation, options, interrupt }.until_left()
+        Talk { bundle, model, conversation, attached: Vec::new(), options, interrupt }.until_left()
     }
 }
 
 struct Talk<'a> {
+    bundle: Bundle,
     model: Model,
     conversation: Conversation,
+    /// What goes with the next message.
+    attached: Vec<Medium>,
     options: GenerateOptions,
     interrupt: &'a Interrupt,
 }
@@ -77,7 +84,12 @@ impl Talk<'_> {
         let mut once_more_leaves = false;
         loop {
             match lines.next()? {
-                Line::End => return Ok(()),
+                Line::End => {
+                    if !self.attached.is_empty() {
+                        output::note(&format!("not sent: {}", self.show_attached()));
+                    }
+                    return Ok(());
+                }
                 Line::Interrupted if once_more_leaves => return Ok(()),
                 Line::Interrupted => {
                     output::dim_note("Ctrl-C once more, or Ctrl-D, leaves");
@@ -86,11 +98,14 @@ impl Talk<'_> {
                 Line::Text(line) => match line.strip_prefix('/') {
                     Some(command) => {
                         once_more_leaves = false;
-                        if self.obey(command) == Stay::No {
-                            return Ok(());
+                        match self.obey(command) {
+                            Ok(Stay::No) => return Ok(()),
+                            Ok(Stay::Yes) => {}
+                            Err(failure) if lines.is_terminal() => _ = failure.report(),
+                            Err(failure) => return Err(failure),
                         }
                     }
-                    None if line.trim().is_empty() => {}
+                    None if line.trim().is_empty() && !self.attached.iter().any(|medium| medium.kind() == MediaKind::Audio) => {}
                     None => match self.say(line.trim()) {
                         Ok(finished) => once_more_leaves = finished == FinishReason::Cancelled,
                         // A person can do something about it; a script cannot.
@@ -104,19 +119,56 @@ impl Talk<'_> {
 
     fn say(&mut self, text: &str) -> Result<FinishReason, Failure> {
         self.interrupt.clear();
-        let Self { model, conversation, options, interrupt } = self;
-        let message = Message::new("user", text);
+        let Self { model, conversation, attached, options, interrupt, .. } = self;
+        // A message that could not be sent gives its media back.
+        let message = Message::with_media("user", attached.clone(), text);
         let generation = stream_answer(model, interrupt, |on_piece| conversation.say(message, options, interrupt.cancel(), on_piece))?;
+        if generation.finish_reason != FinishReason::Cancelled || !generation.ids.is_empty() {
+            attached.clear();
+        }
         tell_cost(&generation, None);
         Ok(generation.finish_reason)
     }
 
-    fn obey(&mut self, command: &str) -> Stay {
+    /// Attaches a file to the next message, or shows what is attached.
+    fn attach(&mut self, kind: MediaKind, file: &str) -> Result<(), Failure> {
+        if !file.is_empty() || self.attached.is_empty() {
+            let file = file.strip_prefix('"').and_then(|file| file.strip_suffix('"')).unwrap_or(file);
+            let model = &self.bundle.manifest().model.name;
+            if self.model.placeholder(kind).is_none() || file.is_empty() {
+                let takes = self.model.takes();
+                let problem = if file.is_empty() { "nothing is attached" } else { "it cannot be attached" };
+                output::note(&format!("{problem}: `{model}` takes {takes}"));
+                return Ok(());
+            }
+            self.attached.push(media::open(kind, Path::new(file), &self.bundle)?);
+        }
+        output::dim_note(&format!("attached to the next message: {}", self.show_attached()));
+        Ok(())
+    }
+
+    /// `photo.jpg (image, 256 tokens), clip.wav (sound, 75 tokens)`
+    fn show_attached(&self) -> String {
+        let show = |medium: &Medium| {
+            let tokens = self.model.soft_rows(medium).unwrap_or_default();
+            format!("{} ({}, {tokens} tokens)", medium.name(), medium.kind())
+        };
+        self.attached.iter().map(show).collect::<Vec<_>>().join(", ")
+    }
+
+    fn obey(&mut self, command: &str) -> Result<Stay, Failure> {
         let (name, argument) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
         match (name, argument.trim()) {
-            ("exit" | "quit", _) => return Stay::No,
+            ("exit" | "quit", _) => return Ok(Stay::No),
             ("help", _) => output::note(HELP),
+            ("image", file) => self.attach(MediaKind::Image, file)?,
+            ("audio", file) => self.attach(MediaKind::Audio, file)?,
+            ("detach", _) => {
+                self.attached.clear();
+                output::dim_note("nothing is attached");
+            }
             ("reset", _) => {
+                self.attached.clear();
                 self.conversation.chat_mut().messages.retain(|message| message.role() == "system");
                 output::dim_note("the conversation is forgotten");
             }
@@ -129,11 +181,9 @@ impl Talk<'_> {
                 chat.messages.extend(turns);
                 output::dim_note(if text.is_empty() { "without a system turn from now on" } else { "the system message is set" });
             }
-            ("image", _) => output::note("this model has no eyes: it takes text only"),
-            ("audio", _) => output::note("this model has no ears: it takes text only"),
             (name, _) => output::note(&format!("there is no /{name}; /help lists what there is")),
         }
-        Stay::Yes
+        Ok(Stay::Yes)
     }
 }
 

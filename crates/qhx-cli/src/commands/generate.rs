@@ -3,11 +3,13 @@
 use crate::{
     answer::{check_complete, stream_answer, tell_cost},
     failure::Failure,
-    flags::{DecodingFlags, ExecutionFlags, MediaFlags},
+    flags::{DecodingFlags, ExecutionFlags},
     input::InputFlags,
     interrupt::Interrupt,
     load::{load_model, open_bundle},
+    media::MediaFlags,
     output,
+    windows::Windows,
 };
 use clap::Args;
 use qhx_runtime::{
@@ -20,7 +22,9 @@ use std::{path::PathBuf, time::Instant};
 /// Generate from ids, a text or a conversation: the scriptable form
 #[derive(Args)]
 #[command(after_help = "Example:\n  qhx generate smol --prompt \"The capital of France is\" --max-new 10\n  \
-                        qhx generate smol --ids 504,3575,282 --max-new 24 --ignore-eos --json")]
+                        qhx generate smol --ids 504,3575,282 --max-new 24 --ignore-eos --json\n  \
+                        qhx generate qwen-vl --image a.jpg --image b.png --user \"What has changed?\"\n  \
+                        qhx generate gemma --audio talk.mp3 --split --user \"Transcribe.\"")]
 pub(crate) struct Generate {
     /// The bundle
     bundle: PathBuf,
@@ -45,23 +49,32 @@ pub(crate) struct Generate {
 
 impl Generate {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
-        let load_options = self.execution.load_options()?;
+        let mut load_options = self.execution.load_options()?;
         let mut options = self.decoding.generate_options(self.max_new)?;
         options.keep_logits = self.logits.is_some();
-        self.media.refuse()?;
         self.logits.as_deref().map_or(Ok(()), output::check_place)?;
-        let input = self.input.read()?;
+        let mut input = self.input.read()?;
 
         let started = Instant::now();
         let bundle = open_bundle(&self.bundle, interrupt)?;
-        input.check(&bundle)?;
+        let open_time = started.elapsed();
+        let windows = Windows::open(&mut input, &self.media, &bundle)?;
+        load_options.media = windows.media(&input);
+        let read_time = started.elapsed() - open_time;
         let model = load_model(&bundle, &load_options)?;
-        let load_time = started.elapsed();
-        let prompt = input.prompt(&model)?;
+        let load_time = started.elapsed() - read_time;
         let mut session = model.session()?;
-        let mut answer = |on_piece: &mut dyn FnMut(Piece<'_>)| generate(&mut session, &prompt, &options, interrupt.cancel(), on_piece);
-        let mut generation = if self.json { answer(&mut |_| {})? } else { stream_answer(&model, interrupt, answer)? };
+        let mut generation = match &windows {
+            Windows::Several(_) => windows.answer(&mut input, &mut session, &options, interrupt, !self.json)?,
+            Windows::None => {
+                let prompt = input.prompt(&model)?;
+                let mut answer =
+                    |on_piece: &mut dyn FnMut(Piece<'_>)| generate(&mut session, &prompt, &options, interrupt.cancel(), on_piece);
+                if self.json { answer(&mut |_| {})? } else { stream_answer(&model, interrupt, answer)? }
+            }
+        };
         generation.timing.load_ms = milliseconds(load_time);
+        generation.timing.add_encode_time(read_time);
         if let Some(path) = &self.logits {
             tensors::write(path, &[step_logits(&mut generation, model.vocabulary().logits)])?;
         }

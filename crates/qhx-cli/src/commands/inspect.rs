@@ -14,12 +14,14 @@ use clap::Args;
 use qhx_bundle::{
     Bundle, BundlePath,
     manifest::{ChatMode, FileEntry, IgnoredTensors, Manifest, Model, TEXT_PROGRAM},
+    media::{AudioFrontEnd, ImageFrontEnd, Media, Patches, Resize},
 };
 use qhx_ir::{Checked, OpKind};
 use qhx_runtime::{
-    LoadPlan,
-    memory::{MemoryEstimate, show_bytes, state_bytes, tensor_bytes, weight_bytes_per_token},
-    placement::Fallback,
+    LoadOptions, LoadPlan,
+    memory::{MemoryEstimate, show_bytes, state_bytes, tensor_bytes, weight_bytes, weight_bytes_per_token},
+    placement::{Fallback, place_tower},
+    registry,
 };
 use serde::Serialize;
 use std::{
@@ -55,6 +57,8 @@ struct Report<'a> {
     encodings: Vec<StoredAs>,
     stages: Vec<StageReport>,
     fallbacks: Vec<Fallback>,
+    media: &'a Media,
+    towers: Vec<TowerReport>,
     ignored_tensors: Option<&'a IgnoredTensors>,
     files: &'a BTreeMap<BundlePath, FileEntry>,
     bytes: u64,
@@ -90,6 +94,24 @@ struct StageReport {
     flops: u64,
 }
 
+/// A program that encodes media.
+#[derive(Serialize)]
+struct TowerReport {
+    program: String,
+    parameters: u64,
+    weight_bytes: u64,
+    stages: Vec<TowerStage>,
+    fallbacks: Vec<Fallback>,
+}
+
+#[derive(Serialize)]
+struct TowerStage {
+    stage: String,
+    device: String,
+    reason: String,
+    weight_bytes: u64,
+}
+
 impl Inspect {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
         let options = self.execution.load_options()?;
@@ -97,13 +119,14 @@ impl Inspect {
         let manifest = bundle.manifest();
         let program = bundle.program(TEXT_PROGRAM).ok_or_else(|| Failure::work("the bundle has no text program"))?;
         let plan = LoadPlan::new(program, manifest.model.context_length, &options)?;
-        let report = Report::new(&bundle, manifest, program, plan);
+        let towers = towers(&bundle, &options)?;
+        let report = Report::new(&bundle, manifest, program, plan, towers);
         if self.json { output::print_json(&report) } else { output::print(&report.tables()) }
     }
 }
 
 impl<'a> Report<'a> {
-    fn new(bundle: &'a Bundle, manifest: &'a Manifest, program: &Checked, plan: LoadPlan) -> Self {
+    fn new(bundle: &'a Bundle, manifest: &'a Manifest, program: &Checked, plan: LoadPlan, towers: Vec<TowerReport>) -> Self {
         let context = plan.memory.context;
         let is_attention = |op: &&qhx_ir::Op| matches!(op.op, OpKind::Attend { .. });
         let attention_flops = program.ops.iter().filter(is_attention).map(|op| flops(program, op, context)).sum::<u64>();
@@ -126,6 +149,8 @@ impl<'a> Report<'a> {
             encodings: stored_as(bundle),
             stages: stages(program, &plan.placement.stages, context),
             fallbacks: plan.placement.fallbacks,
+            media: &manifest.media,
+            towers,
             ignored_tensors: manifest.ignored_tensors.as_ref(),
             files: &manifest.files,
             bytes: manifest.files.values().map(|file| file.bytes).sum(),
@@ -158,6 +183,8 @@ impl<'a> Report<'a> {
             ("context", format!("up to {} tokens", model.context_length)),
             ("chat", if self.chat == ChatMode::Template { "by its template".into() } else { "none: it completes".to_owned() }),
             ("parity", if self.gated { "gated: see parity.json".into() } else { "not gated".to_owned() }),
+            ("images", self.media.image.as_ref().map_or_else(|| "none".to_owned(), images)),
+            ("sound", self.media.audio.as_ref().map_or_else(|| "none".to_owned(), sound)),
             ("left out", ignored),
         ]);
         let context = per_token.context;
@@ -178,7 +205,11 @@ impl<'a> Report<'a> {
         }
         files.row(["all".into(), self.bytes.to_string(), show_bytes(self.bytes)]);
         let fallbacks: String = self.fallbacks.iter().map(|f| format!("{} does not take {}: {}\n", f.from, f.stage, f.reason)).collect();
-        [about, cost, encodings_table(&self.encodings), files.render(), stages_table(&self.stages) + &fallbacks].join("\n")
+        let mut parts = vec![about, cost, encodings_table(&self.encodings), files.render(), stages_table(&self.stages) + &fallbacks];
+        if !self.towers.is_empty() {
+            parts.push(towers_table(&self.towers));
+        }
+        parts.join("\n")
     }
 }
 
@@ -193,24 +224,99 @@ fn source(model: &Model) -> &'static str {
 fn stages(program: &Checked, placed: &[qhx_runtime::placement::PlacedStage], context: usize) -> Vec<StageReport> {
     let report = |stage: &qhx_runtime::placement::PlacedStage| {
         let ops = || program.ops.iter().filter(|op| program.stage_of(&op.path).is_some_and(|s| *s.name == *stage.stage));
-        let weights: BTreeSet<_> = ops().flat_map(|op| op.op.weights()).collect();
-        let bytes = weights.iter().filter_map(|&name| program.weights.get(name)).map(|w| tensor_bytes(w.encoding, &w.shape));
         StageReport {
             stage: stage.stage.clone(),
             device: stage.device.clone(),
             reason: stage.reason.clone(),
-            weight_bytes: bytes.sum(),
+            weight_bytes: stage_bytes(program, &stage.stage),
             flops: ops().map(|op| flops(program, op, context)).sum(),
         }
     };
     placed.iter().map(report).collect()
 }
 
+/// The programs that encode media, and where they would run.
+fn towers(bundle: &Bundle, options: &LoadOptions) -> Result<Vec<TowerReport>, Failure> {
+    let media = &bundle.manifest().media;
+    let names = media.image.iter().map(|i| &i.program).chain(media.audio.iter().map(|a| &a.program));
+    let candidates = registry::candidates(options.device, options.threads)?;
+    let report = |program: &Checked| {
+        let (_, placement) = place_tower(program, options.device, &candidates)?;
+        let stage = |(placed, stage): (qhx_runtime::placement::PlacedStage, &qhx_ir::Stage)| TowerStage {
+            stage: placed.stage,
+            device: placed.device,
+            reason: placed.reason,
+            weight_bytes: stage_bytes(program, &stage.name),
+        };
+        Ok(TowerReport {
+            program: program.name.to_string(),
+            parameters: program.weights.values().map(|w| w.shape.iter().map(|&d| d as u64).product::<u64>()).sum(),
+            weight_bytes: weight_bytes(program),
+            stages: placement.stages.into_iter().zip(&program.stages).map(stage).collect(),
+            fallbacks: placement.fallbacks,
+        })
+    };
+    names.filter_map(|name| bundle.program(name)).map(report).collect()
+}
+
+/// Stored bytes of the weights that a stage uses.
+fn stage_bytes(program: &Checked, stage: &str) -> u64 {
+    let ops = program.ops.iter().filter(|op| program.stage_of(&op.path).is_some_and(|s| *s.name == *stage));
+    let weights: BTreeSet<_> = ops.flat_map(|op| op.op.weights()).collect();
+    weights.iter().filter_map(|&name| program.weights.get(name)).map(|w| tensor_bytes(w.encoding, &w.shape)).sum()
+}
+
+/// What becomes of an image.
+fn images(front_end: &ImageFrontEnd) -> String {
+    let Patches { size, block, .. } = front_end.patches;
+    let rule = match front_end.resize {
+        Resize::Area { min_pixels, max_pixels, .. } => format!("{} to {} pixels", show_count(min_pixels), show_count(max_pixels)),
+        Resize::Budget { max_soft_rows } => format!("up to {max_soft_rows} tokens"),
+        Resize::Fixed { height, width } => format!("{height} x {width} pixels"),
+    };
+    format!("program `{}`: scaled to {rule}, a token for {side} x {side} pixels", front_end.program, side = size * block)
+}
+
+/// What becomes of a sound.
+fn sound(front_end: &AudioFrontEnd) -> String {
+    let rate = f64::from(front_end.sampling_rate);
+    let (seconds, hop) = (front_end.max_samples as f64 / rate, front_end.hop_length as f64 / rate * 1e3);
+    let program = &front_end.program;
+    format!("program `{program}`: {rate} Hz, up to {seconds:.0} s, {} mel bins every {hop:.0} ms", front_end.bins)
+}
+
+fn towers_table(towers: &[TowerReport]) -> String {
+    let mut table = Table::new([
+        ("tower stage", Align::Left),
+        ("times", Align::Right),
+        ("weights", Align::Right),
+        ("device", Align::Left),
+        ("why", Align::Left),
+    ]);
+    for tower in towers {
+        let key = |stage: &TowerStage| [numberless(&stage.stage), stage.device.clone(), stage.reason.clone()];
+        for group in tower.stages.chunk_by(|a, b| key(a) == key(b)) {
+            let bytes = group.iter().map(|stage| stage.weight_bytes).sum();
+            let [name, device, reason] = key(&group[0]);
+            table.row([name, group.len().to_string(), show_bytes(bytes), device, reason]);
+        }
+        let all = format!("{} in all, {} parameters", tower.program, show_count(tower.parameters));
+        table.row([all, String::new(), show_bytes(tower.weight_bytes), String::new(), String::new()]);
+    }
+    let refused = towers.iter().flat_map(|tower| &tower.fallbacks);
+    table.render() + &refused.map(|f| format!("{} does not take {}: {}\n", f.from, f.stage, f.reason)).collect::<String>()
+}
+
+/// `layers.7.attn` as `layers.N.attn`.
+fn numberless(stage: &str) -> String {
+    stage.split('.').map(|part| if part.parse::<u32>().is_ok() { "N" } else { part }).collect::<Vec<_>>().join(".")
+}
+
 /// The stages, those that differ only in their number together.
 fn stages_table(stages: &[StageReport]) -> String {
     let mut groups: Vec<(String, Vec<&StageReport>)> = Vec::new();
     for stage in stages {
-        let pattern = stage.stage.split('.').map(|part| if part.parse::<u32>().is_ok() { "N" } else { part }).collect::<Vec<_>>().join(".");
+        let pattern = numberless(&stage.stage);
         match groups.iter_mut().find(|(name, list)| *name == pattern && list[0].device == stage.device && list[0].reason == stage.reason) {
             Some((_, list)) => list.push(stage),
             None => groups.push((pattern, vec![stage])),

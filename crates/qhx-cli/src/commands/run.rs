@@ -3,11 +3,13 @@
 use crate::{
     answer::{check_complete, stream_answer, tell_cost},
     failure::Failure,
-    flags::{DecodingFlags, ExecutionFlags, MediaFlags},
+    flags::{DecodingFlags, ExecutionFlags},
     input::{Input, not_empty, read_text},
     interrupt::Interrupt,
     load::load_model,
+    media::MediaFlags,
     model_ref::{kind_of, open_model},
+    windows::Windows,
 };
 use clap::Args;
 use qhx_runtime::{Piece, generate};
@@ -23,9 +25,12 @@ use std::{
 /// text.
 #[derive(Args)]
 #[command(override_usage = "qhx run [OPTIONS] [MODEL] <PROMPT>")]
-#[command(after_help = "Example:\n  qhx run smol \"What is the capital of France?\"\n  git diff | qhx run smol -")]
+#[command(after_help = "Example:\n  qhx run smol \"What is the capital of France?\"\n  git diff | qhx run smol -\n  \
+                        qhx run qwen-vl --image photo.jpg \"Describe this image.\"\n  \
+                        qhx run gemma --audio clip.wav \"Transcribe.\"\n  \
+                        qhx run gemma --audio lecture.mp3 --split \"Transcribe.\"")]
 pub(crate) struct Run {
-    /// The model and the prompt; one alone is the prompt, and a prompt of - is read from stdin
+    /// The model and the prompt; one alone is the prompt (with --audio the prompt may be absent), and a prompt of - is read from stdin
     #[arg(value_name = "MODEL PROMPT", num_args = 0..=2, allow_hyphen_values = false)]
     positionals: Vec<OsString>,
     /// A system message; "" leaves the system turn out where the template allows
@@ -44,20 +49,28 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
-        let load_options = self.execution.load_options()?;
+        let mut load_options = self.execution.load_options()?;
         let options = self.decoding.generate_options(self.max_new)?;
-        self.media.refuse()?;
         let (path, prompt) = self.model_and_prompt()?;
 
         let bundle = open_model(&path, interrupt)?;
-        let input = Input::of_text(&bundle, prompt, self.system.as_deref())?;
+        let mut input = Input::of_text(&bundle, prompt, self.system.as_deref())?;
         let started = Instant::now();
+        let windows = Windows::open(&mut input, &self.media, &bundle)?;
+        load_options.media = windows.media(&input);
+        let read_time = started.elapsed();
         let model = load_model(&bundle, &load_options)?;
-        let load_time = started.elapsed();
-        let prompt = input.prompt(&model)?;
+        let load_time = started.elapsed() - read_time;
         let mut session = model.session()?;
-        let answer = |on_piece: &mut dyn FnMut(Piece<'_>)| generate(&mut session, &prompt, &options, interrupt.cancel(), on_piece);
-        let generation = stream_answer(&model, interrupt, answer)?;
+        let mut generation = match &windows {
+            Windows::Several(_) => windows.answer(&mut input, &mut session, &options, interrupt, true)?,
+            Windows::None => {
+                let prompt = input.prompt(&model)?;
+                let answer = |on_piece: &mut dyn FnMut(Piece<'_>)| generate(&mut session, &prompt, &options, interrupt.cancel(), on_piece);
+                stream_answer(&model, interrupt, answer)?
+            }
+        };
+        generation.timing.add_encode_time(read_time);
         tell_cost(&generation, Some(load_time));
         check_complete(&generation)
     }
@@ -66,6 +79,8 @@ impl Run {
         let missing = || Failure::usage("the prompt is missing").hint("qhx run MODEL \"PROMPT\"");
         match &self.positionals[..] {
             [model, prompt] => Ok((model.into(), read_prompt(prompt)?)),
+            // The sound is the message.
+            [model] if self.media.has_sound() && kind_of(Path::new(model)).is_some() => Ok((model.into(), String::new())),
             [only] if kind_of(Path::new(only)).is_some() => {
                 let hint = format!("qhx run {} \"PROMPT\"", Path::new(only).display());
                 Err(Failure::usage(format!("the prompt is missing: {} is a model", Path::new(only).display())).hint(hint))

@@ -6,6 +6,7 @@ use crate::{
     input::InputFlags,
     interrupt::Interrupt,
     load::{load_model, open_bundle},
+    media::MediaFlags,
     output,
     table::{Align, Table},
 };
@@ -13,7 +14,7 @@ use clap::{Args, ValueEnum};
 use qhx_runtime::{
     LoadOptions,
     tensors::{self, Tensor},
-    trace::trace,
+    trace::trace_prompt,
 };
 use serde_json::json;
 use std::path::PathBuf;
@@ -28,6 +29,8 @@ pub(crate) struct Trace {
     bundle: PathBuf,
     #[command(flatten)]
     input: InputFlags,
+    #[command(flatten)]
+    media: MediaFlags,
     /// The file to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -50,16 +53,20 @@ enum Rows {
 impl Trace {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
         let mut options: LoadOptions = self.execution.load_options()?;
+        if self.media.split {
+            return Err(Failure::usage("--split does not go with trace").hint("trace one window: cut the sound first"));
+        }
         if self.logits == Rows::All {
             options.wanted = options.chunk;
         }
-        let input = self.input.read()?;
+        let mut input = self.input.read()?;
         output::check_place(&self.out)?;
         let bundle = open_bundle(&self.bundle, interrupt)?;
-        input.check(&bundle)?;
+        input.attach(&self.media, &bundle)?;
+        options.media = input.media();
         let model = load_model(&bundle, &options)?;
         let prompt = input.prompt(&model)?;
-        let traced = trace(&mut model.session()?, prompt.ids(), interrupt.cancel())?;
+        let traced = trace_prompt(&mut model.session()?, &prompt, interrupt.cancel())?;
         tensors::write(&self.out, &traced)?;
         if self.json {
             let listed: Vec<_> = traced.iter().map(|Tensor { name, shape, .. }| json!({ "name": name, "shape": shape })).collect();

@@ -10,12 +10,13 @@ mod checkpoint;
 mod snapshot;
 
 use crate::{
-    Cancel, Error, Model,
-    inputs::{Inputs, Rows},
+    Cancel, Error, MediaKind, Model, Prompt,
+    inputs::Inputs,
+    rows::{Rows, Run},
 };
 use checkpoint::{Checkpoint, recurrent};
 use qhx_ir::{Call, Segment, State, Tap};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Checkpoints of recurrent slots that a session keeps by itself; those asked for with [`Session::checkpoint`] do not count.
 const AUTOMATIC_CHECKPOINTS: usize = 8;
@@ -57,6 +58,22 @@ pub struct Work {
     pub rows: usize,
     /// Time spent in the program's last stage (the output head), as far as the device tells.
     pub last_stage: Duration,
+    /// Images that a tower encoded.
+    pub images: usize,
+    /// Sounds that a tower encoded.
+    pub sounds: usize,
+    /// Time that took.
+    pub encode: Duration,
+}
+
+impl Work {
+    /// Media of a kind that a tower encoded.
+    pub fn encoded(&self, kind: MediaKind) -> usize {
+        match kind {
+            MediaKind::Image => self.images,
+            MediaKind::Audio => self.sounds,
+        }
+    }
 }
 
 /// How a prompt met what the session already had: see [`Session::prepare`].
@@ -87,8 +104,7 @@ struct Watch<'a> {
 impl Session {
     pub(crate) fn new(model: Model) -> Result<Self, Error> {
         let state = model.new_state()?;
-        let mut rows = Rows::default();
-        rows.ids.reserve_exact(model.context());
+        let rows = Rows::with_capacity(model.context());
         let logits = Vec::with_capacity(model.vocabulary().logits);
         Ok(Self {
             model,
@@ -110,7 +126,7 @@ impl Session {
 
     /// The ids that were put in, in order.
     pub fn ids(&self) -> &[u32] {
-        &self.rows.ids
+        self.rows.ids()
     }
 
     /// Number of rows.
@@ -147,14 +163,21 @@ impl Session {
     ///
     /// On an error, cancellation included, the session is as it was.
     pub fn append(&mut self, ids: &[u32], cancel: &Cancel) -> Result<&[f32], Error> {
-        self.step(ids, 1, cancel, &mut Watch::default())?;
+        self.step(ids, &[], 1, cancel, &mut Watch::default())?;
+        Ok(&self.logits)
+    }
+
+    /// Puts a prompt in after what is there, its media included, and gives the logits of the last row.
+    pub fn append_prompt(&mut self, prompt: &Prompt, cancel: &Cancel) -> Result<&[f32], Error> {
+        let runs = self.encode(prompt, self.len(), cancel)?;
+        self.step(prompt.ids(), &runs, 1, cancel, &mut Watch::default())?;
         Ok(&self.logits)
     }
 
     /// Like [`Session::append`], and shows the logits of the last `wanted` of the new rows, in order, with their row numbers.
     /// Rows are read [`crate::LoadOptions::wanted`] at a time where their logits are asked for.
     pub fn append_showing(&mut self, ids: &[u32], wanted: usize, cancel: &Cancel, show: &mut ShowLogits<'_>) -> Result<(), Error> {
-        self.step(ids, wanted.clamp(1, ids.len().max(1)), cancel, &mut Watch { logits: Some(show), taps: None })
+        self.step(ids, &[], wanted.clamp(1, ids.len().max(1)), cancel, &mut Watch { logits: Some(show), taps: None })
     }
 
     /// Like [`Session::append_showing`], and shows what every stage made, call by call, with the number of the call's first row.
@@ -166,7 +189,21 @@ impl Session {
         show: &mut ShowLogits<'_>,
         taps: &mut ShowTap<'_>,
     ) -> Result<(), Error> {
-        self.step(ids, wanted.clamp(1, ids.len().max(1)), cancel, &mut Watch { logits: Some(show), taps: Some(taps) })
+        self.step(ids, &[], wanted.clamp(1, ids.len().max(1)), cancel, &mut Watch { logits: Some(show), taps: Some(taps) })
+    }
+
+    /// Like [`Session::append_traced`] for a prompt with media.
+    pub fn append_prompt_traced(
+        &mut self,
+        prompt: &Prompt,
+        wanted: usize,
+        cancel: &Cancel,
+        show: &mut ShowLogits<'_>,
+        taps: &mut ShowTap<'_>,
+    ) -> Result<(), Error> {
+        let runs = self.encode(prompt, self.len(), cancel)?;
+        let wanted = wanted.clamp(1, prompt.ids().len().max(1));
+        self.step(prompt.ids(), &runs, wanted, cancel, &mut Watch { logits: Some(show), taps: Some(taps) })
     }
 
     /// Makes the session hold exactly `ids`: keeps the longest common prefix with what it has and reads the rest. The last row is always
@@ -174,19 +211,57 @@ impl Session {
     ///
     /// On an error, cancellation included, the session holds what it held.
     pub fn prepare(&mut self, ids: &[u32], cancel: &Cancel) -> Result<Prepared, Error> {
+        self.prepare_rows(ids, &[], cancel)
+    }
+
+    /// Like [`Session::prepare`] for a prompt with media: they are compared by content, and encoded only where they are new.
+    pub fn prepare_prompt(&mut self, prompt: &Prompt, cancel: &Cancel) -> Result<Prepared, Error> {
+        self.check_ids(prompt.ids(), 0)?;
+        let runs = self.encode(prompt, 0, cancel)?;
+        self.prepare_rows(prompt.ids(), &runs, cancel)
+    }
+
+    fn prepare_rows(&mut self, ids: &[u32], runs: &[Run], cancel: &Cancel) -> Result<Prepared, Error> {
         self.check_ids(ids, 0)?;
-        let common = self.rows.common_prefix(ids).min(ids.len() - 1);
-        let replaced = (self.rows.ids[common..].to_vec(), self.logits.clone());
+        let common = self.rows.common_prefix(ids, runs).min(ids.len() - 1);
+        let replaced = (self.rows.clone(), self.logits.clone());
         let before = self.work;
         self.rollback(common)?;
-        if let Err(error) = self.step(&ids[common..], 1, cancel, &mut Watch::default()) {
-            self.rows.ids.extend(replaced.0);
-            self.logits = replaced.1;
+        let new = |runs: &'_ [Run]| runs.iter().position(|run| run.end() > common).unwrap_or(runs.len());
+        if let Err(error) = self.step(&ids[common..], &runs[new(runs)..], 1, cancel, &mut Watch::default()) {
+            let (rows, logits) = replaced;
+            self.rows.extend(&rows.ids()[common..], &rows.runs()[new(rows.runs())..]);
+            self.logits = logits;
             return Err(error);
         }
         let read = self.work.rows - before.rows;
         // A change of epoch or a rollback over recurrent slots reads rows before the common prefix again.
         Ok(Prepared { kept: ids.len() - read, read, calls: self.work.calls - before.calls })
+    }
+
+    /// The media of a prompt that begins at row `first`, encoded. Those that stand in this session already are not encoded again.
+    fn encode(&mut self, prompt: &Prompt, first: usize, cancel: &Cancel) -> Result<Vec<Run>, Error> {
+        let started = Instant::now();
+        let mut runs = Vec::with_capacity(prompt.media().len());
+        for placed in prompt.media() {
+            let medium = placed.medium();
+            let here = self.rows.runs().iter().map(|run| &run.encoded);
+            let mut here = here.filter(|encoded| (encoded.kind(), encoded.digest()) == (medium.kind(), medium.digest()));
+            let encoded = match here.next() {
+                Some(encoded) => encoded.clone(),
+                None => {
+                    let (encoded, is_new) = self.model.encode_counted(medium, cancel)?;
+                    match medium.kind() {
+                        MediaKind::Image => self.work.images += usize::from(is_new),
+                        MediaKind::Audio => self.work.sounds += usize::from(is_new),
+                    }
+                    encoded
+                }
+            };
+            runs.push(Run::new(first + placed.first(), encoded));
+        }
+        self.work.encode += started.elapsed();
+        Ok(runs)
     }
 
     /// Forgets the rows from `len` on. State that cannot be cut there (recurrent slots) goes back to the nearest checkpoint before it;
@@ -196,7 +271,7 @@ impl Session {
             return Err(Error::Rollback { to: len, rows: self.len() });
         }
         if len < self.len() {
-            self.rows.ids.truncate(len);
+            self.rows.truncate(len);
             self.logits.clear();
         }
         self.settle();
@@ -205,18 +280,16 @@ impl Session {
 
     /// Forgets everything.
     pub fn reset(&mut self) {
-        self.rows.ids.clear();
+        self.rows.truncate(0);
         self.logits.clear();
         self.settle();
     }
 
     /// An independent session that holds the same.
     pub fn fork(&self) -> Self {
-        let mut rows = self.rows.clone();
-        rows.ids.reserve_exact(self.model.context().saturating_sub(rows.len()));
         Self {
             model: self.model.clone(),
-            rows,
+            rows: self.rows.copy_with_capacity(self.model.context()),
             state: self.state.fork(),
             lost: self.lost,
             epoch: self.epoch,
@@ -250,13 +323,13 @@ impl Session {
         }
     }
 
-    /// The one way forward: adds `ids`, computes, and takes them back if that fails.
-    fn step(&mut self, ids: &[u32], wanted: usize, cancel: &Cancel, watch: &mut Watch<'_>) -> Result<(), Error> {
+    /// The one way forward: adds `ids` and the media among them, computes, and takes them back if that fails.
+    fn step(&mut self, ids: &[u32], runs: &[Run], wanted: usize, cancel: &Cancel, watch: &mut Watch<'_>) -> Result<(), Error> {
         let before = self.len();
         self.check_ids(ids, before)?;
-        self.rows.ids.extend_from_slice(ids);
+        self.rows.extend(ids, runs);
         if let Err(error) = self.compute(self.len() - wanted, cancel, watch) {
-            self.rows.ids.truncate(before);
+            self.rows.truncate(before);
             self.settle();
             return Err(error);
         }
@@ -304,7 +377,7 @@ impl Session {
         let program = model.program();
         let mut executable = model.executable();
         let (first, count, completes) = (span.start, span.len(), span.end == rows.len());
-        inputs.lend(program, rows, span, wanted, |bindings, inputs| {
+        inputs.lend(program, model.placeholders(), rows, span, wanted, |bindings, inputs| {
             let mut segments = [Segment { state: Some(&mut **state), first_row: 0, valid_rows: count }];
             let mut tap;
             let taps: Option<&mut dyn FnMut(Tap<'_>)> = match &mut watch.taps {

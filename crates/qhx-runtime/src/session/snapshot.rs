@@ -4,7 +4,11 @@
 //! is made of; the sum (SHA-256 over everything before it) finds damage. A file may still lie: every number in it is checked before use.
 
 use super::{Checkpoint, Session, recurrent};
-use crate::{Error, Model, files};
+use crate::{
+    Encoded, Error, MediaKind, Model, files,
+    inputs::{deepstack_count, soft_row_width},
+    rows::Run,
+};
 use qhx_bundle::Digest;
 use qhx_ir::{KvType, Program, Slot, SlotData};
 use serde::{Deserialize, Serialize};
@@ -20,7 +24,10 @@ struct Header {
     fingerprint: String,
     /// All rows of the session.
     ids: Vec<u32>,
-    /// How many of them the state covers, and in which epoch.
+    /// The media among them, in the order of their content: soft rows, then the deepstack sets.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    media: Vec<MediumEntry>,
+    /// How many rows the state covers, and in which epoch.
     state_rows: usize,
     epoch: usize,
     /// Whether the logits of the last row follow the slots.
@@ -28,6 +35,20 @@ struct Header {
     /// The slots of the state in the order of their content.
     slots: Vec<SlotEntry>,
     checkpoints: Vec<CheckpointEntry>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MediumEntry {
+    kind: MediaKind,
+    digest: Digest,
+    /// Its first row, how many rows of it the session has, and how many it has in all.
+    first: usize,
+    rows: usize,
+    all_rows: usize,
+    /// Rows and columns of an image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    grid: Option<[usize; 2]>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -65,9 +86,11 @@ impl Session {
             checkpoints.push(CheckpointEntry { rows: checkpoint.len, kept: checkpoint.kept, slots });
         }
         content.extend(self.logits.iter().flat_map(|x| x.to_le_bytes()));
+        let media = self.rows.runs().iter().map(|run| put_medium(&mut content, run)).collect();
         let header = Header {
             fingerprint: self.model.fingerprint().to_owned(),
-            ids: self.rows.ids.clone(),
+            ids: self.rows.ids().to_vec(),
+            media,
             state_rows,
             epoch: self.epoch,
             logits: !self.logits.is_empty(),
@@ -142,12 +165,39 @@ impl Model {
             let bytes = content.take(self.vocabulary().logits.saturating_mul(4), "the logits")?;
             session.logits.extend(floats(bytes));
         }
+        let runs = self.restore_media(header, content)?;
         if !content.0.is_empty() {
             return Err(format!("{} bytes are left over at its end", content.0.len()));
         }
-        session.rows.ids.extend_from_slice(ids);
+        session.rows.extend(ids, &runs);
         session.epoch = *epoch;
         Ok(session)
+    }
+}
+
+impl Model {
+    fn restore_media(&self, header: &Header, content: &mut Content<'_>) -> Result<Vec<Run>, String> {
+        let mut runs: Vec<Run> = Vec::new();
+        for entry in &header.media {
+            let MediumEntry { kind, digest, first, rows, all_rows, grid } = *entry;
+            let width = soft_row_width(self.program()).filter(|_| self.placeholder(kind).is_some());
+            let width = width.ok_or_else(|| format!("holds an {kind}, which this model does not take"))?;
+            let end = first.checked_add(rows).filter(|&end| end <= header.ids.len());
+            let free = runs.last().map_or(0, Run::end);
+            let in_place = rows > 0 && rows <= all_rows && first >= free && end.is_some();
+            let on_grid = grid.is_none_or(|[down, across]| down.checked_mul(across) == Some(all_rows));
+            if !in_place || !on_grid || grid.is_some() != (kind == MediaKind::Image) {
+                return Err(format!("claims {rows} of {all_rows} rows of a medium from row {first} on, of {} rows", header.ids.len()));
+            }
+            let bytes = all_rows.checked_mul(width).and_then(|n| n.checked_mul(4)).ok_or("claims a medium beyond all bounds")?;
+            let mut numbers = || Ok::<_, String>(floats(content.take(bytes, "the rows of a medium")?).collect::<Vec<f32>>());
+            let soft = numbers()?;
+            let deepstack = (0..deepstack_count(self.program())).map(|_| numbers()).collect::<Result<_, _>>()?;
+            let mut run = Run::new(first, Arc::new(Encoded::new(kind, digest, all_rows, grid, soft, deepstack)));
+            run.rows = rows;
+            runs.push(run);
+        }
+        Ok(runs)
     }
 }
 
@@ -204,6 +254,17 @@ fn put(content: &mut Vec<u8>, name: &Arc<str>, data: &SlotData) -> SlotEntry {
         }
     };
     SlotEntry { name: name.clone(), dtype, bytes: content.len() - start }
+}
+
+fn put_medium(content: &mut Vec<u8>, run: &Run) -> MediumEntry {
+    let encoded = &run.encoded;
+    let all_rows = encoded.rows();
+    let sets = (0..encoded.deepstack_count()).map(|number| encoded.deepstack_rows(number, 0..all_rows));
+    for numbers in std::iter::once(encoded.soft_rows(0..all_rows)).chain(sets) {
+        content.extend(numbers.iter().flat_map(|x| x.to_le_bytes()));
+    }
+    let (kind, digest, grid) = (encoded.kind(), encoded.digest(), encoded.grid());
+    MediumEntry { kind, digest, first: run.first, rows: run.rows, all_rows, grid }
 }
 
 /// The header and the content of a file that is whole.

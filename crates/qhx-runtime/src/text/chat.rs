@@ -1,8 +1,9 @@
 //! Conversations and the templates that turn them into prompts.
 
 use super::{TokenizerError, clock, jinja, render, system_turn};
+use crate::medium::{MediaKind, Medium};
 use minijinja::Environment;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// Largest template that is compiled. Published ones have up to about 40 kB.
 const MAX_TEMPLATE_BYTES: usize = 1 << 20;
@@ -19,6 +20,8 @@ pub struct Message {
     /// Whether special tokens written out in this message are meant as control tokens. Off by default; on for text that the program itself
     /// made from the model's own tokens.
     pub trusted: bool,
+    /// The media of the content, in order: one for each part of type `image` or `audio`.
+    pub media: Vec<Medium>,
 }
 
 /// What a template renders.
@@ -97,7 +100,21 @@ impl Message {
     /// A message of plain text.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         let fields = [("role".to_owned(), Value::String(role.into())), ("content".to_owned(), Value::String(content.into()))];
-        Self { fields: fields.into_iter().collect(), trusted: false }
+        Self { fields: fields.into_iter().collect(), trusted: false, media: Vec::new() }
+    }
+
+    /// A message of media and, behind them, text. Without media it is one of plain text.
+    pub fn with_media(role: impl Into<String>, media: Vec<Medium>, text: &str) -> Self {
+        let mut message = Self::new(role, text);
+        if !media.is_empty() {
+            let mut parts: Vec<Value> = media.iter().map(|medium| json!({ "type": part_type(medium.kind()) })).collect();
+            if !text.is_empty() {
+                parts.push(json!({ "type": "text", "text": text }));
+            }
+            message.fields.insert("content".to_owned(), Value::Array(parts));
+        }
+        message.media = media;
+        message
     }
 
     /// Reads one message in the form of the OpenAI API.
@@ -123,7 +140,7 @@ impl Message {
             }
             Some(other) => return Err(format!("`content` must be a string or a list of parts, found {}", kind_of(other))),
         }
-        Ok(Self { fields, trusted: false })
+        Ok(Self { fields, trusted: false, media: Vec::new() })
     }
 
     /// Reads a list of messages in the form of the OpenAI API.
@@ -145,6 +162,12 @@ impl Message {
     /// What is said: a text, a list of parts, or nothing.
     pub fn content(&self) -> &Value {
         self.fields.get("content").unwrap_or(&Value::Null)
+    }
+
+    /// What the content's parts say of media: each part's kind, in order.
+    pub fn media_parts(&self) -> impl Iterator<Item = MediaKind> {
+        let types = self.content().as_array().into_iter().flatten().filter_map(|part| part["type"].as_str());
+        types.filter_map(|name| [MediaKind::Image, MediaKind::Audio].into_iter().find(|kind| part_type(*kind) == name))
     }
 
     /// All fields, in order.
@@ -226,6 +249,14 @@ fn count_values(value: &Value) -> u64 {
         Value::Array(items) => 1 + items.iter().map(count_values).sum::<u64>(),
         Value::Object(entries) => 1 + entries.values().map(count_values).sum::<u64>(),
         _ => 1,
+    }
+}
+
+/// What templates call a part that is a medium.
+pub(crate) fn part_type(kind: MediaKind) -> &'static str {
+    match kind {
+        MediaKind::Image => "image",
+        MediaKind::Audio => "audio",
     }
 }
 

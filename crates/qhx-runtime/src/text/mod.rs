@@ -21,6 +21,7 @@ mod system_turn;
 mod testing;
 mod tokenizer;
 
+pub(crate) use chat::part_type;
 pub use chat::{Chat, ChatError, ChatTemplate, Message};
 pub use detokenize::Detokenizer;
 pub use prompt::Prompt;

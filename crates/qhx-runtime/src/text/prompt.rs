@@ -25,16 +25,52 @@ impl ChatTemplate {
     /// Renders and encodes a conversation. `special` says what special tokens written out in messages, tools and documents become; the template's
     /// own are control tokens in any case.
     pub fn prompt(&self, chat: &Chat, tokenizer: &Tokenizer, special: SpecialTokens) -> Result<Prompt, ChatError> {
+        self.prompt_changed(chat, tokenizer, special, |_| {})
+    }
+
+    /// Like [`ChatTemplate::prompt`] for templates that know content as text only: each medium becomes the text that `placeholder` gives for its
+    /// type, as a control token, with a line's end between it and what is next to it.
+    pub fn prompt_flat(
+        &self,
+        chat: &Chat,
+        tokenizer: &Tokenizer,
+        special: SpecialTokens,
+        placeholder: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Prompt, ChatError> {
+        self.prompt_changed(chat, tokenizer, special, |chat| {
+            for message in &mut chat.messages {
+                if let Some(Value::Array(parts)) = message.fields_mut().get_mut("content") {
+                    let part = |part: &Value| match part["text"].as_str() {
+                        Some(text) => text.to_owned(),
+                        None => part["type"].as_str().and_then(placeholder).unwrap_or_default(),
+                    };
+                    let text = parts.iter().map(part).collect::<Vec<_>>().join("\n");
+                    message.fields_mut().insert("content".to_owned(), Value::String(text));
+                }
+            }
+        })
+    }
+
+    /// `change` is made after users' text was marked: what it adds is the program's own.
+    fn prompt_changed(
+        &self,
+        chat: &Chat,
+        tokenizer: &Tokenizer,
+        special: SpecialTokens,
+        change: impl Fn(&mut Chat),
+    ) -> Result<Prompt, ChatError> {
+        let mut changed = chat.clone();
         if special == SpecialTokens::AsText {
             let marker = Marker::for_chat(chat, tokenizer)?;
-            let mut marked = chat.clone();
-            if marker.mark_chat(&mut marked) > 0 {
-                let (text, forged) = unmark(&self.render(&marked)?, marker.character);
+            if marker.mark_chat(&mut changed) > 0 {
+                change(&mut changed);
+                let (text, forged) = unmark(&self.render(&changed)?, marker.character);
                 let ids = tokenizer.encode_except(&text, &forged)?;
                 return Ok(Prompt { text, ids });
             }
         }
-        let text = self.render(chat)?;
+        change(&mut changed);
+        let text = self.render(&changed)?;
         let ids = tokenizer.encode(&text, false, SpecialTokens::Parse)?;
         Ok(Prompt { text, ids })
     }

@@ -123,11 +123,23 @@ impl Tokenizer {
     /// The ids of a text in which some special tokens are control tokens and some are not: those marked at one of the `forged` byte positions
     /// (ascending, as [`Tokenizer::special_marks`] gives them) stay text.
     pub(super) fn encode_except(&self, text: &str, forged: &[usize]) -> Result<Vec<u32>, TokenizerError> {
-        self.guarded_encode(text, || {
-            let is_forged = |mark| forged.binary_search(&mark).is_ok();
-            let split = self.inner.added.split(text, self.inner.pipeline.get_normalizer(), is_forged)?;
-            self.encode_split(split)
+        self.guarded_encode(text, || self.encode_split(self.split_except(text, forged)?))
+    }
+
+    /// The ids of a text to be continued that stands behind `control`, control tokens as they are spelled. The tokenizer's own frame is put around
+    /// both; special tokens written out in the text stay text.
+    pub fn encode_behind(&self, control: &str, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let forged: Vec<usize> = self.special_marks(text).iter().map(|mark| control.len() + mark).collect();
+        let whole = [control, text].concat();
+        self.guarded_encode(&whole, || {
+            let encoding = self.encode_split(self.split_except(&whole, &forged)?)?;
+            self.inner.pipeline.post_process(encoding, None, true)
         })
+    }
+
+    fn split_except(&self, text: &str, forged: &[usize]) -> tokenizers::Result<PreTokenizedString> {
+        let is_forged = |mark| forged.binary_search(&mark).is_ok();
+        self.inner.added.split(text, self.inner.pipeline.get_normalizer(), is_forged)
     }
 
     /// Where special tokens are to be marked in `text` as a user wrote it: for each, and for a possible beginning of one at the end, the

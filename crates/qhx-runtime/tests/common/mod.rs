@@ -1,6 +1,7 @@
 //! Tiny models made by hand, with every kind of state, and devices that misbehave on request.
 #![allow(dead_code)]
 
+use qhx_bundle::media::Media;
 use qhx_ir::{
     Activation, Checked, DType, Dim, Encoding, Generator, Input, KeyValue, KvType, Mask, Name, Op, OpKind, Output, PROGRAM_VERSION,
     Program, Rotary, RotaryVariant, Slot, Stage, Weight, WeightTensor, Weights,
@@ -12,6 +13,7 @@ use std::{
 };
 
 pub(crate) mod devices;
+pub(crate) mod media;
 
 pub(crate) const VOCABULARY: usize = 23;
 const HIDDEN: usize = 8;
@@ -83,17 +85,31 @@ pub(crate) fn options(device: DeviceChoice, chunk: usize, context: usize) -> Loa
 }
 
 pub(crate) fn parts(kind: Kind) -> ModelParts {
-    let mut builder = Builder { kind, weights: BTreeMap::new(), tensors: HashMap::new(), slots: BTreeMap::new(), ops: vec![], seed: 1 };
+    let mut builder = Builder::new(kind, false);
     let program = builder.program();
-    ModelParts {
-        name: format!("{kind:?}"),
-        program: Checked::new(program).unwrap(),
-        weights: Arc::new(builder.tensors) as Arc<dyn Weights>,
-        context_limit: 64,
-        eos: vec![EOS],
-        tokenizer: None,
-        template: None,
-        fingerprint: format!("tiny {kind:?}"),
+    builder.parts(program)
+}
+
+impl Builder {
+    fn new(kind: Kind, sees: bool) -> Self {
+        Self { kind, sees, weights: BTreeMap::new(), tensors: HashMap::new(), slots: BTreeMap::new(), ops: vec![], seed: 1 }
+    }
+
+    fn parts(self, program: Program) -> ModelParts {
+        let kind = self.kind;
+        ModelParts {
+            name: format!("{kind:?}"),
+            program: Checked::new(program).unwrap(),
+            weights: Arc::new(self.tensors) as Arc<dyn Weights>,
+            context_limit: 64,
+            eos: vec![EOS],
+            tokenizer: None,
+            template: None,
+            fingerprint: format!("tiny {kind:?}"),
+            media: Media::default(),
+            towers: BTreeMap::new(),
+            pad: None,
+        }
     }
 }
 
@@ -104,6 +120,8 @@ pub(crate) fn ids(seed: u64, count: usize) -> Vec<u32> {
 
 struct Builder {
     kind: Kind,
+    /// Whether it takes soft rows, adds rows after its first layer and turns by three streams of positions.
+    sees: bool,
     weights: BTreeMap<Name, Weight>,
     tensors: HashMap<String, WeightTensor>,
     slots: BTreeMap<Name, Slot>,
@@ -115,6 +133,9 @@ impl Builder {
     fn program(&mut self) -> Program {
         let table = self.weight("table", &[VOCABULARY, HIDDEN], 1.0);
         let mut x = self.op("embed.rows", OpKind::Embed { ids: "ids".into(), table, scale: 1.0 });
+        if self.sees {
+            x = self.op("embed.soft", OpKind::ScatterRows { x, rows: "soft_rows".into(), at: "soft_rows_at".into() });
+        }
         let mut stages = vec![Stage { name: "embed".into(), tap: Some(x.clone()) }];
         for layer in 0..2 {
             let mixed = if layer == 0 && self.kind.is_recurrent() { self.delta(layer, &x) } else { self.attention(layer, &x) };
@@ -126,6 +147,9 @@ impl Builder {
             let h = self.op(&format!("layers.{layer}.ffn.act"), OpKind::GateAct { gate, up, activation: Activation::Silu });
             let h = self.linear(&format!("layers.{layer}.ffn.down"), &h, HIDDEN, FFN);
             x = self.op(&format!("layers.{layer}.ffn.residual"), OpKind::Add { a: x, b: h });
+            if self.sees && layer == 0 {
+                x = self.op("layers.0.ffn.deepstack", OpKind::ScatterAddRows { x, rows: "deepstack".into(), at: "soft_rows_at".into() });
+            }
             stages.push(Stage { name: format!("layers.{layer}.ffn").into(), tap: Some(x.clone()) });
         }
         let x = self.op("lm_head.rows", OpKind::Gather { x, rows: "wanted".into() });
@@ -138,17 +162,26 @@ impl Builder {
         let variant = |factor: f32| RotaryVariant { inv_freq: vec![1.0 / factor, 0.05 / factor], amplitude: 1.0 };
         let rotary = Rotary {
             blocks: vec![(0, HEAD_DIM)],
-            streams: vec![],
+            streams: if self.sees { vec![1, 2] } else { vec![] },
             variants: (0..=epochs.len()).map(|e| variant(1.0 + e as f32)).collect(),
         };
+        let mut inputs = vec![
+            input("ids", vec![Dim::T], Generator::Ids),
+            input("positions", vec![Dim::Fixed(1), Dim::T], Generator::PositionsSequence),
+            input("wanted", vec![Dim::L], Generator::WantedRows),
+        ];
+        if self.sees {
+            let soft =
+                |name: &str, generator| Input { name: name.into(), dtype: DType::F32, shape: vec![Dim::R, Dim::Fixed(HIDDEN)], generator };
+            inputs[0].generator = Generator::IdsMediaAsPad;
+            inputs[1] = input("positions", vec![Dim::Fixed(3), Dim::T], Generator::PositionsMrope);
+            inputs.extend([soft("soft_rows", Generator::SoftRows), soft("deepstack", Generator::DeepstackRows(0))]);
+            inputs.push(input("soft_rows_at", vec![Dim::R], Generator::SoftRowsAt));
+        }
         Program {
             program_version: PROGRAM_VERSION,
             name: "text".into(),
-            inputs: vec![
-                input("ids", vec![Dim::T], Generator::Ids),
-                input("positions", vec![Dim::Fixed(1), Dim::T], Generator::PositionsSequence),
-                input("wanted", vec![Dim::L], Generator::WantedRows),
-            ],
+            inputs,
             outputs: vec![Output { name: "logits".into(), value: logits }],
             slots: std::mem::take(&mut self.slots),
             epochs,

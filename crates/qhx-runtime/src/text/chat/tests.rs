@@ -1,7 +1,6 @@
 use super::super::testing::{SPECIAL, Settings, tokenizer};
 use super::super::{SpecialTokens, Tokenizer};
 use super::*;
-use serde_json::json;
 
 /// One turn form for all roles, and a system prompt of its own where none is given.
 const WITH_DEFAULT_SYSTEM: &str = "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nYou are \

@@ -1,0 +1,331 @@
+//! From media to soft rows: the towers of a model, loaded when first needed, and what they have made so far.
+//!
+//! Knows programs without state, devices and the numbers of a medium; knows nothing of tokens or sessions.
+
+use crate::{
+    Cancel, Error, LoadOptions,
+    inputs::{deepstack_count, soft_row_width},
+    medium::{FrontEnd, MediaKind, Medium, Numbers, takes},
+    memory::{TowerNeed, available_bytes},
+    placement::{self, Placement},
+    registry::DeviceChoice,
+};
+use qhx_bundle::{Digest, media::Media};
+use qhx_ir::{Bindings, Call, Checked, Device, DeviceError, Dim, Executable, Generator, Segment, Tap, Weights};
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// What a tower made of an image or a sound.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Encoded {
+    kind: MediaKind,
+    digest: Digest,
+    rows: usize,
+    grid: Option<[usize; 2]>,
+    soft: Vec<f32>,
+    deepstack: Vec<Vec<f32>>,
+}
+
+impl Encoded {
+    /// `soft` and each of `deepstack` have `rows` rows of one width.
+    pub(crate) fn new(
+        kind: MediaKind,
+        digest: Digest,
+        rows: usize,
+        grid: Option<[usize; 2]>,
+        soft: Vec<f32>,
+        deepstack: Vec<Vec<f32>>,
+    ) -> Self {
+        Self { kind, digest, rows, grid, soft, deepstack }
+    }
+
+    /// What it was.
+    pub fn kind(&self) -> MediaKind {
+        self.kind
+    }
+
+    /// The sum of what the tower was given.
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// How many soft rows it has: as many placeholders stand for it among the ids.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Rows and columns of an image's soft rows.
+    pub fn grid(&self) -> Option<[usize; 2]> {
+        self.grid
+    }
+
+    /// Numbers of a soft row.
+    pub fn width(&self) -> usize {
+        self.soft.len() / self.rows.max(1)
+    }
+
+    /// The numbers of some soft rows.
+    pub fn soft_rows(&self, rows: Range<usize>) -> &[f32] {
+        &self.soft[rows.start * self.width()..rows.end * self.width()]
+    }
+
+    /// How many sets of rows there are that are added after text layers.
+    pub fn deepstack_count(&self) -> usize {
+        self.deepstack.len()
+    }
+
+    /// The numbers of some rows of deepstack set `number`.
+    pub fn deepstack_rows(&self, number: usize, rows: Range<usize>) -> &[f32] {
+        &self.deepstack[number][rows.start * self.width()..rows.end * self.width()]
+    }
+
+    pub(crate) fn is_same_content(&self, other: &Self) -> bool {
+        (self.kind, self.digest) == (other.kind, other.digest)
+    }
+
+    fn bytes(&self) -> usize {
+        4 * (self.soft.len() + self.deepstack.iter().map(Vec::len).sum::<usize>())
+    }
+}
+
+/// The towers of a model.
+pub(crate) struct Encoders {
+    towers: Vec<Tower>,
+    candidates: Vec<Arc<dyn Device>>,
+    choice: DeviceChoice,
+    overcommit: bool,
+    weights: Arc<dyn Weights>,
+    /// Encoded media, the latest last.
+    made: Mutex<Vec<Arc<Encoded>>>,
+}
+
+/// A program that makes soft rows.
+struct Tower {
+    kind: MediaKind,
+    front_end: FrontEnd,
+    program: Checked,
+    /// Numbers of a soft row, and how many deepstack outputs the text program wants.
+    width: usize,
+    deepstack: usize,
+    loaded: Mutex<Option<Loaded>>,
+}
+
+struct Loaded {
+    executable: Box<dyn Executable>,
+    max_rows: usize,
+    placement: Placement,
+}
+
+/// The most that encoded media may hold for use again; the latest one is kept in any case.
+const MAX_MADE_BYTES: usize = 256 << 20;
+
+impl Encoders {
+    /// The towers that `media` names, checked against the text program that reads what they make.
+    pub(crate) fn new(
+        media: &Media,
+        programs: &BTreeMap<String, Checked>,
+        text: &Checked,
+        weights: Arc<dyn Weights>,
+        candidates: Vec<Arc<dyn Device>>,
+        options: &LoadOptions,
+    ) -> Result<Self, Error> {
+        let LoadOptions { device: choice, overcommit, .. } = *options;
+        let towers = FrontEnd::all(media).map(|front_end| Tower::new(front_end, programs, text)).collect::<Result<_, _>>()?;
+        Ok(Self { towers, candidates, choice, overcommit, weights, made: Mutex::default() })
+    }
+
+    /// What media the model takes.
+    pub(crate) fn kinds(&self) -> impl Iterator<Item = MediaKind> {
+        self.towers.iter().map(|tower| tower.kind)
+    }
+
+    /// How many soft rows a medium has.
+    pub(crate) fn soft_rows(&self, model: &str, medium: &Medium) -> Result<usize, Error> {
+        self.tower(model, medium)?.soft_rows(medium.rows())
+    }
+
+    /// The program that encodes media of a kind.
+    pub(crate) fn program(&self, kind: MediaKind) -> Option<&Checked> {
+        self.towers.iter().find(|tower| tower.kind == kind).map(|tower| &tower.program)
+    }
+
+    /// Where the stages of a tower run, once it is loaded.
+    pub(crate) fn placement(&self, kind: MediaKind) -> Option<Placement> {
+        let tower = self.towers.iter().find(|tower| tower.kind == kind)?;
+        lock(&tower.loaded).as_ref().map(|loaded| loaded.placement.clone())
+    }
+
+    /// The soft rows of a medium, and whether a tower had to be run for them.
+    pub(crate) fn encode(&self, model: &str, medium: &Medium, cancel: &Cancel) -> Result<(Arc<Encoded>, bool), Error> {
+        let tower = self.tower(model, medium)?;
+        if let Some(encoded) = self.find(medium) {
+            return Ok((self.keep(encoded), false));
+        }
+        let encoded = Arc::new(self.run(tower, medium, cancel, None)?);
+        Ok((self.keep(encoded), true))
+    }
+
+    /// Runs the tower whatever was made before, and shows what every stage made.
+    pub(crate) fn encode_traced(
+        &self,
+        model: &str,
+        medium: &Medium,
+        cancel: &Cancel,
+        taps: &mut dyn FnMut(Tap<'_>),
+    ) -> Result<Arc<Encoded>, Error> {
+        let tower = self.tower(model, medium)?;
+        let encoded = Arc::new(self.run(tower, medium, cancel, Some(taps))?);
+        Ok(self.keep(encoded))
+    }
+
+    fn tower(&self, model: &str, medium: &Medium) -> Result<&Tower, Error> {
+        let kind = medium.kind();
+        let tower = self.towers.iter().find(|tower| tower.kind == kind);
+        let tower = tower.ok_or_else(|| Error::NotTaken { model: model.to_owned(), kind, takes: takes(self.kinds()) })?;
+        match medium.is_for(&tower.front_end) {
+            true => Ok(tower),
+            false => Err(Error::OtherFrontEnd { medium: medium.name().to_owned(), model: model.to_owned() }),
+        }
+    }
+
+    fn find(&self, medium: &Medium) -> Option<Arc<Encoded>> {
+        let same = |encoded: &&Arc<Encoded>| (encoded.kind, encoded.digest) == (medium.kind(), medium.digest());
+        lock(&self.made).iter().find(same).cloned()
+    }
+
+    /// Puts it last among what was made, and makes room.
+    fn keep(&self, encoded: Arc<Encoded>) -> Arc<Encoded> {
+        let mut made = lock(&self.made);
+        made.retain(|other| !other.is_same_content(&encoded));
+        made.push(encoded.clone());
+        let mut bytes: usize = made.iter().map(|encoded| encoded.bytes()).sum();
+        while bytes > MAX_MADE_BYTES && made.len() > 1 {
+            bytes -= made.remove(0).bytes();
+        }
+        encoded
+    }
+
+    fn run(&self, tower: &Tower, medium: &Medium, cancel: &Cancel, taps: Option<&mut dyn FnMut(Tap<'_>)>) -> Result<Encoded, Error> {
+        if cancel.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        let mut loaded = lock(&tower.loaded);
+        let loaded = self.load(tower, &mut loaded, medium)?;
+        tower.run(&mut *loaded.executable, medium, cancel, taps)
+    }
+
+    /// Gets the tower ready for a call as large as the medium's.
+    fn load<'a>(&self, tower: &Tower, slot: &'a mut Option<Loaded>, medium: &Medium) -> Result<&'a mut Loaded, Error> {
+        let rows = medium.rows();
+        if slot.as_ref().is_none_or(|loaded| loaded.max_rows < rows) {
+            // What is loaded holds memory for its largest call.
+            *slot = None;
+            let needed = TowerNeed { program: &tower.program, rows }.bytes();
+            if let Some(available) = available_bytes().filter(|&available| needed > available && !self.overcommit) {
+                return Err(Error::MediumDoesNotFit { medium: medium.name().to_owned(), kind: tower.kind, needed, available });
+            }
+            let (device, placement) = placement::place_tower(&tower.program, self.choice, &self.candidates)?;
+            let options = qhx_ir::LoadOptions { max_rows: rows, max_soft_rows: 0, max_wanted: 1, artifacts: None };
+            let executable = device.load(&tower.program, &self.weights, &options)?;
+            *slot = Some(Loaded { executable, max_rows: rows, placement });
+        }
+        slot.as_mut().ok_or_else(|| Error::Device(DeviceError::Call("the tower is not loaded".into())))
+    }
+}
+
+impl Tower {
+    fn new(front_end: FrontEnd, programs: &BTreeMap<String, Checked>, text: &Checked) -> Result<Self, Error> {
+        let kind = front_end.kind();
+        let name = front_end.program().to_owned();
+        let wrong = |reason: String| Error::Tower { program: name.clone(), reason };
+        let program = programs.get(&name).ok_or_else(|| wrong("the bundle has no such program".into()))?.clone();
+        if !program.slots.is_empty() {
+            return Err(wrong("it keeps state, and a tower has none".into()));
+        }
+        if let Some(input) = program.inputs.iter().find(|input| !front_end.makes(&input.generator)) {
+            return Err(wrong(format!("its input `{}` is not made of {kind}s", input.name)));
+        }
+        let takes_places = text.inputs.iter().any(|input| input.generator == Generator::SoftRowsAt);
+        let width = soft_row_width(text).filter(|_| takes_places);
+        let width = width.ok_or_else(|| wrong("the text program takes no soft rows".into()))?;
+        let tower = Self { kind, front_end, program, width, deepstack: deepstack_count(text), loaded: Mutex::default() };
+        let names = (0..tower.deepstack).map(deepstack_name).filter(|_| tower.kind == MediaKind::Image);
+        for name in std::iter::once(SOFT_ROWS.to_owned()).chain(names) {
+            let found = tower.output(&name).map(|shape| shape.to_vec());
+            match found.as_deref() {
+                Some([_, Dim::Fixed(found)]) if *found == width => {}
+                Some(_) => {
+                    return Err(wrong(format!("its output `{name}` must have rows of {width} numbers, as the text program takes them")));
+                }
+                None => return Err(wrong(format!("it has no output `{name}`"))),
+            }
+        }
+        Ok(tower)
+    }
+
+    fn output(&self, name: &str) -> Option<&[Dim]> {
+        let output = self.program.outputs.iter().find(|output| &*output.name == name)?;
+        Some(&self.program.value_type(&output.value).shape)
+    }
+
+    /// How many soft rows a call of `rows` rows gives.
+    fn soft_rows(&self, rows: usize) -> Result<usize, Error> {
+        let bindings = Bindings { rows, soft_rows: 0, wanted: 0 };
+        let first = self.output(SOFT_ROWS).and_then(|shape| shape.first().copied());
+        let bound = first.map_or(Ok(0), |dim| dim.bind(&bindings));
+        bound.map_err(|reason| Error::Tower { program: self.program.name.to_string(), reason })
+    }
+
+    fn run(
+        &self,
+        executable: &mut dyn Executable,
+        medium: &Medium,
+        cancel: &Cancel,
+        taps: Option<&mut dyn FnMut(Tap<'_>)>,
+    ) -> Result<Encoded, Error> {
+        let rows = medium.rows();
+        let numbers = medium.numbers(self.program.inputs.iter().map(|input| &input.generator));
+        let inputs: Vec<_> = numbers.iter().map(Numbers::lend).collect();
+        let mut segments = [Segment { state: None, first_row: 0, valid_rows: rows }];
+        let bindings = Bindings { rows, soft_rows: 0, wanted: 0 };
+        let mut tap;
+        let taps: Option<&mut dyn FnMut(Tap<'_>)> = match taps {
+            Some(show) => {
+                tap = |it: Tap<'_>| show(it);
+                Some(&mut tap)
+            }
+            None => None,
+        };
+        executable.run(&mut Call { bindings, inputs: &inputs, segments: &mut segments, epoch: 0, cancel: Some(cancel.flag()), taps })?;
+        let soft_rows = self.soft_rows(rows)?;
+        let output = |name: &str| match executable.output(name) {
+            Some(output) if output.len() == soft_rows * self.width => Ok(output.to_vec()),
+            found => Err(Error::Tower {
+                program: self.program.name.to_string(),
+                reason: format!("the device gave {:?} numbers as `{name}`, expected {soft_rows} x {}", found.map(<[f32]>::len), self.width),
+            }),
+        };
+        let soft = output(SOFT_ROWS)?;
+        // A sound beside images that have them adds nothing to the layers.
+        let deepstack = (0..self.deepstack).map(|number| match self.kind {
+            MediaKind::Image => output(&deepstack_name(number)),
+            MediaKind::Audio => Ok(vec![0.0; soft.len()]),
+        });
+        let deepstack = deepstack.collect::<Result<_, _>>()?;
+        Ok(Encoded::new(self.kind, medium.digest(), soft_rows, medium.grid(), soft, deepstack))
+    }
+}
+
+const SOFT_ROWS: &str = "soft_rows";
+
+fn deepstack_name(number: usize) -> String {
+    format!("deepstack.{number}")
+}
+
+/// A device that panicked is used again: what it computes is checked.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
