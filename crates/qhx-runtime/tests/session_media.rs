@@ -10,7 +10,7 @@ use common::{
     options,
 };
 use qhx_ir::{Bindings, Call, Device, Generator, InputData, Segment, reference::ReferenceDevice};
-use qhx_runtime::{Cancel, DeviceChoice, Error, LoadOptions, MediaKind, Medium, Model, Prompt, Session};
+use qhx_runtime::{Cancel, DeviceChoice, Error, LoadOptions, LoadPlan, MediaKind, Medium, Model, Prompt, Session};
 use std::sync::Arc;
 
 const CONTEXT: usize = 90;
@@ -236,6 +236,18 @@ fn a_cancelled_read_within_an_image_changes_nothing() {
             session.prepare_prompt(&prompt, &Cancel::new()).unwrap();
             assert_eq!(session.logits().unwrap(), expected, "{kind:?} after call {call}");
         }
+        // A session that holds pictures and is asked for others keeps its own.
+        let mut changed = parts();
+        changed[4] = Part::Medium(image(8, 4, 2));
+        let (other, _) = self::prompt(&model, &changed);
+        let mut session = model.session().unwrap();
+        read(&mut session, &prompt);
+        let expected = more(&mut session.fork(), &words(5, 2));
+        let cancel = Cancel::new();
+        device.set(|t| (t.cancel_in_call, t.cancel) = (2, cancel.clone()));
+        assert!(matches!(session.prepare_prompt(&other, &cancel), Err(Error::Cancelled)), "{kind:?}");
+        device.set(|t| t.cancel_in_call = 0);
+        assert_eq!(more(&mut session, &words(5, 2)), expected, "{kind:?}");
         // Before anything is encoded.
         let cancel = Cancel::new();
         cancel.cancel();
@@ -317,6 +329,17 @@ fn ids_and_media_must_fit() {
 }
 
 #[test]
+fn placeholders_without_media_are_padding() {
+    let model = seeing_model(Kind::Dense, DeviceChoice::Reference, 16, CONTEXT);
+    let [seen, heard, padding] = [IMAGE, AUDIO, 0].map(|id| more(&mut model.session().unwrap(), &[1, id, id, 2]));
+    assert!(seen == padding && heard == padding);
+    let mut parts = seeing(Kind::Dense);
+    parts.pad = None;
+    let without = Model::from_parts(parts, &options(DeviceChoice::Reference, 16, CONTEXT)).unwrap();
+    assert!(more(&mut without.session().unwrap(), &[1, IMAGE, IMAGE, 2]) != padding, "nothing to replace them by");
+}
+
+#[test]
 fn towers_are_checked_before_anything_is_loaded() {
     let load = |change: &dyn Fn(&mut qhx_runtime::ModelParts)| {
         let mut parts = seeing(Kind::Dense);
@@ -339,4 +362,44 @@ fn towers_are_checked_before_anything_is_loaded() {
         parts.towers.insert("vision".into(), qhx_ir::Checked::new(program).unwrap());
     };
     assert!(load(&renamed).unwrap().contains("it has no output `deepstack.0`"));
+}
+
+#[test]
+fn a_tower_grows_with_its_media() {
+    for device in device_choices() {
+        let model = seeing_model(Kind::Dense, device, 8, 40);
+        for (seed, rows, columns) in [(1, 1, 2), (2, 5, 4), (3, 1, 1), (2, 5, 4), (4, 6, 6)] {
+            let picture = image(seed, rows, columns);
+            let fresh = seeing_model(Kind::Dense, device, 8, 40).encode(&picture, &Cancel::new()).unwrap();
+            assert_eq!(model.encode(&picture, &Cancel::new()).unwrap(), fresh, "{rows} x {columns} on {device}");
+            assert_eq!((fresh.rows(), fresh.grid(), fresh.deepstack_count()), (rows * columns, Some([rows, columns]), 1));
+        }
+        // Two tasks at once take turns.
+        std::thread::scope(|scope| {
+            for seed in 10..14 {
+                let model = &model;
+                scope.spawn(move || {
+                    let picture = image(seed, 3, seed as usize - 9);
+                    let fresh = seeing_model(Kind::Dense, device, 8, 40).encode(&picture, &Cancel::new()).unwrap();
+                    assert_eq!(model.encode(&picture, &Cancel::new()).unwrap(), fresh);
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn memory_is_counted_with_the_towers_that_are_needed() {
+    let parts = seeing(Kind::Dense);
+    let plan = |media: &[Medium]| {
+        let plan = LoadPlan::new(&parts.program, 40, &options(DeviceChoice::Reference, 8, 40)).unwrap();
+        plan.counting(&parts.towers, media).memory
+    };
+    let (none, small, large) = (plan(&[]), plan(&[image(1, 1, 1)]), plan(&[image(1, 1, 1), image(2, 6, 6)]));
+    assert_eq!((none.tower_bytes, none.to_string().contains("towers")), (0, false));
+    assert!(0 < small.tower_bytes && small.tower_bytes < large.tower_bytes);
+    assert_eq!(large.tower_bytes, plan(&[image(2, 6, 6)]).tower_bytes, "one tower, for its largest call");
+    assert_eq!(large.total_bytes, none.total_bytes + large.tower_bytes);
+    assert!(plan(&[image(1, 1, 1), sound(1, 300)]).tower_bytes > small.tower_bytes);
+    assert!(large.to_string().contains("towers"), "{large}");
 }

@@ -2,9 +2,13 @@
 
 mod common;
 
-use common::{KINDS, Kind, device_choices, ids, model};
+use common::{
+    KINDS, Kind, device_choices, ids,
+    media::{IMAGE, image, seeing_model},
+    model,
+};
 use qhx_bundle::Digest;
-use qhx_runtime::{Cancel, DeviceChoice, Session};
+use qhx_runtime::{Cancel, DeviceChoice, Prompt, Session};
 use serde_json::{Value, json};
 use std::{fs, path::Path};
 
@@ -105,6 +109,42 @@ fn wrong_files_are_refused_with_a_reason() {
     }
     rewrite(&file, &good, |_| {});
     assert!(own.restore(&file).is_ok(), "rewriting alone breaks nothing");
+}
+
+#[test]
+fn media_that_lie_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("session");
+    let own = seeing_model(Kind::Dense, DeviceChoice::Reference, 8, 40);
+    let mut session = own.session().unwrap();
+    let mixed = [vec![1; 3], vec![IMAGE; 6], vec![2; 2]].concat();
+    let prompt = Prompt::from_ids_with_media(&own, mixed, &[image(1, 2, 3)]).unwrap();
+    session.append_prompt(&prompt, &Cancel::new()).unwrap();
+    session.save(&file).unwrap();
+    let good = fs::read(&file).unwrap();
+    type Lie = fn(&mut Value);
+    let lies: [(Lie, &str); 11] = [
+        (|m| m["first"] = json!(9), "from row 9 on"),
+        (|m| m["first"] = json!(u64::MAX), "of 11 rows"),
+        (|m| m["rows"] = json!(0), "claims 0 of 6 rows"),
+        (|m| m["rows"] = json!(7), "claims 7 of 6 rows"),
+        (|m| (m["rows"], m["all_rows"]) = (json!(4), json!(4)), "claims 4 of 4 rows"),
+        (|m| m["grid"] = json!([0, 6]), "claims 6 of 6 rows"),
+        (|m| m["grid"] = json!([u64::MAX, 2]), "claims 6 of 6 rows"),
+        (|m| (m["all_rows"], m["grid"]) = (json!(12), json!([4, 3])), "ends within the rows of a medium"),
+        (|m| (m["all_rows"], m["grid"]) = (json!(u64::MAX / 2), json!([1, u64::MAX / 2])), "beyond all bounds"),
+        (|m| m["kind"] = json!("audio"), "claims 6 of 6 rows"),
+        (|m| m["kind"] = json!("smell"), "smell"),
+    ];
+    for (lie, expected) in lies {
+        rewrite(&file, &good, |header| lie(&mut header["media"][0]));
+        let error = own.restore(&file).err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(error.contains(expected), "expected `{expected}`, found `{error}`");
+    }
+    rewrite(&file, &good, |header| header["media"] = json!([header["media"][0], header["media"][0]]));
+    assert!(own.restore(&file).is_err(), "two media in one place");
+    rewrite(&file, &good, |_| {});
+    assert!(own.restore(&file).is_ok());
 }
 
 /// Changes the header of a snapshot and makes its sum right again.
