@@ -383,6 +383,8 @@ fn inspect_and_trace_show_the_towers() {
     for expected in ["images", "program `vision`", "program `audio`", "16000 Hz, up to 30 s", "vision.N", "audio.N", "tower stage"] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
+    let stages = succeed(["inspect", bundle("qwen3_vl").to_str().unwrap()]);
+    assert_eq!(stages.matches("| vision.N ").count(), 1, "those that differ only in number stand together: {stages}");
     let report = json(["inspect", gemma, "--json"]);
     assert_eq!(report["media"]["audio"]["sampling_rate"], 16_000);
     assert_eq!(report["towers"].as_array().unwrap().len(), 2);

@@ -270,11 +270,11 @@ fn stage_bytes(program: &Checked, stage: &str) -> u64 {
 fn images(front_end: &ImageFrontEnd) -> String {
     let Patches { size, block, .. } = front_end.patches;
     let rule = match front_end.resize {
-        Resize::Area { min_pixels, max_pixels, .. } => format!("{} to {} pixels", show_count(min_pixels), show_count(max_pixels)),
-        Resize::Budget { max_soft_rows } => format!("up to {max_soft_rows} tokens"),
-        Resize::Fixed { height, width } => format!("{height} x {width} pixels"),
+        Resize::Area { min_pixels, max_pixels, .. } => format!("scaled to {} to {} pixels", show_count(min_pixels), show_count(max_pixels)),
+        Resize::Budget { max_soft_rows } => format!("scaled to at most {max_soft_rows} tokens"),
+        Resize::Fixed { height, width } => format!("scaled to {height} x {width} pixels"),
     };
-    format!("program `{}`: scaled to {rule}, a token for {side} x {side} pixels", front_end.program, side = size * block)
+    format!("program `{}`: {rule}, a token for {side} x {side} pixels", front_end.program, side = size * block)
 }
 
 /// What becomes of a sound.
@@ -294,11 +294,16 @@ fn towers_table(towers: &[TowerReport]) -> String {
         ("why", Align::Left),
     ]);
     for tower in towers {
-        let key = |stage: &TowerStage| [numberless(&stage.stage), stage.device.clone(), stage.reason.clone()];
-        for group in tower.stages.chunk_by(|a, b| key(a) == key(b)) {
-            let bytes = group.iter().map(|stage| stage.weight_bytes).sum();
-            let [name, device, reason] = key(&group[0]);
-            table.row([name, group.len().to_string(), show_bytes(bytes), device, reason]);
+        let mut groups: Vec<([String; 3], usize, u64)> = Vec::new();
+        for stage in &tower.stages {
+            let key = [numberless(&stage.stage), stage.device.clone(), stage.reason.clone()];
+            match groups.iter_mut().find(|(name, ..)| *name == key) {
+                Some((_, times, bytes)) => (*times, *bytes) = (*times + 1, *bytes + stage.weight_bytes),
+                None => groups.push((key, 1, stage.weight_bytes)),
+            }
+        }
+        for ([name, device, reason], times, bytes) in groups {
+            table.row([name, times.to_string(), show_bytes(bytes), device, reason]);
         }
         let all = format!("{} in all, {} parameters", tower.program, show_count(tower.parameters));
         table.row([all, String::new(), show_bytes(tower.weight_bytes), String::new(), String::new()]);
