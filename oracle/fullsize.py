@@ -62,11 +62,16 @@ def fill_tensor(tensor, name, seed, zero_centred):
         offset, factor = 0.0, math.sqrt(3.0 / tensor.shape[-1])
     elif zero_centred(name):
         offset, factor = 0.0, 0.25
-    elif name.endswith(("norm.weight", "layer_scalar")):
+    elif is_norm(name) or name.endswith("layer_scalar"):
         offset, factor = 1.0, 0.25
     else:
         offset, factor = 0.0, 0.125
     fill(tensor, name, seed, offset, factor)
+
+
+def is_norm(name):
+    module = name.removesuffix(".weight").rsplit(".", 1)[-1]
+    return name.endswith(".weight") and (module.startswith("norm") or module.endswith("norm"))
 
 
 def fill_model(model, model_type, seed):

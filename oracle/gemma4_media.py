@@ -20,10 +20,12 @@ def load(folder: Path) -> transformers.Gemma4Processor:
     names = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>",
              "audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>"}
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder, extra_special_tokens=names)
-    parts = json.loads((folder / "processor_config.json").read_text(encoding="utf-8"))
+    parts = files(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    nested = parts.get("processor_config.json", {})
+    flat = parts.get("preprocessor_config.json", {})
     return transformers.Gemma4Processor(
-        feature_extractor=transformers.Gemma4AudioFeatureExtractor(**parts["feature_extractor"]),
-        image_processor=transformers.Gemma4ImageProcessor(**parts["image_processor"]),
+        feature_extractor=transformers.Gemma4AudioFeatureExtractor(**nested.get("feature_extractor", flat)),
+        image_processor=transformers.Gemma4ImageProcessor(**nested.get("image_processor", flat)),
         tokenizer=tokenizer,
         video_processor=transformers.Gemma4VideoProcessor(),
         chat_template=tokenizer.chat_template,
@@ -31,15 +33,13 @@ def load(folder: Path) -> transformers.Gemma4Processor:
 
 
 def files(config: dict) -> dict[str, dict]:
-    """`processor_config.json` with a section for each part, as published."""
+    """`processor_config.json` with a section for each part, as published; or all in `preprocessor_config.json`, where the text is in the newer style."""
     vision = config["vision_config"]
-    return {"processor_config.json": {
-        "audio_ms_per_token": 40,
-        "audio_seq_length": 750,
+    parts = {
         "feature_extractor": {
             "dither": 0.0,
             "feature_extractor_type": "Gemma4AudioFeatureExtractor",
-            "feature_size": 128,
+            "feature_size": config["audio_config"]["subsampling_conv_channels"][0],
             "fft_length": 512,
             "fft_overdrive": False,
             "frame_length": 320,
@@ -72,14 +72,22 @@ def files(config: dict) -> dict[str, dict]:
             "resample": 3,
             "rescale_factor": 1 / 255,
         },
+    }
+    video = {
+        "max_soft_tokens": 70,
+        "patch_size": vision["patch_size"],
+        "pooling_kernel_size": vision["pooling_kernel_size"],
+        "video_processor_type": "Gemma4VideoProcessor",
+    }
+    if "per_layer_config" in config["text_config"]:
+        return {"preprocessor_config.json": parts["feature_extractor"] | parts["image_processor"] | {"processor_class": "Gemma4Processor"}}
+    return {"processor_config.json": {
+        "audio_ms_per_token": 40,
+        "audio_seq_length": 750,
+        **parts,
         "image_seq_length": BUDGET,
         "processor_class": "Gemma4Processor",
-        "video_processor": {
-            "max_soft_tokens": 70,
-            "patch_size": vision["patch_size"],
-            "pooling_kernel_size": vision["pooling_kernel_size"],
-            "video_processor_type": "Gemma4VideoProcessor",
-        },
+        "video_processor": video,
     }}
 
 

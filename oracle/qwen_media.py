@@ -7,9 +7,12 @@ from media import Media, Tower, hooked, image, to_levels
 
 
 def files(config: dict) -> dict[str, dict]:
-    """`preprocessor_config.json` as published, with bounds for small pictures."""
+    """`preprocessor_config.json` as published, with bounds for small pictures; untied models have the bounds in the older style."""
     vision = config["vision_config"]
     side = vision["patch_size"] * vision["spatial_merge_size"]
+    bounds = {"max_pixels": 16 * side**2, "min_pixels": 3 * side**2}
+    if config["tie_word_embeddings"]:
+        bounds = {"size": {"longest_edge": 16 * side**2, "shortest_edge": 3 * side**2}}
     return {"preprocessor_config.json": {
         "do_convert_rgb": True,
         "do_normalize": True,
@@ -23,9 +26,8 @@ def files(config: dict) -> dict[str, dict]:
         "processor_class": "Qwen3VLProcessor",
         "resample": 3,
         "rescale_factor": 1 / 255,
-        "size": {"longest_edge": 16 * side**2, "shortest_edge": 3 * side**2},
         "temporal_patch_size": vision["temporal_patch_size"],
-    }}
+    } | bounds}
 
 
 def run(processor, model, picture) -> Tower:

@@ -6,7 +6,8 @@ S, F = "sliding_attention", "full_attention"
 
 
 def config(vocab: Vocabulary, *, size: int, hidden: int, ffn: int, layers: list[str], heads: int, kv: int, head_dim: int,
-           full_head_dim: int, per_layer: int, window: int, shared: int, double_wide: bool, modern: bool) -> dict:
+           full_head_dim: int, per_layer: int, window: int, shared: int, double_wide: bool, modern: bool,
+           vision: dict = {}, audio: dict = {}) -> dict:
     text = {
         "attention_bias": False,
         "attention_dropout": 0.0,
@@ -72,7 +73,7 @@ def config(vocab: Vocabulary, *, size: int, hidden: int, ffn: int, layers: list[
             "rms_norm_eps": 1e-06,
             "subsampling_conv_channels": [128, 2],
             "use_clipped_linears": True,
-        },
+        } | audio,
         "audio_token_id": vocab["<|audio|>"],
         "boa_token_id": vocab["<|audio>"],
         "boi_token_id": vocab["<|image>"],
@@ -107,7 +108,7 @@ def config(vocab: Vocabulary, *, size: int, hidden: int, ffn: int, layers: list[
             "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"},
             "standardize": False,
             "use_clipped_linears": True,
-        },
+        } | vision,
         "vision_soft_tokens_per_image": 280,
     }
 
@@ -155,7 +156,13 @@ FAMILY = Family(
             full_head_dim=24, per_layer=10, window=16, shared=3, double_wide=False, modern=False),
         "other": lambda vocab: config(
             vocab, size=485, hidden=52, ffn=38, layers=[F, S, S, F, S, F], heads=3, kv=1, head_dim=20,
-            full_head_dim=16, per_layer=6, window=21, shared=2, double_wide=True, modern=True),
+            full_head_dim=16, per_layer=6, window=21, shared=2, double_wide=True, modern=True,
+            vision={"head_dim": 12, "hidden_size": 20, "intermediate_size": 36, "num_attention_heads": 4, "num_hidden_layers": 3,
+                    "num_key_value_heads": 2, "patch_size": 8, "pooling_kernel_size": 2, "position_embedding_size": 24,
+                    "rope_parameters": {"rope_theta": 50.0, "rope_type": "axial"}, "standardize": True, "use_clipped_linears": False},
+            audio={"attention_chunk_size": 5, "attention_context_left": 6, "attention_logit_cap": 6.0, "conv_kernel_size": 3,
+                   "hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 3, "output_proj_dims": 14, "residual_weight": 0.7,
+                   "subsampling_conv_channels": [48, 3], "use_clipped_linears": False}),
     },
     merges={"other": 78},
     rules=[
@@ -167,6 +174,8 @@ FAMILY = Family(
         (r"(input|output)_min$", -3.0, 0.3),
         (r"(input|output)_max$", 3.0, 0.3),
         (r"per_dim_scale$", 0.0, 0.3),
+        (r"std_bias$", 0.0, 1.0),
+        (r"std_scale$", 1.0, 0.3),
     ],
     extra_tensors=stray_tensors,
     attention_residual="pre_feedforward_layernorm",

@@ -5,7 +5,7 @@ from families import Family, Vocabulary
 
 def config(vocab: Vocabulary, *, size: int, hidden: int, ffn: int, layers: int, interval: int, heads: int, kv: int,
            head_dim: int, partial: float, sections: list[int], key_heads: int, key_dim: int, value_heads: int,
-           value_dim: int, tied: bool, list_layers: bool) -> dict:
+           value_dim: int, tied: bool, list_layers: bool, vision: dict = {}) -> dict:
     text = {
         "attention_bias": False,
         "attention_dropout": 0.0,
@@ -69,7 +69,7 @@ def config(vocab: Vocabulary, *, size: int, hidden: int, ffn: int, layers: int, 
             "patch_size": 16,
             "spatial_merge_size": 2,
             "temporal_patch_size": 2,
-        },
+        } | vision,
         "vision_end_token_id": vocab["<|vision_end|>"],
         "vision_start_token_id": vocab["<|vision_start|>"],
     }
@@ -124,7 +124,8 @@ FAMILY = Family(
             sections=[2, 1, 1], key_heads=2, key_dim=12, value_heads=6, value_dim=10, tied=True, list_layers=True),
         "other": lambda vocab: config(
             vocab, size=359, hidden=76, ffn=58, layers=4, interval=2, heads=4, kv=2, head_dim=24, partial=0.5,
-            sections=[2, 2, 2], key_heads=3, key_dim=8, value_heads=3, value_dim=14, tied=False, list_layers=False),
+            sections=[2, 2, 2], key_heads=3, key_dim=8, value_heads=3, value_dim=14, tied=False, list_layers=False,
+            vision={"depth": 3, "hidden_size": 24, "intermediate_size": 20, "num_heads": 3, "num_position_embeddings": 16, "patch_size": 8}),
     },
     merges={"other": 72},
     rules=[

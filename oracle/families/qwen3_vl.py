@@ -4,7 +4,7 @@ from families import Family, Vocabulary
 
 
 def config(vocab: Vocabulary, *, size: int, hidden: int, ffn: int, layers: int, heads: int, kv: int, head_dim: int,
-           sections: list[int], tied: bool, vision_hidden: int, vision_heads: int) -> dict:
+           sections: list[int], tied: bool, vision_hidden: int, vision_heads: int, vision: dict = {}) -> dict:
     return {
         "architectures": ["Qwen3VLForConditionalGeneration"],
         "image_token_id": vocab["<|image_pad|>"],
@@ -50,7 +50,7 @@ def config(vocab: Vocabulary, *, size: int, hidden: int, ffn: int, layers: int, 
             "patch_size": 16,
             "spatial_merge_size": 2,
             "temporal_patch_size": 2,
-        },
+        } | vision,
         "vision_end_token_id": vocab["<|vision_end|>"],
         "vision_start_token_id": vocab["<|vision_start|>"],
     }
@@ -81,7 +81,9 @@ FAMILY = Family(
             vision_hidden=16, vision_heads=2),
         "other": lambda vocab: config(
             vocab, size=431, hidden=88, ffn=76, layers=2, heads=5, kv=1, head_dim=36, sections=[8, 5, 5], tied=False,
-            vision_hidden=24, vision_heads=3),
+            vision_hidden=24, vision_heads=2,
+            vision={"deepstack_visual_indexes": [1], "depth": 3, "num_position_embeddings": 49, "patch_size": 6, "spatial_merge_size": 3,
+                    "temporal_patch_size": 1}),
     },
     merges={"other": 70},
     media_module="qwen_media",

@@ -259,3 +259,135 @@ impl<'a> Settings<'a> {
         place.copied().unwrap_or(Config::of_file("preprocessor_config.json", &missing)).error(field, reason)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn vision() -> Value {
+        json!({"patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 2304, "pooling_kernel_size": 3})
+    }
+
+    fn area(processor: Option<Value>, preprocessor: Option<Value>) -> Result<ImageFrontEnd, ForgeError> {
+        let vision = vision();
+        let placeholder = Placeholder { token: 9, begin: None, end: None };
+        let side = VisionSide { section: Config::new(&vision), placeholder, block_fields: ("spatial_merge_size", "merge_size") };
+        area_image(&MediaFiles { processor, preprocessor }, &side)
+    }
+
+    fn budget(processor: Option<Value>, preprocessor: Option<Value>) -> Result<ImageFrontEnd, ForgeError> {
+        let vision = vision();
+        let placeholder = Placeholder { token: 9, begin: Some(8), end: Some(10) };
+        let fields = ("pooling_kernel_size", "pooling_kernel_size");
+        let side = VisionSide { section: Config::new(&vision), placeholder, block_fields: fields };
+        budget_image(&MediaFiles { processor, preprocessor }, &side)
+    }
+
+    fn audio(processor: Option<Value>, preprocessor: Option<Value>) -> Result<AudioFrontEnd, ForgeError> {
+        mel_audio(&MediaFiles { processor, preprocessor }, 128, Placeholder { token: 5, begin: None, end: None })
+    }
+
+    #[test]
+    fn every_published_style_of_areas() {
+        let expected = Resize::Area { min_pixels: 65536, max_pixels: 16777216, max_aspect: 200.0 };
+        let half = json!({"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "patch_size": 16, "merge_size": 2, "resample": 3});
+        for sizes in [
+            json!({"size": {"shortest_edge": 65536, "longest_edge": 16777216}}),
+            json!({"min_pixels": 65536, "max_pixels": 16777216}),
+            json!({"size": {"min_pixels": 65536, "max_pixels": 16777216}, "min_pixels": 65536, "max_pixels": 16777216}),
+        ] {
+            let mut flat = half.clone();
+            flat.as_object_mut().unwrap().extend(sizes.as_object().unwrap().clone());
+            for (processor, preprocessor) in [
+                (None, Some(flat.clone())),
+                (Some(json!({"image_processor": flat.clone()})), None),
+                (Some(json!({"image_processor": flat})), Some(half.clone())),
+            ] {
+                let found = area(processor, preprocessor).unwrap();
+                assert_eq!(found.resize, expected);
+                assert_eq!((found.mean, found.std, found.rescale), ([0.5; 3], [0.5; 3], 1.0 / 255.0));
+                assert_eq!(found.patches, Patches { size: 16, block: 2, temporal: 2, order: PatchOrder::ChannelFirst });
+                assert_eq!(found.position_side, Some(48));
+            }
+        }
+        let defaults = area(None, None).unwrap();
+        assert_eq!(defaults.resize, Resize::Area { min_pixels: 3136, max_pixels: 1003520, max_aspect: 200.0 });
+        assert_eq!(defaults.mean, defaults::AREA_MEAN);
+    }
+
+    #[test]
+    fn budgets_fold_the_towers_own_scaling() {
+        let found = budget(
+            Some(json!({"image_processor": {"do_normalize": false, "max_soft_tokens": 560, "rescale_factor": 0.00392156862745098}})),
+            None,
+        );
+        let found = found.unwrap();
+        assert_eq!(found.resize, Resize::Budget { max_soft_rows: 560 });
+        assert_eq!((found.mean, found.std), ([0.5; 3], [0.5; 3]), "2 · (x − 0.5)");
+        assert_eq!(found.patches, Patches { size: 16, block: 3, temporal: 1, order: PatchOrder::ChannelLast });
+        let scaled =
+            budget(None, Some(json!({"do_normalize": true, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 1.0, 2.0]}))).unwrap();
+        assert_eq!((scaled.mean, scaled.std), ([0.35, 0.7, 1.3], [0.25, 0.5, 1.0]));
+        assert_eq!(budget(None, None).unwrap().resize, Resize::Budget { max_soft_rows: 280 });
+    }
+
+    #[test]
+    fn sounds_in_samples_or_milliseconds() {
+        let published = json!({"frame_length": 320, "hop_length": 160, "fft_length": 512, "feature_size": 128, "sampling_rate": 16000,
+            "min_frequency": 0.0, "max_frequency": 8000.0, "mel_floor": 0.001, "per_bin_mean": null, "dither": 0.0, "preemphasis": 0.0});
+        let nested = audio(Some(json!({"feature_extractor": published.clone()})), None).unwrap();
+        assert_eq!((nested.frame_length, nested.hop_length, nested.fft_length, nested.bins), (320, 160, 512, 128));
+        assert_eq!(nested, audio(None, Some(published)).unwrap());
+        assert_eq!(nested, audio(None, None).unwrap());
+        let slow = audio(None, Some(json!({"sampling_rate": 8000, "frame_length_ms": 32.0, "fft_overdrive": true, "max_frequency": 4000})))
+            .unwrap();
+        assert_eq!((slow.frame_length, slow.hop_length, slow.fft_length), (256, 80, 512));
+        let means = audio(None, Some(json!({"per_bin_mean": vec![1.5; 128], "per_bin_stddev": vec![2.0; 128]}))).unwrap();
+        assert_eq!((means.bin_mean.len(), means.bin_std[3]), (128, 2.0));
+    }
+
+    #[test]
+    fn contradictions_name_file_and_field() {
+        let error = |result: Result<ImageFrontEnd, ForgeError>| result.unwrap_err().to_string();
+        let cases = [
+            (
+                error(area(None, Some(json!({"patch_size": 14})))),
+                "preprocessor_config.json: `patch_size` is 14, but the tower was made for 16",
+            ),
+            (
+                error(area(Some(json!({"image_processor": {"merge_size": 3}})), None)),
+                "processor_config.json: `image_processor.merge_size` is 3",
+            ),
+            (
+                error(area(None, Some(json!({"size": {"shortest_edge": 4}, "min_pixels": 5})))),
+                "`min_pixels` says 5 for min_pixels, but `size` says 4",
+            ),
+            (error(area(None, Some(json!({"resample": 2})))), "preprocessor_config.json: `resample` is 2, a variant that is not supported"),
+            (error(area(None, Some(json!({"do_resize": false})))), "`do_resize` is false"),
+            (error(area(None, Some(json!({"image_mean": [0.5]})))), "`image_mean` must be three numbers"),
+            (error(area(None, Some(json!({"image_std": "none"})))), "`image_std` must be a list of numbers"),
+            (
+                error(budget(Some(json!({"image_processor": {"max_soft_tokens": 70}})), Some(json!({"max_soft_tokens": 280})))),
+                "preprocessor_config.json: `max_soft_tokens` is 280, but another file of the checkpoint says 70",
+            ),
+            (
+                audio(None, Some(json!({"feature_size": 80}))).unwrap_err().to_string(),
+                "`feature_size` is 80, but the tower was made for 128",
+            ),
+            (audio(None, Some(json!({"dither": 0.1}))).unwrap_err().to_string(), "`dither` is 0.1, a variant"),
+            (audio(None, Some(json!({"frame_length": 300, "frame_length_ms": 20}))).unwrap_err().to_string(), "`frame_length` is 300"),
+        ];
+        for (found, expected) in cases {
+            assert!(found.contains(expected), "{found}");
+        }
+        let config = json!({"eoa_token_id": 7, "eoa_token_index": 8, "boa_token_id": "x"});
+        let id = |fields: &[&str]| token(Config::new(&config), fields).map_err(|e| e.to_string());
+        assert_eq!(id(&["eoa_token_id"]), Ok(7));
+        assert!(
+            id(&["eoa_token_id", "eoa_token_index"]).unwrap_err().contains("config.json: `eoa_token_index` is 8, but `eoa_token_id` is 7")
+        );
+        assert!(id(&["boa_token_id"]).unwrap_err().contains("must be a token id"));
+        assert!(id(&["image_token_id"]).unwrap_err().contains("`image_token_id` is missing"));
+    }
+}

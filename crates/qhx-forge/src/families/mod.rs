@@ -111,6 +111,88 @@ mod tests {
     }
 
     #[test]
+    fn full_size_towers_have_the_published_sizes() {
+        let towers: &[(&str, &[(&str, u64)])] = &[
+            ("qwen3.5-0.8b", &[("vision", 100)]),
+            ("gemma-4-e4b", &[("vision", 169), ("audio", 305)]),
+            ("qwen3-vl-2b", &[("vision", 406)]),
+        ];
+        for (name, expected) in towers {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../configs/{name}.json"));
+            let config: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+            let programs = write(&config).unwrap();
+            let count = |written: &Written| {
+                written.program.weights.values().map(|w| w.shape.iter().map(|&d| d as u64).product::<u64>()).sum::<u64>() / 1_000_000
+            };
+            let found: Vec<_> = programs.programs[1..].iter().map(|w| (w.program.name.to_string(), count(w))).collect();
+            let expected: Vec<_> = expected.iter().map(|(name, millions)| (name.to_string(), *millions)).collect();
+            assert_eq!(found, expected, "{name}");
+            let media = (of(Config::new(&config)).unwrap().media)(Config::new(&config), &MediaFiles::default(), &programs).unwrap();
+            assert_eq!(media.audio.is_some(), *name == "gemma-4-e4b");
+            assert!(media.image.is_some());
+        }
+    }
+
+    /// The tensors of a checkpoint, by name only.
+    struct Names(Vec<&'static str>);
+
+    impl StoredTensors for Names {
+        fn encoding(&self, tensor: &str) -> Option<qhx_ir::Encoding> {
+            self.has(tensor).then_some(qhx_ir::Encoding::F32)
+        }
+
+        fn has(&self, tensor: &str) -> bool {
+            self.0.contains(&tensor)
+        }
+
+        fn numbers(&self, tensor: &str, _most: usize) -> Result<Option<Vec<f32>>, ForgeError> {
+            Err(ForgeError::Tensor { tensor: tensor.into(), reason: "is missing".into() })
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_without_a_towers_tensors_has_no_tower() {
+        for name in ["qwen3_vl", "qwen3_5", "gemma4"] {
+            let config = fixture(name);
+            let config = Config::new(&config);
+            let programs = (of(config).unwrap().write)(config, Precision::F32, &Names(Vec::new())).unwrap();
+            assert_eq!(programs.programs.len(), 1, "{name}");
+            let generators = programs.programs[0].program.inputs.iter().map(|input| &input.generator);
+            assert!(!generators.clone().any(|g| matches!(g, qhx_ir::Generator::SoftRows)), "{name}");
+            let media = (of(config).unwrap().media)(config, &MediaFiles::default(), &programs).unwrap();
+            assert!(media.is_empty(), "{name}");
+        }
+        // A tower of which only a part is there is an error that names what is missing.
+        let config = fixture("gemma4");
+        let names = Names(vec!["model.vision_tower.patch_embedder.input_proj.weight"]);
+        let error = (of(Config::new(&config)).unwrap().write)(Config::new(&config), Precision::F32, &names).err().unwrap().to_string();
+        assert!(error.contains("vision_tower.encoder.layers.0.self_attn.q_proj.input_min"), "{error}");
+    }
+
+    #[test]
+    fn wrong_towers_name_the_field() {
+        let cases: &[(&str, &str, Value, &str)] = &[
+            ("qwen3_vl", "vision_config.out_hidden_size", json!(7), "`vision_config.out_hidden_size` is 7, but the text's rows have 72"),
+            ("qwen3_vl", "vision_config.deepstack_visual_indexes", json!([0, 9]), "must be rising numbers of the 4 blocks"),
+            ("qwen3_vl", "vision_config.deepstack_visual_indexes", json!([0, 1, 2, 3]), "has 4 entries for 3 text layers"),
+            ("qwen3_vl", "vision_config.num_position_embeddings", json!(35), "which is no square"),
+            ("qwen3_vl", "vision_config.hidden_act", json!("relu"), "`vision_config.hidden_act` is \"relu\""),
+            ("qwen3_5", "vision_config.deepstack_visual_indexes", json!([1]), "this family has no deepstack"),
+            ("gemma4", "vision_config.head_dim", json!(6), "`vision_config.head_dim` is 6; it must be a multiple of 4"),
+            ("gemma4", "audio_config.attention_context_right", json!(3), "`audio_config.attention_context_right` is 3, a variant"),
+            ("gemma4", "audio_config.attention_context_left", json!(12), "`audio_config.attention_context_left` is 12, a variant"),
+            ("gemma4", "audio_config.subsampling_conv_channels", json!([128]), "must be two numbers"),
+        ];
+        for (name, field, value, expected) in cases {
+            let mut config = fixture(name);
+            let (section, field) = field.split_once('.').unwrap();
+            config[section][field] = value.clone();
+            let error = write(&config).err().map(|e| e.to_string()).unwrap_or_default();
+            assert!(error.contains(expected), "{name}: {error}");
+        }
+    }
+
+    #[test]
     fn wrong_configurations_name_the_field() {
         let cases: &[(&str, &str, Value, &str)] = &[
             ("llama", "hidden_size", Value::Null, "`hidden_size` is missing"),

@@ -2,8 +2,13 @@
 
 use super::{Fixture, Overlay};
 use qhx_bundle::media::{ImageFrontEnd, Media, PatchOrder};
-use qhx_forge::read::{TensorSource, safetensors};
-use qhx_ir::{Bindings, Call, Checked, Device, Executable, Generator, InputData, LoadOptions, Program, Segment, Weights};
+use qhx_forge::{
+    Precision,
+    read::{TensorSource, safetensors},
+};
+use qhx_ir::{
+    Bindings, Call, Checked, Device, Executable, Generator, InputData, LoadOptions, Program, Segment, Weights, reference::ReferenceDevice,
+};
 use serde_json::Value;
 use std::{
     collections::{BTreeMap, HashMap},
@@ -46,9 +51,13 @@ enum Numbers {
 impl MediaCases {
     /// The cases of a fixture that has some.
     pub(crate) fn forge(folder: &Path) -> Option<Self> {
+        Self::forge_at(folder, Precision::F32)
+    }
+
+    pub(crate) fn forge_at(folder: &Path, precision: Precision) -> Option<Self> {
         let described = std::fs::read_to_string(folder.join("media.json")).ok()?;
         let described: Value = serde_json::from_str(&described).unwrap();
-        let fixture = Fixture::forge(folder);
+        let fixture = Fixture::forge_at(folder, precision);
         let mut media = BTreeMap::new();
         for (kind, program) in [("image", "vision"), ("sound", "audio")] {
             for (n, entry) in described[format!("{kind}s")].as_array().unwrap().iter().enumerate() {
@@ -114,6 +123,34 @@ impl MediaCases {
             .collect();
         let bindings = Bindings { rows: ids.len(), soft_rows: at.len(), wanted: prompt.greedy.len() };
         self.run(device, program, weights, &inputs, bindings, &[ids.len()])
+    }
+
+    /// The largest difference that a tower, or the text over the oracle's soft rows, shows in any recorded number, relative to the size of its tensor.
+    pub(crate) fn difference(&self, program: Program, weights: &Overlay) -> f32 {
+        let mut worst = 0f32;
+        let mut hold = |found: &[f32], expected: Option<Vec<f32>>| {
+            if let Some(expected) = expected {
+                let largest = expected.iter().fold(0f32, |m, x| m.max(x.abs()));
+                let differences = found.iter().zip(&expected).map(|(a, b)| (a - b).abs() / largest);
+                worst = differences.fold(worst, |m, d| if d.is_nan() { f32::INFINITY } else { m.max(d) });
+            }
+        };
+        for (medium, _) in self.media.iter().filter(|(_, (name, _))| **name == *program.name) {
+            let outcome = self.encode(&ReferenceDevice, program.clone(), weights, &[medium]);
+            outcome.outputs.iter().for_each(|(name, values)| hold(values, self.oracle(&format!("{medium}.{name}"))));
+            outcome.taps.iter().for_each(|(stage, values)| hold(values, self.oracle(&format!("{medium}.tap.{stage}"))));
+        }
+        for prompt in self.prompts.iter().filter(|_| *program.name == *"text") {
+            let Some(logits) = self.oracle(&format!("{}.step_logits", prompt.name)) else { continue };
+            let all =
+                |output: &str| prompt.media.iter().filter_map(|m| self.oracle(&format!("{m}.{output}"))).flatten().collect::<Vec<_>>();
+            let outputs = std::iter::once("soft_rows".into()).chain((0..4).map(|n| format!("deepstack.{n}")));
+            let rows: Vec<Vec<f32>> = outputs.map(|output: String| all(&output)).collect();
+            let outcome = self.read(&ReferenceDevice, program.clone(), weights, prompt, &rows);
+            hold(&outcome.outputs["logits"], Some(logits));
+            outcome.taps.iter().for_each(|(stage, values)| hold(values, self.oracle(&format!("{}.tap.{stage}", prompt.name))));
+        }
+        worst
     }
 
     fn run(

@@ -3,6 +3,7 @@
 #![allow(dead_code)] // each test binary uses its part
 
 pub(crate) mod media;
+pub(crate) mod mistakes;
 
 use qhx_bundle::Bundle;
 use qhx_forge::{
@@ -49,11 +50,15 @@ pub(crate) struct Prompt {
 
 impl Fixture {
     pub(crate) fn forge(folder: &Path) -> Self {
+        Self::forge_at(folder, Precision::F32)
+    }
+
+    pub(crate) fn forge_at(folder: &Path, precision: Precision) -> Self {
         let name = folder.file_name().unwrap().to_string_lossy().into_owned();
         let temporary = tempfile::tempdir().unwrap();
         let out = temporary.path().join(&name);
         let mut options =
-            ForgeOptions { out: &out, precision: Precision::F32, replace: false, cancel: Default::default(), progress: &mut |_| {} };
+            ForgeOptions { out: &out, precision, replace: false, cancel: Default::default(), progress: &mut |_| {} };
         forge_checkpoint(folder, &mut options).unwrap_or_else(|e| panic!("{name}: {e}"));
         let bundle = Bundle::open(&out).unwrap_or_else(|e| panic!("{name}: {e}"));
         let oracle: Value = serde_json::from_str(&std::fs::read_to_string(folder.join("oracle.json")).unwrap()).unwrap();
