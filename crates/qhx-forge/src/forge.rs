@@ -193,7 +193,7 @@ fn check_tensors(programs: &Programs, tensors: &TensorSource) -> Result<(), Forg
 /// Counts the tensors that are left out on purpose; one that is left out otherwise is an error, for the model would be another.
 fn ignored_tensors(programs: &Programs, tensors: &TensorSource) -> Result<IgnoredTensors, ForgeError> {
     let mut used: BTreeSet<&String> = weights(programs).flat_map(|(_, _, recipe)| recipe.tensors()).collect();
-    used.extend(programs.programs.iter().flat_map(|written| &written.constants));
+    used.extend(programs.programs.iter().flat_map(|written| written.constants.iter().map(|(tensor, _)| tensor)));
     let mut ignored = IgnoredTensors::default();
     let mut prefixes = BTreeSet::new();
     for tensor in tensors.tensors().filter(|t| !used.contains(&t.name)) {

@@ -46,8 +46,8 @@ pub struct Written {
     pub program: Checked,
     /// How each weight is made.
     pub recipes: BTreeMap<Name, Recipe>,
-    /// Tensors whose numbers stand in the program itself.
-    pub constants: Vec<String>,
+    /// One-number tensors that stand in the program itself, with what stands there.
+    pub constants: Vec<(String, f32)>,
 }
 
 /// A program being written.
@@ -58,7 +58,7 @@ pub struct Model<'a> {
     root: String,
     program: RefCell<Program>,
     recipes: RefCell<BTreeMap<Name, Recipe>>,
-    constants: RefCell<Vec<String>>,
+    constants: RefCell<Vec<(String, f32)>>,
     /// The first thing that was wrong with a tensor read while writing.
     problem: RefCell<Option<ForgeError>>,
     /// The stage that is open, and the prefix of weight names in it.

@@ -89,15 +89,15 @@ fn every_mistake_is_seen() {
         let cases = MediaCases::forge(&common::fixtures().join(name)).expect("media cases");
         for program in ["text", "vision", "audio"] {
             let Some(right) = cases.fixture.bundle().program(program).map(|p| (**p).clone()) else { continue };
-            let difference = cases.difference(right.clone(), &Overlay::default());
-            assert!(difference < 1e-4, "{name}: the right {program} program differs by {difference}");
+            let least = cases.difference(right.clone(), &Overlay::default());
+            assert!(least < 1e-4, "{name}: the right {program} program differs by {least}");
             for mistake in MISTAKES.iter().filter(|m| m.fixture == name && m.program == program) {
                 let (mut program, mut overlay) = (right.clone(), cases.fixture.overlay());
                 (mistake.make)(&mut program, &mut overlay);
                 let difference = cases.difference(program, &overlay);
                 println!("{name} {}: {}: {difference:.5}", mistake.program, mistake.what);
-                // Five times what the comparison with the oracle allows.
-                if difference < 5e-4 {
+                // More than `towers.rs` allows, and far from rounding. (The two forms of GELU differ by 5e-4 at most.)
+                if difference < 1.5e-4 || difference < 5.0 * least {
                     unseen.push(format!("{name} {}: {} ({difference})", mistake.program, mistake.what));
                 }
             }

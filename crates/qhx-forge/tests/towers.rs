@@ -78,7 +78,10 @@ fn towers_run_at_every_precision() {
                 let expected = cases.oracle(&format!("{medium}.soft_rows")).unwrap();
                 let (same, near) = (cosine(&cpu, &reference), cosine(&cpu, &expected));
                 println!("{name} at {precision}: {medium}: cosine {same:.7} with the reference, {near:.5} with the oracle");
-                assert!(same >= 0.9995 && near >= least, "{name} at {precision}: {medium}: {same} with the reference, {near} with the oracle");
+                assert!(
+                    same >= 0.9995 && near >= least,
+                    "{name} at {precision}: {medium}: {same} with the reference, {near} with the oracle"
+                );
             }
         }
     }

@@ -99,16 +99,17 @@ impl Model<'_> {
     /// The number in a one-number tensor; `none` without a checkpoint. Infinite ones become the largest finite ones, which bound as little.
     fn number(&self, local: &str, none: f32) -> f32 {
         let tensor = self.tensor_name(&self.weight_name(local));
-        self.constants.borrow_mut().push(tensor.clone());
         let found = self.tensors.numbers(&tensor, 1).and_then(|numbers| match numbers.as_deref() {
             None => Ok(none),
             Some([x]) if !x.is_nan() => Ok(x.clamp(f32::MIN, f32::MAX)),
-            Some(other) => Err(ForgeError::Tensor { tensor, reason: format!("must hold one number, found {other:?}") }),
+            Some(other) => Err(ForgeError::Tensor { tensor: tensor.clone(), reason: format!("must hold one number, found {other:?}") }),
         });
-        found.unwrap_or_else(|problem| {
+        let number = found.unwrap_or_else(|problem| {
             self.problem.borrow_mut().get_or_insert(problem);
             none
-        })
+        });
+        self.constants.borrow_mut().push((tensor, number));
+        number
     }
 
     /// `act(x)`.
