@@ -22,6 +22,7 @@ from record import Answer, Health
 RATE = 16000
 TAPPED = "two_images"
 STEP_LOGITS = ["image", "two_images", "sound", "image_and_sound"]
+LOOSE_TOLERANCE = 4e-3
 STEPS = 12
 """Of how many tokens the logits are kept."""
 
@@ -97,7 +98,7 @@ def record_media(family: Family, name: str, seed: int, model: torch.nn.Module, f
     models = [model, record.nudged(model)]
     answers = {}
     for prompt in media.prompts:
-        answers[prompt] = record.find_healthy(family, models, prompt, Seen(model), lambda attempt: prompts.propose(prompt, attempt))
+        answers[prompt] = find_seen(family, models, prompt, lambda attempt: prompts.propose(prompt, attempt))
         if prompt in STEP_LOGITS:
             tensors[f"{prompt}.step_logits"] = answers[prompt].logits[:STEPS]
         answers[prompt].positions = positions(model, answers[prompt])
@@ -107,12 +108,20 @@ def record_media(family: Family, name: str, seed: int, model: torch.nn.Module, f
     write_json(name, seed, about, answers, folder)
 
 
+def find_seen(family: Family, models: list[torch.nn.Module], name: str, propose) -> Answer:
+    """A prompt whose answer is healthy; towers that make much of rounding errors are allowed more of them."""
+    try:
+        return record.find_healthy(family, models, name, Seen(models[0], record.ROUNDING_TOLERANCE, 40), propose)
+    except SystemExit:
+        return record.find_healthy(family, models, name, Seen(models[0], LOOSE_TOLERANCE, 200), propose)
+
+
 @dataclass
 class Seen(Health):
     """Also asks that the media matter: without what they show, the answer is another."""
 
-    def __init__(self, model: torch.nn.Module):
-        super().__init__()
+    def __init__(self, model: torch.nn.Module, rounding: float, attempts: int):
+        super().__init__(rounding=rounding, attempts=attempts)
         self.model = model
 
     def accepts(self, answer: Answer) -> bool:

@@ -52,6 +52,8 @@ class Health:
     new_tokens: int = NEW_TOKENS
     margin: float = 0.03
     distinct: int = 12
+    rounding: float = ROUNDING_TOLERANCE
+    attempts: int = ATTEMPTS
 
     def accepts(self, answer: Answer) -> bool:
         return (len(answer.greedy) == self.new_tokens and len(set(answer.greedy)) >= self.distinct
@@ -84,12 +86,12 @@ def record(family: Family, name: str, seed: int, model: torch.nn.Module, tokeniz
 
 def find_healthy(family: Family, models: list[torch.nn.Module], name: str, health: Health, propose) -> Answer:
     """The first prompt among those that `propose(attempt)` gives whose answer is healthy and robust."""
-    for attempt in range(ATTEMPTS):
+    for attempt in range(health.attempts):
         answer = propose(attempt)
         generate(models[0], answer, health)
-        if health.accepts(answer) and is_robust(family, models, answer):
+        if health.accepts(answer) and is_robust(family, models, answer, health.rounding):
             return answer
-    raise SystemExit(f"{name}: no healthy answer in {ATTEMPTS} attempts ({health}); change the seed or the weights' scales")
+    raise SystemExit(f"{name}: no healthy answer in {health.attempts} attempts ({health}); change the seed or the weights' scales")
 
 
 def generate(model: torch.nn.Module, answer: Answer, health: Health) -> None:
@@ -115,7 +117,7 @@ class ThinMargin(StoppingCriteria):
         return best[:, 0] - best[:, 1] < self.margin
 
 
-def is_robust(family: Family, models: list[torch.nn.Module], answer: Answer) -> bool:
+def is_robust(family: Family, models: list[torch.nn.Module], answer: Answer, rounding: float) -> bool:
     """Whether another implementation can be expected to agree: hard choices are clear, and rounding hardly shows.
 
     The cached path is not trusted blindly either: plain passes over prompt and answer must choose the same tokens.
@@ -127,7 +129,7 @@ def is_robust(family: Family, models: list[torch.nn.Module], answer: Answer) -> 
     if logits.argmax(-1).tolist() != answer.greedy or worst > CACHE_TOLERANCE:
         raise SystemExit(f"cached and uncached logits differ by {worst} on a prompt of {len(answer.ids)} tokens")
     rounded, _ = plain_logits(family, models[1], answer)
-    return max(worst, (rounded - logits).abs().max().item()) <= ROUNDING_TOLERANCE
+    return max(worst, (rounded - logits).abs().max().item()) <= rounding
 
 
 @torch.no_grad()
