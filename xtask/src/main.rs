@@ -14,6 +14,7 @@ const HELP: &str = "cargo xtask COMMAND
 
   demo [PROMPT]   fetch a small real model, forge it and let it answer
   test            all suites, with their set-up; in CI (CI=true) a suite that cannot run fails
+  builtin         forge the model inside the binary anew from demo/qwen3_5
   bench-peers     speed beside llama.cpp on a real model, in one run
   fullsize [NAME] full-size models with seeded weights against the oracle; needs disk and minutes
   lint            fmt, clippy and doc, no warning allowed
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         ["demo"] => demo("What is the capital of France?"),
         ["demo", prompt] => demo(prompt),
         ["test"] => suites::test(),
+        ["builtin"] => builtin(),
         ["bench-peers"] => peers::bench(),
         ["fullsize"] => suites::fullsize(""),
         ["fullsize", names] => suites::fullsize(names),
@@ -59,6 +61,13 @@ fn demo(prompt: &str) -> Result<(), Failure> {
     // The model's own template adds a system prompt with which it answers badly.
     qhx.args(["run", "--system", ""]).arg(model).arg(prompt);
     run(&mut qhx)
+}
+
+/// The bundle that `qhx` carries.
+fn builtin() -> Result<(), Failure> {
+    let mut qhx = cargo();
+    qhx.args(["run", "--release", "--package", "qhx-cli", "--bin", "qhx", "--"]);
+    run(qhx.args(["forge", "demo/qwen3_5", "--precision", "w8", "--out", "crates/qhx-cli/builtin", "--force"]))
 }
 
 /// The workspace's folder.

@@ -1,6 +1,7 @@
 //! From a path to a model that is ready, with everything that can be said on the way.
 
 use crate::{
+    builtin,
     failure::Failure,
     interrupt::Interrupt,
     model_ref::{ModelKind, kind_of},
@@ -12,6 +13,9 @@ use std::path::Path;
 
 /// Opens a bundle; what else the path may be is told.
 pub(crate) fn open_bundle(path: &Path, interrupt: &Interrupt) -> Result<Bundle, Failure> {
+    if builtin::is_meant(path) {
+        return builtin::open();
+    }
     let options = OpenOptions { cancel: Some(interrupt.flag()), ..OpenOptions::default() };
     Bundle::open_with(path, &options).map_err(|error| match (&error, kind_of(path)) {
         (BundleError::NotABundle { .. }, Some(ModelKind::Folder | ModelKind::Gguf)) => {

@@ -6,6 +6,7 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod answer;
+mod builtin;
 mod commands;
 mod cost;
 mod failure;

@@ -1,6 +1,7 @@
 //! What MODEL may be: a bundle, a Hugging Face folder or a GGUF file. The latter two are forged once into the user's cache and then found there.
 
 use crate::{
+    builtin,
     failure::Failure,
     forging::{Order, forge},
     interrupt::Interrupt,
@@ -23,7 +24,7 @@ use std::{
 /// What a path holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ModelKind {
-    /// A bundle's folder, or the manifest in it.
+    /// A bundle's folder, or the manifest in it; or the built-in one.
     Bundle,
     /// A Hugging Face folder.
     Folder,
@@ -33,6 +34,9 @@ pub(crate) enum ModelKind {
 
 /// What the path holds, by a first look; `None` where it is no model.
 pub(crate) fn kind_of(path: &Path) -> Option<ModelKind> {
+    if builtin::is_meant(path) {
+        return Some(ModelKind::Bundle);
+    }
     let about = fs::metadata(path).ok()?;
     if about.is_dir() {
         return match (path.join(MANIFEST_FILE).is_file(), path.join("config.json").is_file()) {
@@ -50,8 +54,12 @@ pub(crate) fn kind_of(path: &Path) -> Option<ModelKind> {
     is_gguf.then_some(ModelKind::Gguf)
 }
 
-/// Opens the bundle that MODEL stands for, making it first where need be.
-pub(crate) fn open_model(path: &Path, interrupt: &Interrupt) -> Result<Bundle, Failure> {
+/// Opens the bundle that MODEL stands for, making it first where need be; the built-in one where no MODEL is given.
+pub(crate) fn open_model(path: Option<&Path>, interrupt: &Interrupt) -> Result<Bundle, Failure> {
+    let Some(path) = path else {
+        output::note(builtin::NOTE);
+        return builtin::open();
+    };
     match kind_of(path) {
         Some(ModelKind::Bundle) => open_bundle(path, interrupt),
         Some(ModelKind::Folder | ModelKind::Gguf) => open_checkpoint(path, interrupt),

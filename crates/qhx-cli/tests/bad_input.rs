@@ -274,7 +274,6 @@ fn flags_that_are_wrong() {
     }
     fail(["frobnicate"], 2, &["unrecognized subcommand 'frobnicate'"]);
     fail(["run"], 2, &["the prompt is missing", "hint: qhx run MODEL \"PROMPT\""]);
-    fail(["run", "What is this?"], 2, &["carries no demo model", "hint: qhx run MODEL"]);
     fail(["run", place], 2, &["the prompt is missing:", "is a model"]);
     fail(["run", "/no/such/model", "hello"], 1, &["there is no model at /no/such/model: found nothing", "hint: give a bundle"]);
     fail(["run", "a", "b", "c"], 2, &[]);

@@ -3,13 +3,11 @@
 
 mod common;
 
-use common::{DEVICE, Ran, bundle, fail, failed, fixture, ids, json, qhx, ran, read_json, run, scratch, succeed, tensors};
+use common::{DEVICE, Ran, bundle, fail, failed, fixture, ids, json, qhx, read_json, run, scratch, succeed, tensors, with_stdin};
 use serde_json::{Value, json};
 use std::{
     fs,
-    io::Write,
     path::{Path, PathBuf},
-    process::Stdio,
 };
 
 /// Ways to cut the prompt and to share the work; none may change a token.
@@ -209,7 +207,7 @@ fn a_chat_keeps_its_pictures() {
         large.display()
     );
     let arguments = ["chat", bundle.to_str().unwrap(), "--device", DEVICE, "--max-new", "6", "--ignore-eos"];
-    let found = with_stdin(&arguments, &script);
+    let found = with_stdin(qhx(arguments), script.as_bytes());
     assert_eq!(found.code, Some(0), "{found:?}");
     for expected in ["nothing is attached: `qwen3_vl` takes text and images", "wide.png (image, 6 tokens)", "large.png (image, 12 tokens)"]
     {
@@ -238,16 +236,9 @@ fn a_chat_keeps_its_pictures() {
     let lines = |text: &str| text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect::<Vec<_>>();
     assert_eq!(lines(&found.stdout), lines(&expected));
     // A script cannot mend a file that is not there.
-    failed(with_stdin(&arguments, "/image no-such.png\n"), 1, &["no-such.png: cannot be read"]);
-    let left = with_stdin(&arguments, &format!("/image {}\n", wide.display()));
+    failed(with_stdin(qhx(arguments), b"/image no-such.png\n"), 1, &["no-such.png: cannot be read"]);
+    let left = with_stdin(qhx(arguments), format!("/image {}\n", wide.display()).as_bytes());
     assert!(left.stderr.contains("not sent: "), "{left:?}");
-}
-
-fn with_stdin(arguments: &[&str], text: &str) -> Ran {
-    let mut child = qhx(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // A command that has given up reads no more.
-    let _ = child.stdin.take().unwrap().write_all(text.as_bytes());
-    ran(child.wait_with_output().unwrap())
 }
 
 /// A WAV file: 16 kHz, one channel, 16 bits, tones with pauses.

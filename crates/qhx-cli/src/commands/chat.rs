@@ -34,7 +34,7 @@ Ctrl-C stops the answer, twice leaves. A message that begins with / can be given
 #[command(after_help = "Example:\n  qhx chat smol --system \"You answer in one sentence.\"\n\nIn the conversation:\n  \
                   /image photo.jpg and /audio clip.wav go with the next message; /help lists what else there is")]
 pub(crate) struct Chat {
-    /// A bundle, a Hugging Face folder or a GGUF file (forged once into the user's cache)
+    /// A bundle, a Hugging Face folder or a GGUF file (forged once into the user's cache); without it the built-in demo model
     model: Option<PathBuf>,
     /// A system message; "" leaves the system turn out where the template allows
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -52,11 +52,7 @@ impl Chat {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
         let load_options = self.execution.load_options()?;
         let options = self.decoding.generate_options(self.max_new)?;
-        let path = self.model.as_ref().ok_or_else(|| {
-            Failure::usage("no model is given, and this build of qhx carries no demo model")
-                .hint("qhx chat MODEL, where MODEL is a bundle, a Hugging Face folder or a GGUF file")
-        })?;
-        let bundle = open_model(path, interrupt)?;
+        let bundle = open_model(self.model.as_deref(), interrupt)?;
         needs_template(&bundle)?;
         let model = load_model(&bundle, &load_options)?;
         let conversation = Conversation::new(&model, conversation(self.system.as_deref()))?;

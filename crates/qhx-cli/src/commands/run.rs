@@ -21,11 +21,11 @@ use std::{
 
 /// Answer one prompt, streamed
 ///
-/// MODEL is a bundle, a Hugging Face folder or a GGUF file (forged once into the user's cache). A model with a chat template answers; one without continues the
-/// text.
+/// MODEL is a bundle, a Hugging Face folder or a GGUF file (forged once into the user's cache); without it the built-in demo model answers. A model with a chat
+/// template answers; one without continues the text.
 #[derive(Args)]
 #[command(override_usage = "qhx run [OPTIONS] [MODEL] <PROMPT>")]
-#[command(after_help = "Example:\n  qhx run smol \"What is the capital of France?\"\n  git diff | qhx run smol -\n  \
+#[command(after_help = "Example:\n  qhx run \"What is the capital of France?\"\n  qhx run smol \"What is the capital of France?\"\n  git diff | qhx run smol -\n  \
                         qhx run qwen-vl --image photo.jpg \"Describe this image.\"\n  \
                         qhx run gemma --audio clip.wav \"Transcribe.\"\n  \
                         qhx run gemma --audio lecture.mp3 --split \"Transcribe.\"")]
@@ -53,7 +53,7 @@ impl Run {
         let options = self.decoding.generate_options(self.max_new)?;
         let (path, prompt) = self.model_and_prompt()?;
 
-        let bundle = open_model(&path, interrupt)?;
+        let bundle = open_model(path.as_deref(), interrupt)?;
         let mut input = Input::of_text(&bundle, prompt, self.system.as_deref())?;
         let started = Instant::now();
         let windows = Windows::open(&mut input, &self.media, &bundle)?;
@@ -75,22 +75,18 @@ impl Run {
         check_complete(&generation)
     }
 
-    fn model_and_prompt(&self) -> Result<(PathBuf, String), Failure> {
-        let missing = || Failure::usage("the prompt is missing").hint("qhx run MODEL \"PROMPT\"");
+    /// The model, where one is given, and the prompt.
+    fn model_and_prompt(&self) -> Result<(Option<PathBuf>, String), Failure> {
         match &self.positionals[..] {
-            [model, prompt] => Ok((model.into(), read_prompt(prompt)?)),
+            [model, prompt] => Ok((Some(model.into()), read_prompt(prompt)?)),
             // The sound is the message.
-            [model] if self.media.has_sound() && kind_of(Path::new(model)).is_some() => Ok((model.into(), String::new())),
+            [model] if self.media.has_sound() && kind_of(Path::new(model)).is_some() => Ok((Some(model.into()), String::new())),
             [only] if kind_of(Path::new(only)).is_some() => {
                 let hint = format!("qhx run {} \"PROMPT\"", Path::new(only).display());
                 Err(Failure::usage(format!("the prompt is missing: {} is a model", Path::new(only).display())).hint(hint))
             }
-            [prompt] => {
-                text_of(prompt)?;
-                Err(Failure::usage("no model is given, and this build of qhx carries no demo model")
-                    .hint("qhx run MODEL \"PROMPT\", where MODEL is a bundle, a Hugging Face folder or a GGUF file"))
-            }
-            _ => Err(missing()),
+            [prompt] => Ok((None, read_prompt(prompt)?)),
+            _ => Err(Failure::usage("the prompt is missing").hint("qhx run MODEL \"PROMPT\"")),
         }
     }
 }

@@ -1,8 +1,16 @@
 //! `qhx verify`: a bundle is held to its oracle on this machine.
 
-use crate::{failure::Failure, flags::ExecutionFlags, interrupt::Interrupt, load::load_model, output, progress::GateBar, table::facts};
+use crate::{
+    failure::Failure,
+    flags::ExecutionFlags,
+    interrupt::Interrupt,
+    load::{load_model, open_bundle},
+    output,
+    progress::GateBar,
+    table::facts,
+};
 use clap::Args;
-use qhx_bundle::{Bundle, OpenOptions, Verify as Hashes};
+use qhx_bundle::Bundle;
 use qhx_runtime::{
     LoadOptions,
     verify::{Difference, VerifyError, golden, oracle, replay},
@@ -31,8 +39,8 @@ pub(crate) struct Verify {
 impl Verify {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
         let options = self.execution.load_options()?;
-        let opening = OpenOptions { verify: Hashes::Always, cancel: Some(interrupt.flag()), ..OpenOptions::default() };
-        let bundle = Bundle::open_with(&self.bundle, &opening)?;
+        let bundle = open_bundle(&self.bundle, interrupt)?;
+        bundle.verify_all(Some(&interrupt.flag()))?;
         match &self.golden {
             Some(folder) => self.outside(&bundle, folder, &options, interrupt),
             None => self.inside(&bundle, options, interrupt),

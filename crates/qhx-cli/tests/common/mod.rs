@@ -6,6 +6,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsStr,
     fs,
+    io::Write,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     sync::LazyLock,
@@ -47,6 +48,14 @@ pub(crate) struct Ran {
 pub(crate) fn ran(output: Output) -> Ran {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+/// Runs a command on this input.
+pub(crate) fn with_stdin(mut command: Command, text: &[u8]) -> Ran {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // A command that refuses its input may close it before it is written.
+    let _ = child.stdin.take().unwrap().write_all(text);
+    ran(child.wait_with_output().unwrap())
 }
 
 pub(crate) fn run(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Ran {

@@ -1,0 +1,61 @@
+//! The model inside the binary: it is what the forge makes of `demo/qwen3_5`, and it answers where there is nothing else.
+
+mod common;
+
+use common::{DEVICE, qhx, ran, scratch, succeed};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Every file below a folder, by its path there.
+fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        let name = PathBuf::from(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => found.extend(files(&entry.path()).into_iter().map(|(path, bytes)| (name.join(path), bytes))),
+            false => drop(found.insert(name, fs::read(entry.path()).unwrap())),
+        }
+    }
+    found
+}
+
+#[test]
+#[cfg(feature = "cpu")]
+fn it_is_what_the_forge_makes() {
+    let folder = scratch();
+    let out = folder.path().join("builtin");
+    let source = repository().join("demo/qwen3_5");
+    succeed(["forge", source.to_str().unwrap(), "--out", out.to_str().unwrap(), "--precision", "w8"]);
+    let (made, kept) = (files(&out), files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("builtin")));
+    assert_eq!(made.keys().collect::<Vec<_>>(), kept.keys().collect::<Vec<_>>());
+    for (path, bytes) in made {
+        assert!(bytes == kept[&path], "{} has changed: run `cargo xtask builtin`", path.display());
+    }
+}
+
+#[test]
+fn it_answers_with_nothing_else_there() {
+    let place = scratch();
+    let answer = |arguments: &[&str]| {
+        let found = ran(qhx(arguments).args(["--device", DEVICE]).current_dir(place.path()).output().unwrap());
+        assert_eq!(found.code, Some(0), "{found:?}");
+        found
+    };
+    let found = answer(&["run", "How are you?"]);
+    assert!(!found.stdout.trim().is_empty(), "{found:?}");
+    assert_eq!(found.stderr.matches("built-in demo model").count(), 1, "{found:?}");
+    assert!(found.stderr.contains("qhx run MODEL"), "{found:?}");
+    let by_name = answer(&["run", "builtin", "How are you?"]);
+    assert_eq!(by_name.stdout, found.stdout);
+    assert!(!by_name.stderr.contains("built-in demo model"), "who names it knows it: {by_name:?}");
+    assert!(answer(&["verify", "builtin"]).stdout.contains("pass"));
+    let chat = common::with_stdin(qhx(["chat", "--device", DEVICE]), b"How are you?\n");
+    assert_eq!(chat.stdout.trim(), found.stdout.trim());
+}
