@@ -158,7 +158,7 @@ fn samples_that_are_no_numbers_are_refused() {
 #[test]
 fn what_is_not_decoded_says_what_to_do() {
     let error = sound_error("voice.ogg", file("opus.ogg"));
-    assert!(error.contains("voice.ogg: is a Ogg file that cannot be read: its sound is not coded as Vorbis"), "{error}");
+    assert!(error.contains("voice.ogg: is a kind of Ogg that is not read: its sound is not coded as Vorbis"), "{error}");
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn frames_are_the_oracles() {
         let sound = Sound::from_samples("sound", front_end.sampling_rate, samples, &front_end).expect("a sound");
         let frames = sound.frames(&front_end).expect("frames");
         assert_eq!((frames.count(), frames.bins()), (size(case, "frames"), front_end.bins), "{case}");
-        assert_eq!(Frames::count_of(size(case, "samples"), "sound", &front_end).expect("frames"), frames.count());
+        assert_eq!(Frames::count_of("sound", size(case, "samples"), &front_end).expect("frames"), frames.count());
         // Each of two convolutions with a stride of two keeps half, rounded up.
         assert_eq!(frames.count().div_ceil(2).div_ceil(2), size(case, "tokens"), "{case}");
         let stored = case["stored"].as_array().expect("a list").iter().map(|n| n.as_u64().expect("a number") as usize);

@@ -1,6 +1,6 @@
 //! What can be wrong with an image or a sound.
 
-use super::{MAX_PIXELS, MAX_SAMPLES, SAMPLING_RATES};
+use super::{MAX_PIXELS, MAX_SAMPLES, MAX_SIDE, SAMPLING_RATES};
 use std::{io, path::Path};
 
 /// An image or sound that cannot be used: which one, and why.
@@ -64,7 +64,7 @@ pub enum MediaProblem {
         reason: String,
     },
     /// The file is fine, but uses something that is not supported.
-    #[error("is a {format} file that cannot be read: {reason}")]
+    #[error("is a kind of {format} that is not read: {reason}")]
     Unsupported {
         /// `PNG`, `FLAC` …
         format: &'static str,
@@ -82,6 +82,14 @@ pub enum MediaProblem {
     /// More pixels than are decoded.
     #[error("says that it is {width} x {height}: {} million pixels, and at most {} million are decoded; use a smaller image", width * height / 1_000_000, MAX_PIXELS / 1_000_000)]
     TooManyPixels {
+        /// Columns.
+        width: u64,
+        /// Rows.
+        height: u64,
+    },
+    /// A side longer than is decoded.
+    #[error("says that it is {width} x {height}, and sides of at most {MAX_SIDE} pixels are decoded; cut it into parts")]
+    SideTooLong {
         /// Columns.
         width: u64,
         /// Rows.

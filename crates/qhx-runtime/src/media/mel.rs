@@ -42,7 +42,7 @@ impl Frames {
     }
 
     /// How many frames a sound of `samples` at the front end's rate has, or why it has none. For counting tokens without computing.
-    pub fn count_of(samples: usize, name: &str, front_end: &AudioFrontEnd) -> Result<usize, MediaError> {
+    pub fn count_of(name: &str, samples: usize, front_end: &AudioFrontEnd) -> Result<usize, MediaError> {
         count(samples, front_end).map_err(|p| p.of(name))
     }
 }

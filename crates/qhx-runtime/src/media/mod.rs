@@ -53,6 +53,9 @@ pub const MAX_SOUND_BYTES: u64 = 1 << 30;
 /// The most pixels that an image may have: 1 GiB at 6 bytes a pixel. Checked before anything of that size is allocated.
 pub const MAX_PIXELS: u64 = (1 << 30) / 6;
 
+/// The longest side that an image may have, in pixels.
+pub const MAX_SIDE: u64 = 1 << 20;
+
 /// The most samples of a decoded sound (all channels mixed to one), before and after its rate is changed.
 pub const MAX_SAMPLES: usize = 1 << 28;
 

@@ -8,7 +8,7 @@
 //!
 //! Colour profiles are not applied: the models' makers did not, either.
 
-use super::{MAX_IMAGE_BYTES, MAX_PIXELS, MediaError, MediaProblem, file, jpeg, sniff::ImageFormat};
+use super::{MAX_IMAGE_BYTES, MAX_PIXELS, MAX_SIDE, MediaError, MediaProblem, file, jpeg, sniff::ImageFormat};
 use image::{
     ColorType, DynamicImage, ImageDecoder, ImageError, Limits, RgbImage,
     codecs::{gif::GifDecoder, png::PngDecoder, webp::WebPDecoder},
@@ -75,6 +75,7 @@ impl fmt::Debug for Picture {
 pub(super) fn check_pixels(width: u64, height: u64) -> Result<(), MediaProblem> {
     match width.saturating_mul(height) {
         0 => Err(MediaProblem::NoPixels { width, height }),
+        1..=MAX_PIXELS if width.max(height) > MAX_SIDE => Err(MediaProblem::SideTooLong { width, height }),
         1..=MAX_PIXELS => Ok(()),
         _ => Err(MediaProblem::TooManyPixels { width, height }),
     }
@@ -93,10 +94,10 @@ fn decode(bytes: &[u8]) -> Result<Picture, MediaProblem> {
     Ok(upright(width, height, rgb, orientation))
 }
 
-/// The most that a decoder may allocate: the pixels, and as much again to work with.
+/// The most that a decoder may allocate.
 fn limits() -> Limits {
     let mut limits = Limits::no_limits();
-    limits.max_alloc = Some(MAX_PIXELS * 12);
+    limits.max_alloc = Some(MAX_PIXELS * 6);
     limits
 }
 
@@ -202,8 +203,9 @@ mod tests {
 
     #[test]
     fn pixels_are_counted_before_they_are_decoded() {
-        assert!(check_pixels(1, MAX_PIXELS).is_ok());
-        assert!(matches!(check_pixels(2, MAX_PIXELS), Err(MediaProblem::TooManyPixels { .. })));
+        assert!(check_pixels(MAX_SIDE, MAX_PIXELS / MAX_SIDE).is_ok());
+        assert!(matches!(check_pixels(MAX_SIDE, MAX_PIXELS / MAX_SIDE + 1), Err(MediaProblem::TooManyPixels { .. })));
+        assert!(matches!(check_pixels(MAX_SIDE + 1, 1), Err(MediaProblem::SideTooLong { .. })));
         assert!(matches!(check_pixels(u64::MAX, u64::MAX), Err(MediaProblem::TooManyPixels { .. })));
         assert!(matches!(check_pixels(0, 5), Err(MediaProblem::NoPixels { .. })));
         let error = check_pixels(65535, 65535).expect_err("too many").to_string();

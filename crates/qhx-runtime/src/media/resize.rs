@@ -16,6 +16,8 @@ const RGB: usize = 3;
 const BAND_BYTES: usize = 4 << 20;
 /// Output bytes from which a second thread pays.
 const PARALLEL_BYTES: usize = 1 << 18;
+/// More threads only wait for memory.
+const MOST_THREADS: usize = 8;
 
 /// `height · width · 3` levels from `from` (rows, columns) to `to`. The sizes are not zero.
 pub(super) fn bicubic(rgb: &[u8], from: (usize, usize), to: (usize, usize)) -> Vec<u8> {
@@ -31,12 +33,12 @@ pub(super) fn bicubic(rgb: &[u8], from: (usize, usize), to: (usize, usize)) -> V
         down: (from.0 != to.0).then(|| Axis::new(from.0, to.0)),
     };
     let mut output = vec![0; to.0 * to.1 * RGB];
-    let band = scaler.band_rows(to.0) * to.1 * RGB;
-    let bands = output.chunks_mut(band).enumerate();
-    let threads = if output_is_small(to) { 1 } else { thread::available_parallelism().map_or(1, NonZero::get) };
+    let is_small = output.len() < PARALLEL_BYTES;
+    let threads = if is_small { 1 } else { thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS) };
+    let band = scaler.band_rows(to.0, threads) * to.1 * RGB;
     // Bands are dealt in turn: all are of one height, so that nobody waits long.
-    let mut hands: Vec<Vec<(usize, &mut [u8])>> = (0..threads.max(1)).map(|_| Vec::new()).collect();
-    for (number, rows) in bands {
+    let mut hands: Vec<Vec<(usize, &mut [u8])>> = (0..threads).map(|_| Vec::new()).collect();
+    for (number, rows) in output.chunks_mut(band).enumerate() {
         let hand = number % hands.len();
         hands[hand].push((number * band / (to.1 * RGB), rows));
     }
@@ -51,10 +53,6 @@ pub(super) fn bicubic(rgb: &[u8], from: (usize, usize), to: (usize, usize)) -> V
     output
 }
 
-fn output_is_small(to: (usize, usize)) -> bool {
-    to.0 * to.1 * RGB < PARALLEL_BYTES
-}
-
 struct Scaler<'a> {
     rgb: &'a [u8],
     from: (usize, usize),
@@ -64,10 +62,10 @@ struct Scaler<'a> {
 }
 
 impl Scaler<'_> {
-    /// Output rows of a band: what its input rows become after the first pass should stay in a cache, and neighbours share few of them.
-    fn band_rows(&self, height: usize) -> usize {
+    /// Output rows of a band: each thread has one, and what its input rows become after the first pass is not much.
+    fn band_rows(&self, height: usize, threads: usize) -> usize {
         let input_rows = (BAND_BYTES / (self.width * RGB)).max(1);
-        (input_rows * height / self.from.0).clamp(1, height)
+        (input_rows * height / self.from.0).clamp(1, height.div_ceil(threads))
     }
 
     /// Output rows from `first`.
@@ -272,8 +270,8 @@ mod tests {
     #[test]
     fn memory_between_the_passes_is_bounded_for_strips() {
         let scaler = Scaler { rgb: &[], from: (100_000_000, 1), width: 48, across: None, down: None };
-        assert_eq!(scaler.band_rows(13_440), 3, "a few output rows of many input rows each");
+        assert_eq!(scaler.band_rows(13_440, 2), 3, "a few output rows of many input rows each");
         let scaler = Scaler { rgb: &[], from: (1, 1), width: 13_440, across: None, down: None };
-        assert!(scaler.band_rows(48) == 48);
+        assert_eq!((scaler.band_rows(48, 1), scaler.band_rows(48, 5)), (48, 10));
     }
 }

@@ -92,7 +92,8 @@ const OTHERS: &[(usize, &[u8], &str)] = &[
     (0, b"\x89PNG\r\n\x1a\n", "a PNG image"),
     (0, &[0xff, 0xd8, 0xff], "a JPEG image"),
     (0, b"GIF8", "a GIF image"),
-    (0, b"BM", "a BMP image"),
+    (6, b"\0\0\0\0\x36\0\0\0", "a BMP image"),
+    (6, b"\0\0\0\0\x8a\0\0\0", "a BMP image"),
     (0, b"II*\0", "a TIFF image"),
     (0, b"MM\0*", "a TIFF image"),
     (4, b"ftypheic", "a HEIC image"),
@@ -117,7 +118,8 @@ const OTHERS: &[(usize, &[u8], &str)] = &[
 ];
 
 fn other(bytes: &[u8], expected: &'static str, formats: &'static str) -> MediaProblem {
-    let known = OTHERS.iter().find(|(at, start, _)| bytes.get(*at..).is_some_and(|rest| rest.starts_with(start)));
+    let fits = |(at, start, _): &&(usize, &[u8], &str)| bytes.get(*at..).is_some_and(|rest| rest.starts_with(start));
+    let known = OTHERS.iter().find(fits);
     match known {
         Some((_, _, found)) => MediaProblem::OtherFormat { found: (*found).into(), formats },
         None => MediaProblem::Unknown { expected, starts: readable(bytes), formats },
