@@ -231,17 +231,17 @@ impl Step {
             let difference = (a - b).abs();
             self.error = if difference.is_nan() { f32::INFINITY } else { self.error.max(difference) };
         }
-        let scale = |from: f32, to: f32| if from == f32::NEG_INFINITY { 0.0 } else { f64::from(from - to).exp() };
+        let scale = |from: f32, to: f32| if from == f32::NEG_INFINITY { 0.0 } else { (f64::from(from) - f64::from(to)).exp() };
         let shrink = scale(before, self.best.1);
         (self.f32_sum, self.weighted) = (self.f32_sum * shrink, self.weighted * shrink);
         let max = found.iter().copied().fold(self.max, f32::max);
         self.sum *= scale(self.max, max);
         self.max = max;
         for (&a, &b) in expected.iter().zip(found) {
-            let e = f64::from(a - self.best.1).exp();
+            let e = (f64::from(a) - f64::from(self.best.1)).exp();
             self.f32_sum += e;
             self.weighted += e * (f64::from(a) - f64::from(b));
-            self.sum += f64::from(b - max).exp();
+            self.sum += (f64::from(b) - f64::from(max)).exp();
             let (a, b) = (f64::from(a), f64::from(b));
             self.products = [self.products[0] + a * b, self.products[1] + a * a, self.products[2] + b * b];
         }
