@@ -132,7 +132,7 @@ class QwenVisionLearner(Learner):
         table = self.model.model.visual.pos_embed.weight
         side = math.isqrt(len(table))
         total = 0
-        scale = (side - 1) / (rows.max() + 1 - 1)
+        scale = (side - 1) / rows.max()
         y, x = rows * scale, columns * scale
         for down in (0, 1):
             for right in (0, 1):
