@@ -10,55 +10,55 @@ use qhx_runtime::{media::Picture, tensors};
 use serde_json::Value;
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
-pub fn folder() -> PathBuf {
+pub(crate) fn folder() -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "..", "..", "fixtures", "media"].iter().collect()
 }
 
-pub fn file(name: &str) -> Vec<u8> {
+pub(crate) fn file(name: &str) -> Vec<u8> {
     fs::read(folder().join("files").join(name)).expect("the fixture has the file")
 }
 
 /// A section of `cases.json`.
-pub fn cases(section: &str) -> Vec<Value> {
+pub(crate) fn cases(section: &str) -> Vec<Value> {
     let text = fs::read_to_string(folder().join("cases.json")).expect("the fixture has cases");
     let all: Value = serde_json::from_str(&text).expect("they are JSON");
     all[section].as_array().expect("the section is a list").clone()
 }
 
-pub fn numbers() -> BTreeMap<String, Vec<f32>> {
+pub(crate) fn numbers() -> BTreeMap<String, Vec<f32>> {
     let all = tensors::read(&folder().join("numbers.safetensors")).expect("the fixture has numbers");
     all.into_iter().map(|tensor| (tensor.name, tensor.values)).collect()
 }
 
-pub fn size(case: &Value, field: &str) -> usize {
+pub(crate) fn size(case: &Value, field: &str) -> usize {
     case[field].as_u64().unwrap_or_else(|| panic!("{case} has {field}")) as usize
 }
 
 /// Two numbers.
-pub fn pair(case: &Value, field: &str) -> (usize, usize) {
+pub(crate) fn pair(case: &Value, field: &str) -> (usize, usize) {
     let at = |i: usize| case[field][i].as_u64().expect("a number") as usize;
     (at(0), at(1))
 }
 
-pub fn list(case: &Value, field: &str) -> Vec<f64> {
+pub(crate) fn list(case: &Value, field: &str) -> Vec<f64> {
     case[field].as_array().expect("a list").iter().map(|n| n.as_f64().expect("of numbers")).collect()
 }
 
-pub fn text<'a>(case: &'a Value, field: &str) -> &'a str {
+pub(crate) fn text<'a>(case: &'a Value, field: &str) -> &'a str {
     case[field].as_str().unwrap_or_else(|| panic!("{case} has {field}"))
 }
 
-pub fn sha256(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     Digest::of(bytes).as_bytes().iter().map(|b| format!("{b:02x}")).collect()
 }
 
-pub fn worst(found: &[f32], expected: &[f32]) -> f32 {
+pub(crate) fn worst(found: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(found.len(), expected.len());
     found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, |worst, d| if d > worst || d.is_nan() { d } else { worst })
 }
 
 /// The front end of a rule in `cases.json`.
-pub fn image_front_end(rule: &str) -> ImageFrontEnd {
+pub(crate) fn image_front_end(rule: &str) -> ImageFrontEnd {
     let text = fs::read_to_string(folder().join("cases.json")).expect("the fixture has cases");
     let all: Value = serde_json::from_str(&text).expect("they are JSON");
     let rule = &all["rules"][rule];
@@ -75,7 +75,7 @@ pub fn image_front_end(rule: &str) -> ImageFrontEnd {
 }
 
 /// A front end that scales to one size and cuts single pixels.
-pub fn fixed(height: usize, width: usize) -> ImageFrontEnd {
+pub(crate) fn fixed(height: usize, width: usize) -> ImageFrontEnd {
     ImageFrontEnd {
         program: "vision".into(),
         placeholder: Placeholder { token: 0, begin: None, end: None },
@@ -89,7 +89,7 @@ pub fn fixed(height: usize, width: usize) -> ImageFrontEnd {
 }
 
 /// A front end for sounds of up to 30 seconds.
-pub fn audio_front_end() -> AudioFrontEnd {
+pub(crate) fn audio_front_end() -> AudioFrontEnd {
     AudioFrontEnd {
         program: "audio".into(),
         placeholder: Placeholder { token: 0, begin: None, end: None },
@@ -110,7 +110,7 @@ pub fn audio_front_end() -> AudioFrontEnd {
 }
 
 /// The oracle's picture of this size: noise, slopes and full contrast in a pattern of squares.
-pub fn picture(height: usize, width: usize) -> Picture {
+pub(crate) fn picture(height: usize, width: usize) -> Picture {
     let mut rgb = Vec::with_capacity(height * width * 3);
     for y in 0..height as u32 {
         for x in 0..width as u32 {
@@ -135,7 +135,7 @@ fn noise(x: u32, y: u32, c: u32) -> u32 {
 }
 
 /// The oracle's sound of this kind and length.
-pub fn sound(kind: &str, count: usize) -> Vec<f32> {
+pub(crate) fn sound(kind: &str, count: usize) -> Vec<f32> {
     let triangle = |n: u32, step: u32| ((n.wrapping_mul(step) >> 16) as i32 - 32_768).abs() - 16_384;
     let sample = |n: u32| {
         let mut noise = n.wrapping_mul(2_654_435_761);
