@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn formulas() {
         let numbers: Vec<f32> = (0..24).map(|n| n as f32).collect();
-        let found = Formula::Permute(vec![0, 2, 3, 1]).compute(&[vec![2, 3, 2, 2]], &[numbers.clone()]);
+        let found = Formula::Permute(vec![0, 2, 3, 1]).compute(&[vec![2, 3, 2, 2]], std::slice::from_ref(&numbers));
         // Result [o, r, c, i] is tensor [o, i, r, c].
         assert_eq!(found[..6], [0.0, 4.0, 8.0, 1.0, 5.0, 9.0]);
         assert_eq!(found[12..15], [12.0, 16.0, 20.0]);
