@@ -83,11 +83,7 @@ impl<'a> Judge<'a> {
         let tokens = cases.iter().map(|case| case.ids.len()).sum();
         let finite = self.steps.iter().flatten().all(|step| step.error.is_finite());
         let passed = finite
-            && match (kind, Verdict::of(flips.len(), accepted, tokens)) {
-                (_, Verdict::Exact) => true,
-                (GateKind::Tolerant, Verdict::Tolerated) => true,
-                _ => false,
-            };
+            && matches!((kind, Verdict::of(flips.len(), accepted, tokens)), (_, Verdict::Exact) | (GateKind::Tolerant, Verdict::Tolerated));
         let kls: Vec<f64> = self.steps.iter().flatten().map(Step::kl).collect();
         let exact_prompts = cases.iter().filter(|case| case.flips.is_empty()).count();
         let largest = |list: &mut dyn Iterator<Item = f32>| list.fold(None, |m: Option<f32>, x| Some(m.map_or(x, |m| m.max(x))));

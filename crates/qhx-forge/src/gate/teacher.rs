@@ -266,7 +266,7 @@ fn parts(program: &Checked) -> Vec<Part> {
         let is_last = program.stages.last().is_some_and(|last| last.name == stage.name);
         let matrix = ops.iter().rposition(|op| matches!(op.op, OpKind::Linear { .. }));
         let by_number = |op: &&Op| matches!(op.op, OpKind::Softcap { .. } | OpKind::Scale { weight: None, .. } | OpKind::Clamp { .. });
-        let split = matrix.filter(|&at| is_last && at > 0 && ops[at + 1..].iter().all(|op| by_number(op)));
+        let split = matrix.filter(|&at| is_last && at > 0 && ops[at + 1..].iter().all(by_number));
         let paths = |ops: &[&Op]| ops.iter().map(|op| op.path.clone()).collect();
         match split {
             None => parts.push(Part { stage: stage.name.clone(), paths: paths(&ops), head: None }),

@@ -172,7 +172,7 @@ fn one(
         }
     };
     play(&mut session, &prompt.ids, Answer::Given(&prompt.greedy), cancel, &mut logits, &mut taps)?;
-    if strict && !(errors <= STRICT) {
+    if strict && (errors.is_nan() || errors > STRICT) {
         report.problems.push(format!("`{}`: logits differ by {errors:.2e} of the largest (at most {STRICT:.0e} is allowed)", prompt.name));
     }
     for stage in &stages {
@@ -188,7 +188,7 @@ fn one(
         }
         let scale = expected.iter().fold(1f32, |m, x| m.max(x.abs()));
         let error = found.iter().zip(expected).fold(0f32, |m, (a, b)| worse(m, (a - b).abs() / scale));
-        if strict && !(f64::from(error) <= STRICT) {
+        if strict && (error.is_nan() || f64::from(error) > STRICT) {
             report.problems.push(format!("stage {stage}: departs by {error:.2e} on `{}` (at most {STRICT:.0e} is allowed)", prompt.name));
         }
     }

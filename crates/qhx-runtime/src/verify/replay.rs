@@ -234,7 +234,7 @@ impl<'a> Replay<'a> {
         report.stages =
             measured.map(|(stage, sum, count)| StageDifference { stage, error: (sum / count as f64).sqrt(), tolerance }).collect();
         report.worst_stage = report.stages.iter().max_by(|a, b| a.error.total_cmp(&b.error)).cloned();
-        if let Some(first) = report.stages.iter().find(|stage| !(stage.error <= stage.tolerance)) {
+        if let Some(first) = report.stages.iter().find(|stage| stage.error.is_nan() || stage.error > stage.tolerance) {
             report.problems.push(format!(
                 "stage {}: departs from the oracle by {:.2e} (at most {tolerance:.0e} is allowed)",
                 first.stage, first.error
