@@ -276,6 +276,9 @@ impl Parity {
 
     /// Every check that needs no other file.
     fn check(&self) -> Result<(), String> {
+        if self.cases.is_empty() || self.weights.is_empty() {
+            return Err("it has no cases or no weights, so there is nothing to replay".into());
+        }
         for (i, case) in self.cases.iter().enumerate() {
             let wrong = |reason: &str| Err(format!("cases[{i}] (`{}`): {reason}", case.name));
             let tokens = case.ids.len();
@@ -366,6 +369,7 @@ mod tests {
             Parity::from_json(&parity.to_json().unwrap()).unwrap_err()
         };
         assert!(error(|p| p.parity_version = 2).contains("parity_version 2 is not 1"));
+        assert!(error(|p| p.cases.clear()).contains("nothing to replay"));
         assert!(error(|p| p.cases[0].ids.clear()).contains("cases[0] (`len2`): a case needs"));
         assert!(error(|p| p.cases[0].f32_margins.clear()).contains("one entry for each token"));
         assert!(error(|p| p.cases[0].top_logits[1].clear()).contains("as many top logits"));

@@ -41,6 +41,8 @@ use teacher::{Pass, Teacher, passes};
 
 /// Parameters up to which a gate runs on plain instructions, so that its numbers are the same on every machine.
 const REPRODUCIBLE_PARAMETERS: u64 = 64_000_000;
+/// Prompts that a mixture must not fail on before it is asked all.
+const FIRST_PROMPTS: usize = 4;
 /// The share of a budget that goes into answering; the f32 pass takes about the rest.
 const ANSWERING_SHARE: f64 = 0.4;
 
@@ -118,7 +120,8 @@ impl<'m, 'o> Gate<'m, 'o> {
         let f32 = material.programs(&Plan::from(Precision::F32))?;
         let parameters: u64 = crate::forge::weights(&f32).map(|(_, w, _)| w.shape.iter().map(|&d| d as u64).product::<u64>()).sum();
         let device = match parameters {
-            n if n <= REPRODUCIBLE_PARAMETERS => registry::plain(options.threads)?,
+            // A search measures many times: it takes what is fastest here.
+            n if n <= REPRODUCIBLE_PARAMETERS && !options.auto => registry::plain(options.threads)?,
             _ => registry::candidates(registry::DeviceChoice::Cpu, options.threads)?.remove(0),
         };
         let kind = options.kind.unwrap_or(if precision == Precision::F32 && !options.auto { GateKind::Strict } else { GateKind::Tolerant });
@@ -136,10 +139,25 @@ impl<'m, 'o> Gate<'m, 'o> {
 
     /// Holds a staged bundle to the gate.
     fn measure(&mut self, staged: &Staged) -> Result<Measurement, ForgeError> {
+        self.measure_some(staged, usize::MAX)
+    }
+
+    /// The same for a search, to which a mixture that fails is worth little time: one that has failed on the first prompts is not asked more.
+    fn try_out(&mut self, staged: &Staged) -> Result<Measurement, ForgeError> {
+        let first = self.measure_some(staged, FIRST_PROMPTS)?;
+        let flips = first.cases.iter().flat_map(|case| &case.flips);
+        let most = self.suite.as_ref().map_or(0, Vec::len) * suite::NEW_TOKENS / 100;
+        match first.gate.flips > most || flips.clone().any(|flip| !flip.accepted || self.kind == GateKind::Strict) {
+            true => Ok(first),
+            false => self.measure(staged),
+        }
+    }
+
+    fn measure_some(&mut self, staged: &Staged, prompts: usize) -> Result<Measurement, ForgeError> {
         let bundle = staged.open()?;
         let program = bundle.program(TEXT_PROGRAM).ok_or_else(|| ForgeError::Gate("the bundle has no text program".into()))?.clone();
         let stages = row_stages(&program);
-        let (played, vocabulary, limited) = self.answer(&bundle, &stages)?;
+        let (played, vocabulary, limited) = self.answer(&bundle, &stages, prompts)?;
         drop(bundle);
         let written = &self.f32.programs[0];
         let passes = all_passes(&written.program, &played);
@@ -152,8 +170,13 @@ impl<'m, 'o> Gate<'m, 'o> {
         Ok(judge.verdict(self.kind, &stages, limited))
     }
 
-    /// Lets the bundle answer the suite; also the number of logits, and why the suite was cut short.
-    fn answer(&mut self, bundle: &Bundle, stages: &[qhx_ir::Name]) -> Result<(Vec<Played>, usize, Option<String>), ForgeError> {
+    /// Lets the bundle answer the first prompts of the suite; also the number of logits, and why the suite was cut short.
+    fn answer(
+        &mut self,
+        bundle: &Bundle,
+        stages: &[qhx_ir::Name],
+        prompts: usize,
+    ) -> Result<(Vec<Played>, usize, Option<String>), ForgeError> {
         let started = Instant::now();
         let suite = match self.suite.take() {
             Some(suite) => suite,
@@ -170,10 +193,10 @@ impl<'m, 'o> Gate<'m, 'o> {
         let tokens = suite::new_tokens(bundle.manifest().model.context_length);
         let model = self.load(bundle, Some((longest + tokens).min(bundle.manifest().model.context_length)))?;
         let vocabulary = model.vocabulary().logits;
-        let all = suite.len() * tokens;
+        let all = suite.len().min(prompts) * tokens;
         let (mut played, mut done, mut cut) = (Vec::new(), 0, false);
         let mut session = model.session()?;
-        for prompt in &suite {
+        for prompt in suite.iter().take(prompts) {
             let late = self.options.budget.is_some_and(|budget| started.elapsed() > budget.mul_f64(ANSWERING_SHARE));
             if late && !played.is_empty() {
                 cut = true;
@@ -192,10 +215,14 @@ impl<'m, 'o> Gate<'m, 'o> {
             })?;
             played.push(Played { name: prompt.name.clone(), prompt: prompt.ids.clone(), ids, logits, notes });
         }
-        let limited = cut.then(|| {
-            let budget = self.options.budget.unwrap_or_default().as_secs();
-            format!("a budget of {budget} s: {} of {} prompts", played.len(), suite.len())
-        });
+        let limited = match (cut, suite.len() > prompts) {
+            (true, _) => {
+                let budget = self.options.budget.unwrap_or_default().as_secs();
+                Some(format!("a budget of {budget} s: {} of {} prompts", played.len(), suite.len()))
+            }
+            (false, true) => Some(format!("a search: {} of {} prompts", played.len(), suite.len())),
+            (false, false) => None,
+        };
         self.suite = Some(suite);
         Ok((played, vocabulary, limited))
     }
@@ -273,4 +300,72 @@ fn stage_result(program: &Checked, stage: &str, cosine: f64, min_cosine: f64) ->
 /// A form as programs write it.
 fn form_name(form: qhx_ir::ActivationForm) -> String {
     serde_json::to_value(form).ok().and_then(|value| Some(value.as_str()?.to_string())).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use qhx_bundle::{BundleError, manifest::FileEntry, safetensors::read_header};
+    use qhx_ir::OpKind;
+    use std::{fs, path::Path};
+
+    #[test]
+    fn a_wrong_program_or_weight_is_not_through_and_its_stage_stands_out() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/llama");
+        let folder = tempfile::tempdir().unwrap();
+        let material = Material::open(&fixture).unwrap();
+        let out = folder.path().join("model");
+        let mut options =
+            ForgeOptions { out: &out, precision: Precision::F16, replace: false, cancel: Default::default(), progress: &mut |_| {} };
+        let prompts = [3usize, 40].map(|n| GivenPrompt::Ids((0..n as u32).map(|i| i * 37 % 300).collect()));
+        let gate = GateOptions {
+            kind: None,
+            auto: false,
+            prompts: Some(prompts.to_vec()),
+            budget: None,
+            threads: None,
+            cancel: Cancel::new(),
+            progress: &mut |_| {},
+        };
+        let mut gate = Gate::new(&material, options.precision, gate).unwrap();
+        let plan = Plan::from(Precision::F16);
+        let programs = material.programs(&plan).unwrap();
+        let mut staged = material.stage(&plan, &programs, &mut options).unwrap();
+        let cosine_of = |measured: &Measurement, stage: &str| measured.cosines.iter().find(|(name, ..)| **name == *stage).unwrap().1;
+        let right = gate.measure(&staged).unwrap();
+        assert!(right.gate.passed && cosine_of(&right, "layers.1.ffn") > 0.99999, "{:?}", right.gate);
+
+        let mut wrong = (*programs.programs[0].program).clone();
+        let scale = wrong.ops.iter_mut().find_map(|op| match &mut op.op {
+            OpKind::Attend { scale, .. } if op.path.starts_with("layers.1.") => Some(scale),
+            _ => None,
+        });
+        *scale.unwrap() *= 1.5;
+        staged.set_program(&wrong).unwrap();
+        let measured = gate.measure(&staged).unwrap();
+        assert!(!measured.gate.passed, "{:?}", measured.gate);
+        assert!(cosine_of(&measured, "layers.0.ffn") > 0.99999 && cosine_of(&measured, "layers.1.attn") < 0.999, "{:?}", measured.cosines);
+
+        staged.set_program(&programs.programs[0].program).unwrap();
+        damage(&staged, "layers.2.mlp.down_proj.weight").unwrap();
+        let measured = gate.measure(&staged).unwrap();
+        assert!(!measured.gate.passed, "{:?}", measured.gate);
+        assert!(cosine_of(&measured, "layers.2.attn") > 0.99999 && cosine_of(&measured, "layers.2.ffn") < 0.9999, "{:?}", measured.cosines);
+        drop(staged);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().filter(|e| e.as_ref().unwrap().path().is_dir()).count(), 0, "nothing is left");
+    }
+
+    /// Negates a quarter of a weight's numbers and makes the sums fit.
+    fn damage(staged: &Staged, weight: &str) -> Result<(), BundleError> {
+        let mut manifest = staged.manifest().clone();
+        let file = manifest.weights[0].clone();
+        let place = staged.path().join(file.as_str());
+        let mut bytes = fs::read(&place).unwrap();
+        let range = read_header(&bytes).unwrap().tensors[weight].range.clone();
+        bytes[range].iter_mut().skip(1).step_by(8).for_each(|byte| *byte ^= 0x80);
+        manifest.files.insert(file, FileEntry { bytes: bytes.len() as u64, sha256: Digest::of(&bytes) });
+        fs::write(&place, &bytes).unwrap();
+        fs::write(staged.path().join("qhx.json"), manifest.to_json().unwrap()).unwrap();
+        staged.open().map(drop)
+    }
 }

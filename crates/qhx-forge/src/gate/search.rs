@@ -28,7 +28,7 @@ const PROBE_ROWS: usize = 256;
 /// Tokens of each answer among them.
 const PROBE_TOKENS: usize = 8;
 /// Attempts to lower a raised stage again.
-const LOWERINGS: usize = 12;
+const LOWERINGS: usize = 8;
 
 /// What a search ends with: through the gate or not, as the measurement says.
 pub(super) struct Outcome {
@@ -62,7 +62,7 @@ pub(super) fn fixed(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> 
         for written in &programs.programs {
             staged.set_program(&written.program)?;
         }
-        let measurement = gate.measure(&staged)?;
+        let measurement = if next == steps.len() { gate.measure(&staged)? } else { gate.try_out(&staged)? };
         tried.push(ladder.tried(&format!("{base}, f32 activations in {next} of {} stages", steps.len()), &programs, &measurement));
         let passed = measurement.gate.passed;
         if passed {
@@ -104,7 +104,7 @@ pub(super) fn auto(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> R
         let programs = gate.material.programs(&plan)?;
         // The one before is dropped by now: two writers to one place would be one too many.
         let staged = gate.material.stage(&plan, &programs, options)?;
-        let measurement = gate.measure(&staged)?;
+        let measurement = gate.try_out(&staged)?;
         let bytes = stored_bytes(&programs);
         let result = measurement.gate.result.clone();
         tried.push(Tried { mixture: name, bytes, passed: measurement.gate.passed, result });
@@ -292,8 +292,11 @@ impl Ladder {
     fn lowerings(&self, steps: &[(usize, usize)]) -> Vec<(usize, usize)> {
         let at = self.levels(steps);
         let mut lowerings: Vec<_> = (0..at.len()).filter(|&s| at[s] > 0).map(|s| (s, at[s])).collect();
-        lowerings.retain(|&(s, level)| self.stages[s].bytes[level] > self.stages[s].bytes[level - 1]);
-        lowerings.sort_by_key(|&(s, level)| std::cmp::Reverse(self.stages[s].bytes[level] - self.stages[s].bytes[level - 1]));
+        // Less than a percent of all bytes is not worth a gate.
+        let all: u64 = self.stages.iter().zip(&at).map(|(rungs, &level)| rungs.bytes[level]).sum();
+        let gain = |s: usize, level: usize| self.stages[s].bytes[level].saturating_sub(self.stages[s].bytes[level - 1]);
+        lowerings.retain(|&(s, level)| gain(s, level) * 100 >= all);
+        lowerings.sort_by_key(|&(s, level)| std::cmp::Reverse(gain(s, level)));
         lowerings
     }
 

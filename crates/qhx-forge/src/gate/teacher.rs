@@ -21,7 +21,7 @@ use std::{
 };
 
 /// f32 numbers of the output head that are in memory at a time.
-const HEAD_BLOCK: usize = 16 << 20;
+const HEAD_BLOCK: usize = 4 << 20;
 
 /// One reading of a case: all its rows in one epoch.
 #[derive(Clone, Debug)]

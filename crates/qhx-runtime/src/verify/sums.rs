@@ -44,9 +44,9 @@ pub fn weight_sums(bundle: &Bundle, cancel: &Cancel) -> Result<Vec<WeightSum>, V
     Ok(sums)
 }
 
-/// Whether two sums are of the same numbers. JSON may cost the last digits.
+/// Whether two sums are of the same numbers. JSON may cost the last digits. What is no number is never the same: a flipped exponent makes infinities.
 pub(super) fn same(a: f64, b: f64) -> bool {
-    (a - b).abs() <= 4.0 * f64::EPSILON * a.abs().max(b.abs())
+    a.is_finite() && b.is_finite() && (a - b).abs() <= 4.0 * f64::EPSILON * a.abs().max(b.abs())
 }
 
 fn tensor_sums(name: &str, tensor: &WeightTensor, cancel: &Cancel) -> Result<(f64, f64), Error> {
