@@ -22,7 +22,7 @@ import transformers
 from PIL import Image
 
 ROOT = Path(__file__).parent.parent
-SMALL_TEXT = {"num_hidden_layers": 1, "intermediate_size": 64, "layer_types": None, "num_kv_shared_layers": 0}
+SMALL_TEXT = {"num_hidden_layers": 3, "intermediate_size": 64, "layer_types": None, "num_kv_shared_layers": 0}
 
 
 def image_tower(config: dict):

@@ -32,7 +32,7 @@ use std::{env, ffi::OsString, process::ExitCode};
 /// Turns Hugging Face checkpoints into verified bundles and runs them.
 #[derive(Parser)]
 #[command(name = "qhx", version, arg_required_else_help = true, disable_help_subcommand = true)]
-#[command(after_help = "Example:\n  qhx forge ./SmolLM2-135M-Instruct --out smol\n  qhx run smol \"What is the capital of France?\"")]
+#[command(after_help = "Example:\n  qhx forge ./SmolLM2-135M-Instruct --out smol\n  qhx run smol \"Why is the sky blue?\"")]
 struct Cli {
     #[command(subcommand)]
     command: commands::Command,

@@ -21,7 +21,7 @@ use std::{path::PathBuf, time::Instant};
 
 /// Generate from ids, a text or a conversation: the scriptable form
 #[derive(Args)]
-#[command(after_help = "Example:\n  qhx generate smol --prompt \"The capital of France is\" --max-new 10\n  \
+#[command(after_help = "Example:\n  qhx generate smol --prompt \"Once upon a time\" --max-new 10\n  \
                         qhx generate smol --ids 504,3575,282 --max-new 24 --ignore-eos --json\n  \
                         qhx generate qwen-vl --image a.jpg --image b.png --user \"What has changed?\"\n  \
                         qhx generate gemma --audio talk.mp3 --split --user \"Transcribe.\"")]

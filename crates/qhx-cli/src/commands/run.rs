@@ -25,7 +25,7 @@ use std::{
 /// template answers; one without continues the text.
 #[derive(Args)]
 #[command(override_usage = "qhx run [OPTIONS] [MODEL] <PROMPT>")]
-#[command(after_help = "Example:\n  qhx run \"What is the capital of France?\"\n  qhx run smol \"What is the capital of France?\"\n  git diff | qhx run smol -\n  \
+#[command(after_help = "Example:\n  qhx run \"Why is the sky blue?\"\n  qhx run smol \"Why is the sky blue?\"\n  git diff | qhx run smol -\n  \
                         qhx run qwen-vl --image photo.jpg \"Describe this image.\"\n  \
                         qhx run gemma --audio clip.wav \"Transcribe.\"\n  \
                         qhx run gemma --audio lecture.mp3 --split \"Transcribe.\"")]
