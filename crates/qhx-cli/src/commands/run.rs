@@ -25,10 +25,12 @@ use std::{
 /// template answers; one without continues the text.
 #[derive(Args)]
 #[command(override_usage = "qhx run [OPTIONS] [MODEL] <PROMPT>")]
-#[command(after_help = "Example:\n  qhx run \"Why is the sky blue?\"\n  qhx run smol \"Why is the sky blue?\"\n  git diff | qhx run smol -\n  \
+#[command(
+    after_help = "Example:\n  qhx run \"Why is the sky blue?\"\n  qhx run smol \"Why is the sky blue?\"\n  git diff | qhx run smol -\n  \
                         qhx run qwen-vl --image photo.jpg \"Describe this image.\"\n  \
                         qhx run gemma --audio clip.wav \"Transcribe.\"\n  \
-                        qhx run gemma --audio lecture.mp3 --split \"Transcribe.\"")]
+                        qhx run gemma --audio lecture.mp3 --split \"Transcribe.\""
+)]
 pub(crate) struct Run {
     /// The model and the prompt; one alone is the prompt (with --audio the prompt may be absent), and a prompt of - is read from stdin
     #[arg(value_name = "MODEL PROMPT", num_args = 0..=2, allow_hyphen_values = false)]
