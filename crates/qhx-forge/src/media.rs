@@ -1,6 +1,6 @@
 //! Media parameters: from a checkpoint's `processor_config.json`, `preprocessor_config.json` and `config.json` to the manifest's front ends.
 //!
-//! A value may stand in several files; they must agree. Where no file has it, it is the class default of transformers, stated in [`defaults`].
+//! A value may stand in several files; they must agree. Where no file has it, it is the class default of transformers, stated in `defaults`.
 
 use crate::{
     Config, ForgeError,

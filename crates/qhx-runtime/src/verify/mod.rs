@@ -1,6 +1,6 @@
 //! Holding a bundle to what is known of it: its own oracle (`parity.json`), or one from outside.
 //!
-//! Three kinds of evidence, each found from numbers: [`weight_sums`] read every stored weight, [`replay`] lets the device answer the oracle's prompts again and
+//! Three kinds of evidence, each found from numbers: [`weight_sums`] read every stored weight, [`replay()`] lets the device answer the oracle's prompts again and
 //! compares tokens, logits and what each stage made, and [`golden`] does the same for a folder that other software wrote. The forge uses the same pieces
 //! to make the oracle in the first place.
 
