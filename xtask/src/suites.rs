@@ -13,7 +13,7 @@ struct Fetched {
     variable: &'static str,
 }
 
-const FETCHED: [Fetched; 2] = [
+const FETCHED: [Fetched; 3] = [
     Fetched { name: "real model", fetch: assets::smollm2, package: "qhx-cli", test: "smollm2", variable: "QHX_SMOLLM2" },
     Fetched {
         name: "real tokenizers",
@@ -22,6 +22,7 @@ const FETCHED: [Fetched; 2] = [
         test: "text_real",
         variable: "QHX_REAL_TOKENIZERS",
     },
+    Fetched { name: "NPU emulator", fetch: assets::qnn, package: "qhx-npu", test: "*", variable: "QHX_QNN_DIR" },
 ];
 
 /// All suites. In CI a suite that cannot run is a failure; elsewhere it is named and passed over.
@@ -43,8 +44,8 @@ pub(crate) fn test() -> Result<(), Failure> {
         for fetched in FETCHED {
             match (fetched.fetch)() {
                 Ok(files) => suite(fetched.name, &mut || {
-                    let mut test = cargo_test();
-                    test.args(["--package", fetched.package, "--test", fetched.test, "--", "--ignored"]);
+                    let mut test = cargo();
+                    test.args(["test", "--profile", "test-opt", "--package", fetched.package, "--test", fetched.test, "--", "--ignored"]);
                     run(test.env(fetched.variable, &files))
                 })?,
                 Err(e) if in_ci => return Err(format!("the suite `{}` cannot run: {e}", fetched.name)),

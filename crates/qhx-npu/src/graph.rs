@@ -2,7 +2,7 @@
 //!
 //! Owns the vocabulary (tensor types, quantisations, parameters); knows neither programs nor the C interface.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 /// A tensor of a [`Graph`], by its place in [`Graph::tensors`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -45,6 +45,30 @@ pub enum Role {
     Inner,
     /// Stored in the context binary: little-endian, row-major.
     Constant(Arc<[u8]>),
+    /// Stored in the context binary like [`Role::Constant`], but made only when the library takes it: large weights are in memory one at a time.
+    Lazy(Lazy),
+}
+
+/// A constant that is made when it is needed.
+#[derive(Clone)]
+pub struct Lazy(Arc<dyn Fn() -> Result<Vec<u8>, String> + Send + Sync>);
+
+impl Lazy {
+    /// A constant whose bytes the function makes; its error says why it could not.
+    pub fn new(make: impl Fn() -> Result<Vec<u8>, String> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(make))
+    }
+
+    /// Makes the bytes.
+    pub fn read(&self) -> Result<Vec<u8>, String> {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Lazy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Lazy")
+    }
 }
 
 /// Number types.
@@ -62,6 +86,39 @@ pub enum DataType {
     Bool,
     /// Signed 8-bit numbers with a [`Quantization`]; 4-bit weights too come as one number per byte.
     Fixed8,
+}
+
+impl DataType {
+    /// QNN's number for it.
+    pub(crate) fn code(self) -> u32 {
+        match self {
+            Self::F16 => 0x216,
+            Self::F32 => 0x232,
+            Self::I32 => 0x32,
+            Self::U32 => 0x132,
+            Self::Bool => 0x508,
+            Self::Fixed8 => 0x308,
+        }
+    }
+
+    /// The type that QNN's number means, if it is one of ours.
+    pub(crate) fn from_code(code: u32) -> Option<Self> {
+        [Self::F16, Self::F32, Self::I32, Self::U32, Self::Bool, Self::Fixed8].into_iter().find(|dtype| dtype.code() == code)
+    }
+
+    /// Bytes of one number.
+    pub fn size(self) -> usize {
+        match self {
+            Self::F16 => 2,
+            Self::F32 | Self::I32 | Self::U32 => 4,
+            Self::Bool | Self::Fixed8 => 1,
+        }
+    }
+
+    /// Bytes of a tensor; nothing if there are too many to count.
+    pub fn byte_len(self, dims: &[u32]) -> Option<usize> {
+        dims.iter().try_fold(self.size(), |product, &dim| product.checked_mul(dim as usize))
+    }
 }
 
 /// How stored whole numbers become real ones: `real = stored x scale`.

@@ -1,0 +1,332 @@
+//! Context binaries: what their metadata says, and whether one may be loaded here.
+//!
+//! The library has no checksum, does not compare processors and dies of some files: everything that can be known beforehand is checked here.
+#![allow(unsafe_code)] // Reads structs that the system library hands out.
+
+use crate::{
+    device::Arch,
+    error::{Error, Result},
+    ffi,
+    graph::DataType,
+    library::{Build, HTP_BACKEND, Library, function, text},
+};
+use sha2::{Digest, Sha256};
+use std::ptr;
+
+/// More graphs, tensors or axes than any real binary has: a sign that the metadata is damaged.
+const MOST: u32 = 65_536;
+const MOST_AXES: u32 = 8;
+/// The layout of the metadata that we know.
+const INFO_VERSION: u32 = 3;
+
+/// What a context binary says of itself.
+#[derive(Clone, Debug)]
+pub struct Metadata {
+    /// The QAIRT release that made it.
+    pub build: Build,
+    /// The version of QNN's interface it was made with.
+    pub core_version: (u32, u32, u32),
+    /// The generation of the processor it was made for (79, 81 …).
+    pub arch: u32,
+    /// The chip it was made for, by QNN's number.
+    pub soc_model: u32,
+    /// Its graphs.
+    pub graphs: Vec<GraphInfo>,
+}
+
+/// What a context binary says of a graph.
+#[derive(Clone, Debug)]
+pub struct GraphInfo {
+    /// Its name.
+    pub name: String,
+    /// What it reads.
+    pub inputs: Vec<TensorInfo>,
+    /// What it makes.
+    pub outputs: Vec<TensorInfo>,
+    /// How it was compiled, where the binary tells.
+    pub compiled: Option<Compiled>,
+}
+
+/// How a graph was compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Compiled {
+    /// Fast memory that it uses.
+    pub vtcm_bytes: u32,
+    /// Optimisation level, 1 to 3.
+    pub optimization: u32,
+    /// Whether activations are compressed on their way to memory.
+    pub dlbc: bool,
+    /// Vector threads.
+    pub hvx_threads: u64,
+    /// Memory for what does not fit into the fast memory.
+    pub spill_fill_bytes: u64,
+}
+
+/// What a context binary says of an input or output.
+#[derive(Clone, Debug)]
+pub struct TensorInfo {
+    /// Its name.
+    pub name: String,
+    /// The library's number for it.
+    pub id: u32,
+    /// QNN's number for its type.
+    pub type_code: u32,
+    /// The type, if it is one of ours.
+    pub dtype: Option<DataType>,
+    /// Shape.
+    pub dims: Vec<u32>,
+    /// Its only scale, if it has one.
+    pub scale: Option<f32>,
+}
+
+/// What is known of a context binary before it is opened; what is not known is not checked.
+#[derive(Clone, Debug, Default)]
+pub struct Expected {
+    /// The file's name, for messages.
+    pub name: String,
+    /// Its size.
+    pub bytes: Option<u64>,
+    /// Its sum.
+    pub sha256: Option<[u8; 32]>,
+    /// Graphs and tensors that it must have; it may have more.
+    pub graphs: Vec<ExpectedGraph>,
+    /// Whether its graphs share one set of weights ([`crate::CompileOptions::share_weights`]).
+    pub shared_weights: bool,
+}
+
+/// A graph that a context binary must have.
+#[derive(Clone, Debug, Default)]
+pub struct ExpectedGraph {
+    /// Its name.
+    pub name: String,
+    /// All that it reads.
+    pub inputs: Vec<ExpectedTensor>,
+    /// All that it makes.
+    pub outputs: Vec<ExpectedTensor>,
+}
+
+/// An input or output that a graph must have.
+#[derive(Clone, Debug)]
+pub struct ExpectedTensor {
+    /// Its name.
+    pub name: String,
+    /// Its type.
+    pub dtype: DataType,
+    /// Its shape.
+    pub dims: Vec<u32>,
+}
+
+impl Library {
+    /// What a context binary says of itself. Needs no device.
+    pub fn inspect(&self, name: &str, binary: &[u8]) -> Result<Metadata> {
+        let table = &self.system()?.interface.table;
+        let damaged = |reason: &str| Error::Binary { name: name.into(), reason: format!("{reason}: copy it again or forge it anew") };
+        if binary.is_empty() {
+            return Err(damaged("it is empty"));
+        }
+        let mut reader = Reader { library: self, handle: ptr::null_mut() };
+        let create = function(table.context_create, "systemContextCreate")?;
+        // SAFETY: fills in the handle.
+        self.call("systemContextCreate", &name, || unsafe { create(&raw mut reader.handle) })?;
+        let get = function(table.get_metadata, "systemContextGetMetaData")?;
+        let mut info = ptr::null();
+        // SAFETY: the handle is live and the library is told the buffer's size.
+        let read = self.call("systemContextGetMetaData", &name, || unsafe {
+            get(reader.handle, binary.as_ptr().cast(), binary.len() as u64, &raw mut info)
+        });
+        read.map_err(|e| match e {
+            Error::Call(call) => damaged(&format!("it is no whole context binary (QNN error {})", call.code)),
+            other => other,
+        })?;
+        // SAFETY: on success a struct that lives as long as the handle; checked for null.
+        let info = unsafe { info.as_ref() }.ok_or_else(|| damaged("it has no metadata"))?;
+        if info.version != INFO_VERSION {
+            return Err(Error::Binary {
+                name: name.into(),
+                reason: format!("its metadata has version {}, qhx reads {INFO_VERSION}: forge it anew", info.version),
+            });
+        }
+        // SAFETY: the version says that this is the layout.
+        unsafe { metadata(&info.v3) }.map_err(|reason| damaged(&reason))
+    }
+}
+
+impl Expected {
+    /// Whether a binary may be loaded on a processor: size and sum, then what it says of itself.
+    pub fn check(&self, library: &Library, arch: Arch, binary: &[u8]) -> Result<Metadata> {
+        let wrong = |reason: String| Err(Error::Binary { name: self.name.clone(), reason });
+        if let Some(bytes) = self.bytes
+            && bytes != binary.len() as u64
+        {
+            return wrong(format!("has {} bytes, {bytes} were expected: it is cut off or another file; copy it again", binary.len()));
+        }
+        if let Some(sum) = &self.sha256 {
+            let found = Sha256::digest(binary);
+            if found[..] != sum[..] {
+                return wrong(format!("its sha256 is {}, {} was expected: it is damaged; copy it again", hex(&found), hex(sum)));
+            }
+        }
+        let metadata = library.inspect(&self.name, binary)?;
+        if let Some(reason) = metadata.obstacle(library, arch).or_else(|| self.mismatch(&metadata)) {
+            return wrong(reason);
+        }
+        if self.shared_weights && metadata.graphs.len() > 1 && library.emulates() {
+            return wrong(
+                "its graphs share weights, which QNN's emulator cannot load (it crashes): compile it unshared, or run it on a phone".into(),
+            );
+        }
+        Ok(metadata)
+    }
+
+    /// The first graph or tensor that is missing or different.
+    fn mismatch(&self, metadata: &Metadata) -> Option<String> {
+        for graph in &self.graphs {
+            let Some(found) = metadata.graphs.iter().find(|found| found.name == graph.name) else {
+                let names: Vec<&str> = metadata.graphs.iter().map(|graph| &*graph.name).collect();
+                return Some(format!("has no graph `{}`; it has {}: it belongs to another manifest", graph.name, names.join(", ")));
+            };
+            let sides = [("input", &graph.inputs, &found.inputs), ("output", &graph.outputs, &found.outputs)];
+            for (side, wanted, found) in sides {
+                if let Some(reason) = side_mismatch(wanted, found) {
+                    return Some(format!("graph `{}`: {side} {reason}: it belongs to another manifest", graph.name));
+                }
+            }
+        }
+        None
+    }
+}
+
+fn side_mismatch(wanted: &[ExpectedTensor], found: &[TensorInfo]) -> Option<String> {
+    for ExpectedTensor { name, dtype, dims } in wanted {
+        match found.iter().find(|tensor| tensor.name == *name) {
+            None => return Some(format!("`{name}` is missing")),
+            Some(tensor) if tensor.dtype != Some(*dtype) => {
+                return Some(format!("`{name}` has type {:#x}, {dtype:?} was expected", tensor.type_code));
+            }
+            Some(tensor) if tensor.dims != *dims => return Some(format!("`{name}` has shape {:?}, {dims:?} was expected", tensor.dims)),
+            Some(_) => {}
+        }
+    }
+    let extra = found.iter().find(|tensor| wanted.iter().all(|wanted| wanted.name != tensor.name));
+    extra.map(|tensor| format!("`{}` was not expected", tensor.name))
+}
+
+impl Metadata {
+    /// What stops this binary from being loaded by a library on a processor, and what to do.
+    pub fn obstacle(&self, library: &Library, arch: Arch) -> Option<String> {
+        if self.arch != arch.number() {
+            return Some(format!(
+                "was made for Hexagon v{}, this processor is {arch} ({}): take the `{arch}` folder of the bundle, or run `qhx forge --target {arch}`",
+                self.arch,
+                arch.soc_name()
+            ));
+        }
+        if library.build().older_than(&self.build) {
+            return Some(format!(
+                "was made with {}, the library is the older {}: use the libraries of {} or newer, or forge with the older ones",
+                self.build,
+                library.build(),
+                self.build
+            ));
+        }
+        let most = u64::from(arch.vtcm_mb()) << 20;
+        let large = self.graphs.iter().find(|graph| graph.compiled.is_some_and(|compiled| u64::from(compiled.vtcm_bytes) > most));
+        large.map(|graph| {
+            let bytes = graph.compiled.map_or(0, |compiled| compiled.vtcm_bytes);
+            format!("graph `{}` needs {} MB of VTCM, {arch} has {}: forge it anew", graph.name, bytes >> 20, arch.vtcm_mb())
+        })
+    }
+}
+
+/// Frees the system library's context, and with it the metadata.
+struct Reader<'a> {
+    library: &'a Library,
+    handle: ffi::Handle,
+}
+
+impl Drop for Reader<'_> {
+    fn drop(&mut self) {
+        let free = self.library.system().ok().and_then(|system| system.interface.table.context_free);
+        if let (Some(free), false) = (free, self.handle.is_null()) {
+            // SAFETY: made by the same library, freed once; all that was read of it has been copied.
+            let _ = self.library.call("systemContextFree", &"metadata", || unsafe { free(self.handle) });
+        }
+    }
+}
+
+/// # Safety
+/// The struct and all it points to must be live.
+unsafe fn metadata(info: &ffi::BinaryInfoV3) -> std::result::Result<Metadata, String> {
+    if info.backend_id != HTP_BACKEND {
+        return Err(format!("it is for QNN's backend {}, not for the Hexagon processor", info.backend_id));
+    }
+    // SAFETY: the caller's; checked for null and for the size that the library tells.
+    let meta = if info.meta_size as usize >= size_of::<ffi::HtpBinaryMeta>() { unsafe { info.meta.as_ref() } } else { None };
+    let meta = meta.ok_or("it does not tell its processor")?;
+    // SAFETY: the caller's.
+    let graphs = unsafe { slice(info.graphs, info.graph_count, "graphs") }?;
+    Ok(Metadata {
+        build: Build::parse(&text(info.build_id).unwrap_or_default()),
+        core_version: (info.core.major, info.core.minor, info.core.patch),
+        arch: meta.arch,
+        soc_model: info.soc_model,
+        // SAFETY: the caller's.
+        graphs: graphs.iter().map(|graph| unsafe { graph_info(graph) }).collect::<std::result::Result<_, _>>()?,
+    })
+}
+
+/// # Safety
+/// The struct and all it points to must be live.
+unsafe fn graph_info(graph: &ffi::GraphInfo) -> std::result::Result<GraphInfo, String> {
+    if graph.version != 3 {
+        return Err(format!("a graph's metadata has version {}, qhx reads 3", graph.version));
+    }
+    // SAFETY: the caller's.
+    let tensors = |list, count| unsafe { slice(list, count, "tensors") }?.iter().map(|tensor| unsafe { tensor_info(tensor) }).collect();
+    let inputs: std::result::Result<Vec<TensorInfo>, String> = tensors(graph.inputs, graph.input_count);
+    let outputs: std::result::Result<Vec<TensorInfo>, String> = tensors(graph.outputs, graph.output_count);
+    // SAFETY: the caller's; checked for null, size and version.
+    let blob = if graph.blob_size as usize >= size_of::<ffi::HtpGraphBlob>() { unsafe { graph.blob.as_ref() } } else { None };
+    Ok(GraphInfo {
+        name: text(graph.name).ok_or("a graph has no name")?,
+        inputs: inputs?,
+        outputs: outputs?,
+        compiled: blob.filter(|blob| blob.version == 1).map(|blob| Compiled {
+            vtcm_bytes: blob.vtcm_bytes,
+            optimization: blob.optimization,
+            dlbc: blob.dlbc != 0,
+            hvx_threads: blob.hvx_threads,
+            spill_fill_bytes: blob.spill_fill,
+        }),
+    })
+}
+
+/// # Safety
+/// The struct and all it points to must be live.
+unsafe fn tensor_info(tensor: &ffi::Tensor) -> std::result::Result<TensorInfo, String> {
+    let name = text(tensor.name).ok_or("a tensor has no name")?;
+    if tensor.rank > MOST_AXES {
+        return Err(format!("the tensor `{name}` has {} axes", tensor.rank));
+    }
+    // SAFETY: the caller's.
+    let dims = unsafe { slice(tensor.dims, tensor.rank, "axes") }?.to_vec();
+    let ffi::Quantize { definition, encoding, value } = tensor.quantize;
+    // SAFETY: every bit pattern is a number; the tags say whether this is the union's member.
+    let scale = (definition == 1 && encoding == 0).then_some(unsafe { value.tensor.scale });
+    Ok(TensorInfo { name, id: tensor.id, type_code: tensor.dtype, dtype: DataType::from_code(tensor.dtype), dims, scale })
+}
+
+/// # Safety
+/// The list must hold `count` live elements.
+unsafe fn slice<'a, T>(list: *const T, count: u32, what: &str) -> std::result::Result<&'a [T], String> {
+    match count {
+        0 => Ok(&[]),
+        _ if count > MOST || list.is_null() => Err(format!("its list of {what} is damaged")),
+        // SAFETY: the caller's; checked for null.
+        _ => Ok(unsafe { std::slice::from_raw_parts(list, count as usize) }),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
