@@ -27,6 +27,14 @@ pub(crate) mod tolerance {
     pub(crate) const HALF_MODEL: f64 = 3e-3;
     /// Whole models with integer forms, in which roundings that fall the other way travel through layers and states.
     pub(crate) const INTEGER_MODEL: f64 = 1e-1;
+    /// What a bound of this table becomes for a device that keeps and computes everything in f16: no less than a few roundings of f16
+    /// make, and no more than they grow to in a whole model. The last digit of a score in the hundreds is worth 0.12.
+    pub(crate) fn half(stated: f64) -> f64 {
+        if stated == SHARP { 0.12 } else { (stated * 600.0).clamp(2e-3, 3e-2) }
+    }
+
+    /// Rows in which a device that computes in f16 chose another expert, where two scores are equal but for rounding.
+    pub(crate) const OTHER_EXPERT: f64 = 0.5;
     /// Rows in which an integer form rounded the other way, because of differences allowed above.
     pub(crate) const FLIP: f64 = 5e-2;
 }

@@ -91,7 +91,7 @@ fn both(device: &dyn Device, case: &Case, program: &Checked, plan: &Plan, troubl
         _ => Stop::Wrong(format!("does not load: {e}")),
     })?;
     let factor = options.tolerance_factor;
-    let bound = Bound { tolerance: case.tolerance * factor, floor: case.floor, flips: case.flips.map(|f| f * factor.max(1.0)) };
+    let bound = Bound { tolerance: options.tolerance(case), floor: case.floor, flips: case.flips.map(|f| f * factor.max(1.0)) };
     let mut worst = 0.0f64;
     let mut previous = None;
     for (number, call) in plan.calls.iter().enumerate() {

@@ -25,7 +25,7 @@ mod rng;
 mod session;
 mod weights;
 
-use crate::Device;
+use crate::{ActivationForm, Device, OpKind};
 use build::Case;
 use rng::Rng;
 use std::{collections::BTreeMap, fmt};
@@ -45,11 +45,14 @@ pub struct Options {
     pub max_segments: usize,
     /// Widens every bound, for a device that computes in a coarser form than the programs state.
     pub tolerance_factor: f64,
+    /// Whether the device computes in f16 whatever programs state: the reference then rounds rows that enter products to f16 too, and bounds are
+    /// those of f16.
+    pub half: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { seed: 1, cases: 24, only: None, strict: false, max_segments: 3, tolerance_factor: 1.0 }
+        Self { seed: 1, cases: 24, only: None, strict: false, max_segments: 3, tolerance_factor: 1.0, half: false }
     }
 }
 
@@ -65,6 +68,12 @@ impl Options {
             only: std::env::var("QHX_CONFORMANCE_ONLY").ok(),
             ..default
         }
+    }
+
+    /// What a case's tolerance means for this device.
+    fn tolerance(&self, case: &Case) -> f64 {
+        let stated = if self.half { compare::tolerance::half(case.tolerance) } else { case.tolerance };
+        stated * self.tolerance_factor
     }
 
     fn wants(&self, group: &str, number: usize) -> bool {
@@ -180,7 +189,17 @@ struct Group {
 
 fn one(device: &dyn Device, options: &Options, group: &Group, number: usize) -> CaseResult {
     let rng = |part: u64| Rng::new(&[options.seed, rng::hash(group.name), number as u64, part]);
-    let case = (group.draw)(rng(0), number);
+    let mut case = (group.draw)(rng(0), number);
+    if options.half {
+        for op in &mut case.program.ops {
+            if let OpKind::Linear { activation: form, .. } | OpKind::Experts { form, .. } = &mut op.op {
+                *form = ActivationForm::F16;
+            }
+            if matches!(op.op, OpKind::Route { .. }) {
+                case.flips = Some(compare::tolerance::OTHER_EXPERT);
+            }
+        }
+    }
     let mut calls = String::new();
     let outcome = guard(|| judge::judge(device, &case, &mut rng(1), options, &mut calls));
     CaseResult { name: format!("{}/{number}", group.name), seed: options.seed, what: format!("{}; {calls}", case.what), outcome }

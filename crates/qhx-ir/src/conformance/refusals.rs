@@ -199,7 +199,7 @@ fn demanded(device: &dyn Device, case: &Case, program: &Checked, demand: Demand,
         Err(other) => return Err(format!("expected a refused call, found: {other}")),
         Ok(()) => return Err("it was done".into()),
     }
-    let bound = Bound { tolerance: case.tolerance * options.tolerance_factor, floor: case.floor, flips: None };
+    let bound = Bound { tolerance: options.tolerance(case), floor: case.floor, flips: None };
     let run =
         |session: &mut Session<'_>| session.run(&plan.calls[0], 0, Cancel::Never).map_err(|e| format!("an ordinary call after it: {e}"));
     let worst = compare(&run(&mut reference)?, &run(&mut session)?, bound).map_err(|e| format!("an ordinary call after it: {e}"))?;

@@ -1,0 +1,87 @@
+//! The graph of experts whose weights are inputs: one graph serves all experts of all layers, and only the chosen ones are ever read.
+
+use super::{Lowering, Sizes, builder::Builder};
+use crate::graph::{DataType, Graph, Quantization, TensorId};
+use qhx_ir::{Activation, Bindings, Checked};
+use std::collections::HashMap;
+
+/// What fixes an expert graph. Two ops with equal ones share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ExpertSizes {
+    /// Rows in one execution.
+    pub rows: usize,
+    /// Experts side by side, whose weighed results are added.
+    pub experts: usize,
+    /// Numbers in a row.
+    pub hidden: usize,
+    /// Numbers inside an expert.
+    pub ffn: usize,
+    /// On the gate.
+    pub activation: Activation,
+    /// Whether weights are int8 with a scale per row; else f16.
+    pub int8: bool,
+}
+
+/// The one scale that an int8 input has: the row's own scale, times 128, is a further input on the product. So products stay near the size of the rows
+/// that enter them, whatever the scales are.
+pub const INT8_SCALE: f32 = 1.0 / 128.0;
+
+/// The graph. Its inputs, in order: `x [rows, hidden]`; then for each expert its weight in every row `[rows, 1]`, gate `[ffn, hidden]`, up
+/// `[ffn, hidden]`, down `[hidden, ffn]` and, for int8, their scales `[1, ffn]`, `[1, ffn]`, `[1, hidden]`. Its output: `[rows, hidden]`.
+pub fn lower_experts(program: &Checked, sizes: ExpertSizes, name: String) -> Graph {
+    let mut lowering = Lowering {
+        program,
+        weights: None,
+        builder: Builder::new(name),
+        bindings: Bindings::default(),
+        sizes: Sizes { rows: sizes.rows, context: 0, taps: false },
+        values: HashMap::new(),
+        fed: HashMap::new(),
+        fresh: HashMap::new(),
+        feeds: vec![],
+        drains: vec![],
+    };
+    let x = lowering.builder.input("x", DataType::F16, &[sizes.rows, sizes.hidden], Quantization::None);
+    let mut sum = None;
+    for expert in 0..sizes.experts {
+        let y = lowering.expert(x, expert, sizes);
+        sum = Some(sum.map_or(y, |sum| lowering.builder.add("sum", sum, y)));
+    }
+    if let Some(sum) = sum {
+        lowering.builder.output(sum);
+    }
+    lowering.builder.finish()
+}
+
+impl Lowering<'_> {
+    fn expert(&mut self, x: TensorId, number: usize, s: ExpertSizes) -> TensorId {
+        self.builder.set_path(&format!("expert.{number}"));
+        let input = |lowering: &mut Self, what: &str, dims: &[usize]| {
+            lowering.builder.input(&format!("expert.{number}.{what}"), DataType::F16, dims, Quantization::None)
+        };
+        let share = input(self, "weight", &[s.rows, 1]);
+        let shapes = [("gate", [s.ffn, s.hidden]), ("up", [s.ffn, s.hidden]), ("down", [s.hidden, s.ffn])];
+        let weights = shapes.map(|(what, dims)| match s.int8 {
+            false => input(self, what, &dims),
+            true => {
+                let name = format!("expert.{number}.{what}");
+                self.builder.input(&name, DataType::Fixed8, &dims, Quantization::Tensor(INT8_SCALE))
+            }
+        });
+        let scales = shapes.map(|(what, dims)| s.int8.then(|| input(self, &format!("{what}_scale"), &[1, dims[0]])));
+        let product = |lowering: &mut Self, x: TensorId, which: usize| {
+            let weight = match s.int8 {
+                true => lowering.builder.unary("Dequantize", "numbers", weights[which]),
+                false => weights[which],
+            };
+            let y = lowering.builder.matmul("product", x, weight, true);
+            scales[which].map_or(y, |scale| lowering.builder.multiply("scaled", y, scale))
+        };
+        let gate = product(self, x, 0);
+        let gate = self.activation(gate, s.activation);
+        let up = product(self, x, 1);
+        let inner = self.builder.multiply("gated", gate, up);
+        let y = product(self, inner, 2);
+        self.builder.multiply("weighed", y, share)
+    }
+}

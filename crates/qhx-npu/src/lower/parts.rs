@@ -1,0 +1,139 @@
+//! Cuts a program into parts that run one after the other: the host's own work (table look-ups, picking and placing rows, choosing and feeding
+//! experts) and graphs. A graph has one kind of rows, so what happens to the wanted rows alone is a part of its own.
+
+use qhx_ir::{Checked, Dim, Name, Op, OpKind, Symbol};
+use std::collections::{HashMap, HashSet};
+
+/// Ops that run together.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// Who runs them.
+    pub work: Work,
+    /// Their places in the program, in its order.
+    pub ops: Vec<usize>,
+    /// Values that are made elsewhere and read here.
+    pub reads: Vec<Name>,
+    /// Values that are made here and read elsewhere, or given to the caller.
+    pub makes: Vec<Name>,
+    /// Values that are made here and show a stage's effect, and are not in `makes`.
+    pub taps: Vec<Name>,
+    /// The rows that an execution must have: a multiple of this.
+    pub multiple: usize,
+    /// Whether an execution must have all rows of a segment, because rows look at each other and no slot carries what they see.
+    pub whole: bool,
+}
+
+/// Who runs a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Work {
+    /// The host.
+    Host,
+    /// The processor, over rows of this kind.
+    Graph(Symbol),
+}
+
+/// Who runs an op.
+pub fn work_of(program: &Checked, op: &Op) -> Work {
+    match op.op {
+        OpKind::Embed { .. }
+        | OpKind::Interpolate { .. }
+        | OpKind::Gather { .. }
+        | OpKind::ScatterRows { .. }
+        | OpKind::Route { .. }
+        | OpKind::Experts { .. } => Work::Host,
+        _ => Work::Graph(program.value_type(&op.path).shape.iter().find_map(|&d| symbol_of(d)).unwrap_or(Symbol::T)),
+    }
+}
+
+fn symbol_of(dim: Dim) -> Option<Symbol> {
+    match dim {
+        Dim::Fixed(_) => None,
+        Dim::Symbol(s) | Dim::Exact(s, _) | Dim::Ceil(s, _) => Some(s),
+    }
+}
+
+/// The parts of a program in the order in which they run. No graph has more than `budget` bytes of weights, unless a single op has.
+pub fn parts(program: &Checked, budget: u64) -> Vec<Part> {
+    let works: Vec<Work> = program.ops.iter().map(|op| work_of(program, op)).collect();
+    let mut order: Vec<usize> = (0..works.len()).collect();
+    let levels = levels(program, &works);
+    order.sort_by_key(|&op| (levels[op], works[op], op));
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    let mut bytes = 0;
+    for op in order {
+        let own = weight_bytes(program, &program.ops[op]);
+        match groups.last_mut() {
+            Some(group) if (levels[group[0]], works[group[0]]) == (levels[op], works[op]) && (bytes + own <= budget || own == 0) => {
+                group.push(op);
+                bytes += own;
+            }
+            _ => {
+                groups.push(vec![op]);
+                bytes = own;
+            }
+        }
+    }
+    groups.into_iter().map(|ops| part(program, works[ops[0]], ops)).collect()
+}
+
+/// How many changes of hands stand before each op.
+fn levels(program: &Checked, works: &[Work]) -> Vec<usize> {
+    let mut made: HashMap<Name, usize> = HashMap::new();
+    let mut written: HashMap<&Name, usize> = HashMap::new();
+    let mut levels = Vec::new();
+    for (number, op) in program.ops.iter().enumerate() {
+        let slot = op.op.slot();
+        // Who only reads a slot comes after the op that wrote it.
+        let before = op.op.inputs().into_iter().filter_map(|name| made.get(name)).chain(slot.and_then(|slot| written.get(slot)));
+        levels.push(before.map(|&d| levels[d] + usize::from(works[d] != works[number])).max().unwrap_or(0));
+        slot.map(|slot| written.entry(slot).or_insert(number));
+        made.extend(op.outputs().into_iter().map(|name| (name, number)));
+    }
+    levels
+}
+
+fn part(program: &Checked, work: Work, ops: Vec<usize>) -> Part {
+    let inside: HashSet<usize> = ops.iter().copied().collect();
+    let made: HashSet<Name> = ops.iter().flat_map(|&op| program.ops[op].outputs()).collect();
+    let mut reads: Vec<Name> = Vec::new();
+    for name in ops.iter().flat_map(|&op| program.ops[op].op.inputs()) {
+        if !made.contains(name) && !reads.contains(name) {
+            reads.push(name.clone());
+        }
+    }
+    let outside = program.ops.iter().enumerate().filter(|(number, _)| !inside.contains(number));
+    let mut wanted: HashSet<&Name> = outside.flat_map(|(_, op)| op.op.inputs()).collect();
+    wanted.extend(program.outputs.iter().map(|o| &o.value));
+    let taps: HashSet<&Name> = program.stages.iter().filter_map(|s| s.tap.as_ref()).collect();
+    let in_order = || ops.iter().flat_map(|&op| program.ops[op].outputs());
+    let kinds = ops.iter().map(|&op| &program.ops[op].op);
+    let alone = |op: &OpKind| op.mixes_rows() && op.slot().is_none();
+    let dims = ops.iter().flat_map(|&op| program.ops[op].outputs()).chain(reads.clone());
+    let dims = dims.flat_map(|name| program.value_type(&name).shape.clone());
+    let quotients = dims.map(|d| match d {
+        Dim::Exact(_, n) => n,
+        // A quotient that rounds up needs no multiple, but its rows cannot be cut just anywhere.
+        Dim::Ceil(_, n) => n,
+        _ => 1,
+    });
+    let multiple = quotients.fold(1, |a, b| if a % b == 0 { a } else { a * b });
+    Part {
+        work,
+        reads,
+        makes: in_order().filter(|name| wanted.contains(name)).collect(),
+        taps: in_order().filter(|name| taps.contains(name) && !wanted.contains(name)).collect(),
+        multiple,
+        whole: multiple > 1 || kinds.into_iter().any(alone),
+        ops,
+    }
+}
+
+/// Bytes of the weights that an op reads, as the bundle stores them.
+pub fn weight_bytes(program: &Checked, op: &Op) -> u64 {
+    let bytes = |name: &Name| {
+        let weight = &program.weights[name];
+        let (columns, rows) = weight.shape.split_last().map_or((0, 1), |(columns, rows)| (*columns, rows.iter().product::<usize>()));
+        weight.encoding.row_bytes(columns).map_or(0, |r| (rows as u64).saturating_mul((r.data + r.scale + r.min) as u64))
+    };
+    op.op.weights().into_iter().map(bytes).sum()
+}

@@ -1,0 +1,66 @@
+//! The device: what `qhx-npu` is to the rest.
+
+use super::executable::NpuExecutable;
+use crate::{Arch, Device as QnnDevice, Library, lower};
+use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Op, Weights};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// How the NPU is to be used.
+#[derive(Clone, Debug)]
+pub struct NpuOptions {
+    /// The processor that graphs are for.
+    pub arch: Arch,
+    /// Rows of the graph that takes many rows at once.
+    pub prefill_rows: usize,
+    /// From so many rows on it is used; fewer go one by one.
+    pub prefill_min_rows: usize,
+    /// Most bytes of weights in one graph.
+    pub part_bytes: u64,
+}
+
+impl Default for NpuOptions {
+    fn default() -> Self {
+        Self { arch: Arch::V81, prefill_rows: 128, prefill_min_rows: 4, part_bytes: 1 << 30 }
+    }
+}
+
+/// The Hexagon NPU, or on an x86-64 host its emulator.
+pub struct NpuDevice {
+    device: Arc<QnnDevice>,
+    options: NpuOptions,
+}
+
+impl NpuDevice {
+    /// The NPU behind a library. Nothing is opened until a graph is needed.
+    pub fn new(library: &Library, options: NpuOptions) -> Result<Self, DeviceError> {
+        if options.prefill_rows == 0 {
+            return Err(DeviceError::Resources("a graph needs at least one row".into()));
+        }
+        Ok(Self { device: Arc::new(library.device(options.arch)), options })
+    }
+}
+
+impl Device for NpuDevice {
+    fn describe(&self) -> DeviceInfo {
+        let arch = self.options.arch;
+        let facts = BTreeMap::from([
+            ("arch".into(), arch.to_string()),
+            ("soc".into(), arch.soc_name().into()),
+            ("library".into(), self.device.library().build().to_string()),
+        ]);
+        let what = if self.device.library().emulates() { "Hexagon NPU, emulated" } else { "Hexagon NPU" };
+        DeviceInfo { name: "npu".into(), description: format!("{what} ({arch})"), memory_bytes: None, threads: 1, facts }
+    }
+
+    fn accepts(&self, program: &Checked, op: &Op) -> Result<(), DeviceError> {
+        match lower::refusal(program, op) {
+            None => Ok(()),
+            Some(reason) => Err(DeviceError::Refused { device: "npu".into(), path: op.path.clone(), reason }),
+        }
+    }
+
+    fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
+        program.ops.iter().try_for_each(|op| self.accepts(program, op))?;
+        Ok(Box::new(NpuExecutable::new(self.device.clone(), program, weights, options, &self.options)?))
+    }
+}

@@ -1,0 +1,248 @@
+//! A loaded program: runs its parts one after the other, each over all rows of the call.
+
+use super::{
+    device::NpuOptions,
+    experts,
+    fill::{self, Chunk},
+    graphs::{Graphs, Ready, failed},
+    host::{self, Tables},
+    state::NpuState,
+    values::Values,
+};
+use crate::{
+    Device,
+    lower::{Feed, Part, Sizes, Work, lower, parts, parts::work_of},
+};
+use half::f16;
+use qhx_ir::{Call, Checked, DeviceError, Executable, LoadOptions, Name, OpKind, State, Symbol, Tap, Weights};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Rows of a context that is compiled for whatever session asks: the next multiple of this.
+const CONTEXT_STEP: usize = 32;
+
+pub(super) struct NpuExecutable {
+    program: Checked,
+    weights: Arc<dyn Weights>,
+    limits: LoadOptions,
+    options: NpuOptions,
+    parts: Vec<Part>,
+    /// Weights that the host reads itself.
+    tables: Tables,
+    graphs: Graphs,
+    outputs: HashMap<Name, Vec<f32>>,
+    last_stage: Option<Duration>,
+}
+
+impl NpuExecutable {
+    pub(super) fn new(
+        device: Arc<Device>,
+        program: &Checked,
+        weights: &Arc<dyn Weights>,
+        limits: &LoadOptions,
+        options: &NpuOptions,
+    ) -> Result<Self, DeviceError> {
+        let mut tables = Tables::new();
+        for op in &program.ops {
+            for name in op.op.weights() {
+                let weight = weights.declared(program, name)?;
+                if work_of(program, op) == Work::Host {
+                    tables.insert(name.clone(), weight);
+                }
+            }
+        }
+        Ok(Self {
+            program: program.clone(),
+            weights: weights.clone(),
+            limits: limits.clone(),
+            options: options.clone(),
+            parts: parts(program, options.part_bytes),
+            tables,
+            graphs: Graphs::new(device),
+            outputs: HashMap::new(),
+            last_stage: None,
+        })
+    }
+
+    fn check_limits(&self, call: &Call<'_>) -> Result<(), DeviceError> {
+        let (found, limit) = (call.bindings, &self.limits);
+        if found.rows > limit.max_rows || found.soft_rows > limit.max_soft_rows || found.wanted > limit.max_wanted {
+            return Err(DeviceError::Call(format!(
+                "a call of T = {}, R = {}, L = {} rows is beyond the {}, {}, {} that program `{}` was loaded for",
+                found.rows, found.soft_rows, found.wanted, limit.max_rows, limit.max_soft_rows, limit.max_wanted, self.program.name
+            )));
+        }
+        Ok(())
+    }
+
+    /// Rows of the graph for the next rows of a part, of which `left` are left.
+    fn graph_rows(&self, part: &Part, left: usize) -> usize {
+        if part.whole {
+            // Buckets, so that pictures of like sizes share a graph.
+            return left.next_power_of_two().min(self.limits.max_rows.max(left)).next_multiple_of(part.multiple);
+        }
+        match left < self.options.prefill_min_rows {
+            true => 1,
+            false => self.options.prefill_rows,
+        }
+    }
+
+    /// Runs a graph part over one segment (or, for rows that belong to no segment, over all of them).
+    fn run_graph(
+        &mut self,
+        number: usize,
+        values: &mut Values<'_>,
+        mut state: Option<&mut NpuState>,
+        rows: std::ops::Range<usize>,
+        call: (usize, bool),
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), DeviceError> {
+        let (epoch, taps) = call;
+        let (len, context) = state.as_ref().map_or((0, 0), |state| (state.len(), state.context()));
+        let mut first = rows.start;
+        while first < rows.end {
+            if cancelled() {
+                return Err(DeviceError::Cancelled);
+            }
+            let part = &self.parts[number];
+            let static_rows = self.graph_rows(part, rows.end - first);
+            let sizes = Sizes { rows: static_rows, context, taps };
+            let chunk = Chunk { first, valid: static_rows.min(rows.end - first), before: len + first - rows.start, epoch };
+            let ready = self.graphs.part(number, sizes, |name| lower(&self.program, part, Some(&self.weights), sizes, name))?;
+            execute(&self.program, ready, values, state.as_deref_mut(), chunk)?;
+            first += chunk.valid;
+        }
+        Ok(())
+    }
+
+    fn interpret(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
+        let program = self.program.clone();
+        let mut values = Values::new(&program, call.bindings, call.inputs)?;
+        let (epoch, taps, cancel) = (call.epoch, call.taps.is_some(), call.cancel);
+        let cancelled = || cancel.is_some_and(|flag| flag.load(std::sync::atomic::Ordering::Relaxed));
+        let valid: Vec<usize> = call.segments.iter().flat_map(|s| s.first_row..s.first_row + s.valid_rows).collect();
+        for number in 0..self.parts.len() {
+            let started = Instant::now();
+            if cancelled() {
+                return Err(DeviceError::Cancelled);
+            }
+            match self.parts[number].work {
+                Work::Host => {
+                    for &op in &self.parts[number].ops {
+                        let op = &program.ops[op];
+                        match op.op {
+                            OpKind::Experts { .. } => {
+                                let batch = self.options.prefill_rows;
+                                experts::run(&program, &mut values, &self.tables, &mut self.graphs, op, &valid, batch)?;
+                            }
+                            _ => host::run(&mut values, &self.tables, op)?,
+                        }
+                    }
+                }
+                Work::Graph(symbol) => {
+                    for name in self.parts[number].makes.iter().chain(self.parts[number].taps.iter().filter(|_| taps)) {
+                        values.entry(name)?;
+                    }
+                    if symbol == Symbol::T {
+                        for segment in call.segments.iter_mut() {
+                            let state = segment.state.as_deref_mut().map(|state| NpuState::of(state, &program.slots)).transpose()?;
+                            let rows = segment.first_row..segment.first_row + segment.valid_rows;
+                            self.run_graph(number, &mut values, state, rows, (epoch, taps), &cancelled)?;
+                        }
+                    } else {
+                        let rows = 0..call.bindings.get(symbol);
+                        self.run_graph(number, &mut values, None, rows, (epoch, taps), &cancelled)?;
+                    }
+                }
+            }
+            self.last_stage = Some(started.elapsed());
+        }
+        deliver(&program, &values, &mut call.taps);
+        self.outputs = program.outputs.iter().map(|o| (o.name.clone(), values.to_f32(&o.value))).collect();
+        Ok(())
+    }
+}
+
+/// Hands every stage's tap to the caller, in the program's order.
+fn deliver(program: &Checked, values: &Values<'_>, taps: &mut Option<&mut dyn FnMut(Tap<'_>)>) {
+    let Some(taps) = taps else { return };
+    let made = program.inputs.iter().map(|i| i.name.clone()).chain(program.ops.iter().flat_map(|op| op.outputs()));
+    for name in made {
+        for stage in program.stages.iter().filter(|s| s.tap.as_ref() == Some(&name)) {
+            taps(Tap { stage: &stage.name, shape: &values.get(&name).shape, values: &values.to_f32(&name) });
+        }
+    }
+}
+
+/// One execution: fills the inputs, runs the graph, hands on the outputs.
+fn execute(
+    program: &Checked,
+    ready: &mut Ready,
+    values: &mut Values<'_>,
+    mut state: Option<&mut NpuState>,
+    chunk: Chunk,
+) -> Result<(), DeviceError> {
+    for port in ready.inputs.iter_mut().filter(|port| !port.buffer.is_empty()) {
+        fill::fill(program, values, state.as_deref_mut(), chunk, &port.what, &port.dims, &mut port.buffer);
+    }
+    let kept = state.as_deref();
+    let inputs = ready.inputs.iter().map(|port| -> &[f16] {
+        match (&port.what, kept) {
+            (Feed::PastKeys(slot), Some(state)) => &state.kv(slot).keys,
+            (Feed::PastValues(slot), Some(state)) => &state.kv(slot).values,
+            _ => &port.buffer,
+        }
+    });
+    let inputs: Vec<&[u8]> = inputs.map(bytemuck::cast_slice).collect();
+    let mut outputs: Vec<&mut [u8]> = ready.outputs.iter_mut().map(|port| bytemuck::cast_slice_mut(&mut port.buffer)).collect();
+    ready.graph.execute_in_order(&inputs, &mut outputs).map_err(failed)?;
+    let mut decays = Vec::new();
+    for port in &ready.outputs {
+        fill::drain(values, state.as_deref_mut(), chunk, &port.what, &port.dims, &port.buffer, &mut decays)?;
+    }
+    Ok(())
+}
+
+impl Executable for NpuExecutable {
+    fn program(&self) -> &Checked {
+        &self.program
+    }
+
+    fn new_state(&self, context: usize) -> Result<Box<dyn State>, DeviceError> {
+        let rows = context.max(1).checked_next_multiple_of(CONTEXT_STEP);
+        let rows = rows.ok_or_else(|| DeviceError::Resources(format!("a context of {context} rows is beyond counting")))?;
+        Ok(Box::new(NpuState::new(&self.program.slots, context, rows)?))
+    }
+
+    fn run(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
+        call.check(&self.program)?;
+        self.check_limits(call)?;
+        for segment in call.segments.iter_mut() {
+            if let Some(state) = &mut segment.state {
+                NpuState::of(&mut **state, &self.program.slots)?.begin();
+            }
+        }
+        self.interpret(call)?;
+        for segment in call.segments.iter_mut() {
+            if let Some(state) = &mut segment.state {
+                NpuState::of(&mut **state, &self.program.slots)?.end(segment.valid_rows);
+            }
+        }
+        Ok(())
+    }
+
+    fn output(&self, name: &str) -> Option<&[f32]> {
+        self.outputs.get(name).map(Vec::as_slice)
+    }
+
+    fn last_stage_time(&self) -> Option<Duration> {
+        self.last_stage
+    }
+
+    fn scratch_bytes(&self) -> u64 {
+        self.graphs.bytes()
+    }
+}

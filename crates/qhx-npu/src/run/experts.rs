@@ -1,0 +1,142 @@
+//! Feeding expert graphs: a row alone goes through all its experts at once; of many rows, those of one expert go together.
+
+use super::{
+    graphs::{Graphs, failed},
+    values::{Data, Values},
+};
+use crate::lower::experts::{ExpertSizes, INT8_SCALE, lower_experts};
+use half::f16;
+use qhx_ir::{Checked, DeviceError, Encoding, Name, Op, OpKind, WeightTensor};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap},
+};
+
+/// An op's experts, as the host keeps them.
+struct Mixture<'a> {
+    gate: &'a WeightTensor,
+    up: &'a WeightTensor,
+    down: &'a WeightTensor,
+    names: [&'a Name; 3],
+}
+
+pub(super) fn run(
+    program: &Checked,
+    values: &mut Values<'_>,
+    tables: &HashMap<Name, WeightTensor>,
+    graphs: &mut Graphs,
+    op: &Op,
+    valid: &[usize],
+    batch: usize,
+) -> Result<(), DeviceError> {
+    let OpKind::Experts { x, experts, weights, gate, up, down, activation, .. } = &op.op else { unreachable!("called for experts") };
+    let [_, ffn, hidden] = program.weights[gate].shape[..] else { unreachable!("checked: rank 3") };
+    let all_int8 = [gate, up, down].iter().all(|name| program.weights[*name].encoding == Encoding::I8Row);
+    let (rows, k) = (values.get(x).shape[0], values.width(experts));
+    let sizes = ExpertSizes { rows: 1, experts: k, hidden, ffn, activation: *activation, int8: all_int8 };
+    let mixture = Mixture { gate: &tables[gate], up: &tables[up], down: &tables[down], names: [gate, up, down] };
+    let mut y = vec![0.0f32; rows * hidden];
+    let (x, chosen, shares) = (values.f32s(x), values.i32s(experts), values.f32s(weights));
+    if let &[row] = valid {
+        let chosen: Vec<usize> = chosen[row * k..][..k].iter().map(|&e| e as usize).collect();
+        let share: Vec<Vec<f32>> = shares[row * k..][..k].iter().map(|&w| vec![w]).collect();
+        let made = mixture.execute(program, graphs, sizes, &x[row * hidden..][..hidden], &chosen, &share)?;
+        y[row * hidden..][..hidden].copy_from_slice(&made);
+    } else {
+        let sizes = ExpertSizes { rows: batch, experts: 1, ..sizes };
+        // Ordered by expert: one order of sums for all runs.
+        let mut users_of: BTreeMap<usize, Vec<(usize, f32)>> = BTreeMap::new();
+        for place in valid.iter().flat_map(|row| row * k..(row + 1) * k) {
+            users_of.entry(chosen[place] as usize).or_default().push((place / k, shares[place]));
+        }
+        for (expert, users) in users_of {
+            for users in users.chunks(batch) {
+                let input: Vec<f32> = users.iter().flat_map(|&(row, _)| &x[row * hidden..][..hidden]).copied().collect();
+                let share = vec![users.iter().map(|u| u.1).collect()];
+                let made = mixture.execute(program, graphs, sizes, &input, &[expert], &share)?;
+                for (&(row, _), made) in users.iter().zip(made.chunks_exact(hidden)) {
+                    y[row * hidden..][..hidden].iter_mut().zip(made).for_each(|(y, m)| *y += m);
+                }
+            }
+        }
+    }
+    values.insert(&op.path, Data::F32(y))
+}
+
+impl Mixture<'_> {
+    /// One execution: the rows `x`, and for each chosen expert its share in every row.
+    fn execute(
+        &self,
+        program: &Checked,
+        graphs: &mut Graphs,
+        sizes: ExpertSizes,
+        x: &[f32],
+        chosen: &[usize],
+        shares: &[Vec<f32>],
+    ) -> Result<Vec<f32>, DeviceError> {
+        let graph = graphs.experts(sizes, |name| lower_experts(program, sizes, name))?;
+        let mut inputs: Vec<Cow<'_, [u8]>> = vec![padded(x, sizes.rows * sizes.hidden)];
+        for (&expert, share) in chosen.iter().zip(shares) {
+            inputs.push(padded(share, sizes.rows));
+            let stacks = [self.gate, self.up, self.down];
+            for (stack, name) in stacks.iter().zip(self.names) {
+                inputs.push(if sizes.int8 { quants(stack, expert) } else { halves(name, stack, expert)? });
+            }
+            if sizes.int8 {
+                inputs.extend(stacks.map(|stack| scales(stack, expert)));
+            }
+        }
+        let inputs: Vec<&[u8]> = inputs.iter().map(|i| &**i).collect();
+        let mut output = vec![f16::ZERO; sizes.rows * sizes.hidden];
+        graph.execute_in_order(&inputs, &mut [bytemuck::cast_slice_mut(&mut output)]).map_err(failed)?;
+        let numbers: Vec<f32> = output[..x.len()].iter().map(|y| y.to_f32()).collect();
+        match numbers.iter().all(|y| y.is_finite()) {
+            true => Ok(numbers),
+            false => Err(DeviceError::Call("an expert left the range of f16 on the NPU: place its stage on the CPU".into())),
+        }
+    }
+}
+
+/// Numbers as f16, with zeros behind.
+fn padded(numbers: &[f32], count: usize) -> Cow<'static, [u8]> {
+    let mut bytes: Vec<u8> = numbers.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect();
+    bytes.resize(count * 2, 0);
+    Cow::Owned(bytes)
+}
+
+/// The quants of one expert: where rows need no padding, the stored bytes themselves.
+fn quants(stack: &WeightTensor, expert: usize) -> Cow<'_, [u8]> {
+    let (rows, columns, stride) = (stack.shape()[1], stack.columns(), stack.row_bytes().data);
+    let bytes = &stack.data()[expert * rows * stride..][..rows * stride];
+    match stride == columns {
+        true => Cow::Borrowed(bytes),
+        false => Cow::Owned(bytes.chunks_exact(stride).flat_map(|row| &row[..columns]).copied().collect()),
+    }
+}
+
+fn scales(stack: &WeightTensor, expert: usize) -> Cow<'static, [u8]> {
+    let rows = stack.shape()[1];
+    let scales = (0..rows).map(|row| stack.scale_at(expert * rows + row, 0) / INT8_SCALE);
+    Cow::Owned(scales.flat_map(|s| f16::from_f32(s).to_le_bytes()).collect())
+}
+
+/// The numbers of one expert as f16: where they are stored so, without padding, the stored bytes themselves.
+fn halves<'a>(name: &Name, stack: &'a WeightTensor, expert: usize) -> Result<Cow<'a, [u8]>, DeviceError> {
+    let (rows, columns, stride) = (stack.shape()[1], stack.columns(), stack.row_bytes().data);
+    if stack.encoding() == Encoding::F16 && stride == columns * 2 {
+        return Ok(Cow::Borrowed(&stack.data()[expert * rows * stride..][..rows * stride]));
+    }
+    let mut bytes = Vec::with_capacity(rows * columns * 2);
+    let mut row = vec![0.0; columns];
+    for number in 0..rows {
+        stack.decode_row(expert * rows + number, &mut row);
+        for &x in &row {
+            let x = f16::from_f32(x);
+            if !x.is_finite() {
+                return Err(DeviceError::Weight { name: name.clone(), reason: "holds numbers beyond the range of f16".into() });
+            }
+            bytes.extend(x.to_le_bytes());
+        }
+    }
+    Ok(Cow::Owned(bytes))
+}

@@ -1,0 +1,194 @@
+//! Writing a graph's inputs and reading its outputs.
+
+use super::{
+    state::{NpuState, Which},
+    values::Values,
+};
+use crate::lower::{Drain, Feed, Keys, MASKED, Turn};
+use half::f16;
+use qhx_ir::{Checked, DeviceError, Mask, Name};
+
+/// One execution of a graph.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Chunk {
+    /// Its first row in the call.
+    pub(super) first: usize,
+    /// Rows that count; the graph has at least as many.
+    pub(super) valid: usize,
+    /// The session's rows before it.
+    pub(super) before: usize,
+    /// The program's epoch.
+    pub(super) epoch: usize,
+}
+
+/// Writes what `feed` names into `buffer` of shape `dims`.
+pub(super) fn fill(
+    program: &Checked,
+    values: &Values<'_>,
+    state: Option<&mut NpuState>,
+    chunk: Chunk,
+    feed: &Feed,
+    dims: &[usize],
+    buffer: &mut [f16],
+) {
+    match feed {
+        Feed::Value(name) => rows_of(values, name, chunk, buffer),
+        Feed::Scattered { rows, at } => {
+            buffer.fill(f16::ZERO);
+            let width = values.width(rows);
+            for (&at, row) in values.i32s(at).iter().zip(values.f32s(rows).chunks_exact(width.max(1))) {
+                if let Some(place) = (at as usize).checked_sub(chunk.first).filter(|&place| place < chunk.valid) {
+                    write(&mut buffer[place * width..][..width], row);
+                }
+            }
+        }
+        Feed::Mask { mask, keys } => write_mask(*mask, *keys, chunk, dims, buffer),
+        Feed::Cosine(turn) => write_turn(program, values, turn, chunk, buffer, false),
+        Feed::Sine(turn) => write_turn(program, values, turn, chunk, buffer, true),
+        Feed::Fifo(slot) | Feed::Delta(slot) => match state {
+            Some(state) => write(buffer, state.recurrent(slot)),
+            None => unreachable!("checked: a program with slots has states"),
+        },
+        Feed::PastKeys(_) | Feed::PastValues(_) => unreachable!("graphs read KV rows where the state keeps them"),
+        Feed::Valid(per_row) => {
+            let valid = chunk.valid.div_ceil(*per_row);
+            buffer.iter_mut().enumerate().for_each(|(row, x)| *x = if row < valid { f16::ONE } else { f16::ZERO });
+        }
+        Feed::Pooled { per_row, size } => {
+            let valid = chunk.valid.div_ceil(*per_row);
+            for (group, x) in buffer.iter_mut().enumerate() {
+                let count = valid.saturating_sub(group * size).clamp(1, *size);
+                *x = f16::from_f32(*size as f32 / count as f32);
+            }
+        }
+    }
+}
+
+/// Hands on what an output holds.
+pub(super) fn drain(
+    values: &mut Values<'_>,
+    state: Option<&mut NpuState>,
+    chunk: Chunk,
+    drain: &Drain,
+    dims: &[usize],
+    buffer: &[f16],
+    decays: &mut Vec<f16>,
+) -> Result<(), DeviceError> {
+    let width: usize = dims[1..].iter().product();
+    let valid = &buffer[..buffer.len().min(chunk.valid * width)];
+    let Some(state) = state else {
+        let Drain::Value(name) = drain else { unreachable!("checked: a program with slots has states") };
+        return take_rows(values, name, chunk, width, buffer);
+    };
+    match drain {
+        Drain::Value(name) => return take_rows(values, name, chunk, width, buffer),
+        Drain::Keys(slot) => state.kv_mut(slot).write(Which::Keys, chunk.before, valid),
+        Drain::Values(slot) => state.kv_mut(slot).write(Which::Values, chunk.before, valid),
+        Drain::Fifo(slot) => {
+            let fifo = state.recurrent(slot);
+            let length = fifo.len();
+            fifo.extend(valid.iter().map(|x| x.to_f32()));
+            fifo.drain(..fifo.len() - length);
+        }
+        // The decays of a slot come before what is added to it.
+        Drain::Decay(_) => *decays = valid.to_vec(),
+        Drain::Delta(slot) => {
+            let heads = dims[0];
+            let own = state.recurrent(slot).chunks_exact_mut(width).zip(buffer.chunks_exact(width));
+            for (head, (state, added)) in own.enumerate() {
+                let decay: f32 = decays.iter().skip(head).step_by(heads).map(|g| g.to_f32()).sum::<f32>().exp();
+                state.iter_mut().zip(added).for_each(|(s, a)| *s = *s * decay + a.to_f32());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn take_rows(values: &mut Values<'_>, name: &Name, chunk: Chunk, width: usize, buffer: &[f16]) -> Result<(), DeviceError> {
+    values.entry(name)?;
+    let rows = values.rows(name, chunk.first, chunk.valid);
+    let target = &mut values.entry(name)?[rows.start * width..rows.end * width];
+    for (to, from) in target.iter_mut().zip(buffer) {
+        *to = from.to_f32();
+        if !to.is_finite() {
+            return Err(DeviceError::Call(format!("`{name}` left the range of f16 on the NPU: place its stage on the CPU")));
+        }
+    }
+    Ok(())
+}
+
+/// The chunk's rows of a value; rows of padding repeat the last one, so that they hold numbers as ordinary as it.
+fn rows_of(values: &Values<'_>, name: &Name, chunk: Chunk, buffer: &mut [f16]) {
+    let (width, rows) = (values.width(name), values.rows(name, chunk.first, chunk.valid));
+    let numbers = &values.f32s(name)[rows.start * width..rows.end * width];
+    write(&mut buffer[..numbers.len()], numbers);
+    repeat_last(buffer, numbers.len(), width);
+}
+
+fn repeat_last(buffer: &mut [f16], written: usize, width: usize) {
+    for start in (written..buffer.len()).step_by(width.max(1)) {
+        buffer.copy_within(written - width..written, start);
+    }
+}
+
+fn write(buffer: &mut [f16], numbers: &[f32]) {
+    use half::slice::HalfFloatSliceExt;
+    buffer.convert_from_f32_slice(numbers);
+}
+
+fn write_mask(mask: Mask, keys: Keys, chunk: Chunk, dims: &[usize], buffer: &mut [f16]) {
+    let [rows, count] = dims[..] else { unreachable!("a mask is [rows, keys]") };
+    let (valid, before) = match keys {
+        Keys::Rows(per_row) => (chunk.valid.div_ceil(per_row), 0),
+        Keys::Past | Keys::PastAndNew => (chunk.valid, chunk.before),
+    };
+    // The session's row that stands in a column; none: nothing is there yet.
+    let position = |column: usize| match keys {
+        Keys::Rows(_) => (column < valid).then_some(column),
+        Keys::Past => (column < before + valid).then_some(column),
+        Keys::PastAndNew => match column.checked_sub(count - rows) {
+            None => (column < before).then_some(column),
+            Some(new) => (new < valid).then_some(before + new),
+        },
+    };
+    let (seen, hidden) = (f16::ZERO, f16::from_f32(MASKED));
+    for (row, buffer) in buffer.chunks_exact_mut(count).take(valid).enumerate() {
+        let index = before + row;
+        for (column, x) in buffer.iter_mut().enumerate() {
+            let sees = position(column).is_some_and(|j| match mask {
+                Mask::Full => true,
+                Mask::Causal => j <= index,
+                Mask::Window(window) => j <= index && index - j < window,
+            });
+            *x = if sees { seen } else { hidden };
+        }
+    }
+    repeat_last(buffer, valid * count, count);
+}
+
+/// Cosines or sines over the whole width of a head.
+fn write_turn(program: &Checked, values: &Values<'_>, turn: &Turn, chunk: Chunk, buffer: &mut [f16], sine: bool) {
+    let rotary = &program.rotaries[&turn.rotary];
+    let variant = rotary.variant(chunk.epoch);
+    let positions = values.i32s(&turn.positions);
+    let all = values.get(&turn.positions).shape[1];
+    let per_row = program.value_type(&turn.positions).shape[1].rows_per_row().unwrap_or(1);
+    let (first, valid) = (chunk.first / per_row, chunk.valid.div_ceil(per_row));
+    buffer.fill(if sine { f16::ZERO } else { f16::ONE });
+    for (row, buffer) in buffer.chunks_exact_mut(turn.dim).take(valid).enumerate() {
+        let mut f = 0;
+        for &(start, length) in &rotary.blocks {
+            for i in 0..length / 2 {
+                // The angle is rounded to f32, as every implementation of these models rounds it: far positions depend on it.
+                let angle = (positions[rotary.stream(f) * all + first + row] as f32 * variant.inv_freq[f]) as f64;
+                let number = |x: f64| f16::from_f32(x as f32 * variant.amplitude);
+                let (low, high) =
+                    if sine { (number(-angle.sin()), number(angle.sin())) } else { (number(angle.cos()), number(angle.cos())) };
+                buffer[start + i] = low;
+                buffer[start + i + length / 2] = high;
+                f += 1;
+            }
+        }
+    }
+    repeat_last(buffer, valid * turn.dim, turn.dim);
+}

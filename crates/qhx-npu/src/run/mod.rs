@@ -1,0 +1,13 @@
+//! The NPU as a device of the runtime: programs cut into the host's work and graphs, graphs compiled or loaded when they are first needed, calls
+//! padded and cut to the graphs' rows, slots carried by the host.
+
+mod device;
+mod executable;
+mod experts;
+mod fill;
+mod graphs;
+mod host;
+mod state;
+mod values;
+
+pub use device::{NpuDevice, NpuOptions};

@@ -1,0 +1,42 @@
+//! Holds the NPU device to the reference, in the emulator. Needs the QNN libraries: `QHX_QNN_DIR`; without it nothing is run.
+//!
+//! `QHX_CONFORMANCE_ONLY=attend/3` runs one case again; see `qhx_ir::conformance::Options`.
+
+use qhx_ir::conformance::{Options, Outcome, run};
+use qhx_npu::{Arch, Library, NpuDevice, NpuOptions};
+
+fn conforms(arch: Arch, cases: usize, only: Option<&str>) {
+    if std::env::var_os("QHX_QNN_DIR").is_none() {
+        println!("QHX_QNN_DIR is not set: not run");
+        return;
+    }
+    let library = Library::open(None).unwrap();
+    let device = NpuDevice::new(&library, NpuOptions { arch, prefill_rows: 16, ..Default::default() }).unwrap();
+    let options = Options::from_environment();
+    let only = options.only.clone().or(only.map(str::to_owned));
+    let cases = if std::env::var_os("QHX_CONFORMANCE_CASES").is_some() { options.cases } else { cases };
+    let summary = run(&device, &Options { half: true, cases, only, ..options }, &mut |case| {
+        if !matches!(case.outcome, Outcome::Passed { .. }) {
+            println!("{case}");
+        }
+    });
+    println!("{arch}:\n{summary}");
+    assert!(summary.failed.is_empty(), "{} cases failed", summary.failed.len());
+    // Only one thing is refused: relative keys over a slot.
+    assert!(summary.refused.keys().all(|(_, reason)| reason.contains("relative keys")), "{summary}");
+}
+
+#[test]
+fn v81() {
+    conforms(Arch::V81, 2, None);
+}
+
+#[test]
+fn v79_decoder() {
+    conforms(Arch::V79, 2, Some("model.decoder"));
+}
+
+#[test]
+fn v79_hybrid() {
+    conforms(Arch::V79, 2, Some("model.hybrid"));
+}
