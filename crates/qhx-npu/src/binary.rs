@@ -32,6 +32,8 @@ pub struct Metadata {
     pub soc_model: u32,
     /// Its graphs.
     pub graphs: Vec<GraphInfo>,
+    /// Whether its graphs share one set of weights: such a binary is for phones, the emulator dies of it.
+    pub shared_weights: bool,
 }
 
 /// What a context binary says of a graph.
@@ -88,10 +90,8 @@ pub struct Expected {
     pub bytes: Option<u64>,
     /// Its sum.
     pub sha256: Option<[u8; 32]>,
-    /// Graphs and tensors that it must have; it may have more.
+    /// Graphs and tensors that it must have; it may have more graphs.
     pub graphs: Vec<ExpectedGraph>,
-    /// Whether its graphs share one set of weights ([`crate::CompileOptions::share_weights`]).
-    pub shared_weights: bool,
 }
 
 /// A graph that a context binary must have.
@@ -147,7 +147,9 @@ impl Library {
             });
         }
         // SAFETY: the version says that this is the layout.
-        unsafe { metadata(&info.v3) }.map_err(|reason| damaged(&reason))
+        let mut metadata = unsafe { metadata(&info.v3) }.map_err(|reason| damaged(&reason))?;
+        metadata.shared_weights = has_shared_section(binary);
+        Ok(metadata)
     }
 }
 
@@ -169,11 +171,6 @@ impl Expected {
         let metadata = library.inspect(&self.name, binary)?;
         if let Some(reason) = metadata.obstacle(library, arch).or_else(|| self.mismatch(&metadata)) {
             return wrong(reason);
-        }
-        if self.shared_weights && metadata.graphs.len() > 1 && library.emulates() {
-            return wrong(
-                "its graphs share weights, which QNN's emulator cannot load (it crashes): compile it unshared, or run it on a phone".into(),
-            );
         }
         Ok(metadata)
     }
@@ -221,6 +218,11 @@ impl Metadata {
                 arch.soc_name()
             ));
         }
+        if self.shared_weights && self.graphs.len() > 1 && library.emulates() {
+            return Some(
+                "shares weights between its graphs, which QNN's emulator cannot load: run it on a phone, or compile it unshared".into(),
+            );
+        }
         if library.build().older_than(&self.build) {
             return Some(format!(
                 "was made with {}, the library is the older {}: use the libraries of {} or newer, or forge with the older ones",
@@ -236,6 +238,16 @@ impl Metadata {
             format!("graph `{}` needs {} MB of VTCM, {arch} has {}: forge it anew", graph.name, bytes >> 20, arch.vtcm_mb())
         })
     }
+}
+
+/// Whether the table of sections at the binary's beginning names one of weights beside those of the graphs.
+fn has_shared_section(binary: &[u8]) -> bool {
+    const SECTION: &[u8] = b"WEIGHTS/";
+    const TABLE: usize = 4 << 20;
+    let table = &binary[..binary.len().min(TABLE)];
+    // Names are preceded by their length: what looks like one among the weights is not.
+    let named = |window: &[u8]| window[4..].starts_with(SECTION) && window[0] > SECTION.len() as u8 && window[1..4] == [0; 3];
+    table.windows(4 + SECTION.len()).any(named)
 }
 
 /// Frees the system library's context, and with it the metadata.
@@ -270,6 +282,7 @@ unsafe fn metadata(info: &ffi::BinaryInfoV3) -> std::result::Result<Metadata, St
         core_version: (info.core.major, info.core.minor, info.core.patch),
         arch: meta.arch,
         soc_model: info.soc_model,
+        shared_weights: false,
         // SAFETY: the caller's.
         graphs: graphs.iter().map(|graph| unsafe { graph_info(graph) }).collect::<std::result::Result<_, _>>()?,
     })

@@ -251,7 +251,7 @@ impl Building<'_> {
             let (kind, value) = match scalar(value) {
                 Some(scalar) => (0, ffi::ParameterValue { scalar }),
                 None => {
-                    let native = self.parameter_tensor(&format!("{}:{parameter}", node.name), value)?;
+                    let native = self.parameter_tensor(&node.parameter_tensor(parameter), value)?;
                     let tensor = native.tensor;
                     self.parameters.push(native);
                     (1, ffi::ParameterValue { tensor })

@@ -4,6 +4,8 @@
 
 use std::{fmt, sync::Arc};
 
+pub use crate::check::operation::operations;
+
 /// A tensor of a [`Graph`], by its place in [`Graph::tensors`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorId(pub usize);

@@ -5,6 +5,12 @@
 //! `QHX_QNN_DIR=…/onnxruntime_qnn cargo test -p qhx-npu --test emulator -- --ignored`.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+#[path = "../fake/mod.rs"]
+mod fake;
+
 mod binaries;
+mod execution;
+mod linears;
 mod ops;
+mod processes;
 mod support;

@@ -6,13 +6,9 @@ use qhx_npu::{
     graph::{DataType, Graph, Node, Parameter, Quantization, Role, Tensor, TensorId},
 };
 
-pub(crate) fn library() -> Library {
-    std::env::var_os("QHX_QNN_DIR").expect("QHX_QNN_DIR names the folder with libQnnHtp.so; `cargo xtask test` fetches it");
-    Library::open(None).unwrap_or_else(|e| panic!("{e}"))
-}
-
 pub(crate) fn device(arch: Arch) -> Device {
-    library().device(arch)
+    std::env::var_os("QHX_QNN_DIR").expect("QHX_QNN_DIR names the folder with libQnnHtp.so; `cargo xtask test` fetches it");
+    Library::open(None).unwrap_or_else(|e| panic!("{e}")).device(arch)
 }
 
 /// Numbers in -1..1 that look random and are the same every time.
@@ -55,6 +51,10 @@ impl Pen {
 
     pub(crate) fn output(&mut self, name: &str, dims: &[u32]) -> TensorId {
         self.tensor(name, Role::Output, DataType::F16, dims, Quantization::None)
+    }
+
+    pub(crate) fn inner(&mut self, name: &str, dims: &[u32]) -> TensorId {
+        self.tensor(name, Role::Inner, DataType::F16, dims, Quantization::None)
     }
 
     pub(crate) fn constant(&mut self, name: &str, dims: &[u32], numbers: &[f32]) -> TensorId {
