@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // Raw loads and stores.
 #![allow(clippy::undocumented_unsafe_blocks)] // SAFETY throughout: the promises of `Vector`, passed on.
 
-use super::vector::Vector;
+use super::vector::{MOST_LANES, Vector};
 use half::{bf16, f16};
 
 /// A stored float. Loads and stores have the promises of [`Vector`]'s.
@@ -20,9 +20,6 @@ pub(crate) trait Store: Element {
     /// Writes `n < V::LANES` numbers.
     unsafe fn store_part<V: Vector>(lanes: V, to: *mut Self, n: usize);
 }
-
-/// More than the lanes of any vector.
-const MOST_LANES: usize = 16;
 
 macro_rules! element {
     ($type:ty, $bits:ty, $load:ident) => {

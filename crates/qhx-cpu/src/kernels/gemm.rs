@@ -6,7 +6,7 @@ use super::{
     Instructions,
     element::Element,
     run,
-    vector::{Kernel, Vector},
+    vector::{Kernel, MOST_LANES, Vector},
 };
 
 /// `C[m x n] (+)= A[m x k] · B[k x n]`, each with rows `stride` apart.
@@ -180,10 +180,24 @@ impl<E: Element> Kernel for Pack<E> {
         let Self { rows, stride, count, k, panel, width } = self;
         // SAFETY: `pack_columns` checked that rows and panel are long enough.
         unsafe {
-            let mut lanes = [0.0f32; 16];
+            let (squares, whole) = (count - count % V::LANES, k - k % V::LANES);
+            for r in (0..squares).step_by(V::LANES) {
+                for p in (0..whole).step_by(V::LANES) {
+                    let mut square = [V::splat(0.0); MOST_LANES];
+                    for i in 0..V::LANES {
+                        square[i] = E::load(rows.add((r + i) * stride + p));
+                    }
+                    V::transpose(&mut square);
+                    for i in 0..V::LANES {
+                        square[i].store(panel.add((p + i) * width + r));
+                    }
+                }
+            }
+            // What is left of the last columns and of the last rows.
+            let mut lanes = [0.0f32; MOST_LANES];
             for r in 0..count {
                 let row = rows.add(r * stride);
-                let mut p = 0;
+                let mut p = if r < squares { whole } else { 0 };
                 while p < k {
                     let n = (k - p).min(V::LANES);
                     if n == V::LANES {
@@ -237,6 +251,23 @@ mod tests {
                             assert!((c[i] - wanted).abs() < 1e-3, "{instructions:?} {m} {n} {k}");
                         }
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn columns_are_packed_side_by_side() {
+        for instructions in Instructions::all() {
+            for (count, k) in [(1, 1), (3, 40), (8, 8), (16, 16), (19, 33), (32, 100), (33, 5)] {
+                let (stride, width) = (k + 3, count + 2);
+                let rows: Vec<f16> = (0..count * stride).map(|i| f16::from_f32(i as f32)).collect();
+                let mut panel = vec![-1.0; k * width];
+                pack_columns(instructions, &rows, stride, count, k, &mut panel, width);
+                for (i, &found) in panel.iter().enumerate() {
+                    let (p, r) = (i / width, i % width);
+                    let wanted = if r < count { rows[r * stride + p].to_f32() } else { 0.0 };
+                    assert_eq!(found, wanted, "{instructions:?} {count} x {k}: row {r}, place {p}");
                 }
             }
         }

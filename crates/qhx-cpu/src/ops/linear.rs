@@ -15,6 +15,7 @@ use crate::{
 };
 use half::{bf16, f16};
 use qhx_ir::{ActivationForm, Encoding};
+use std::ops::Range;
 
 /// Puts the rows of `x` into the form in which they enter products.
 #[derive(Debug)]
@@ -143,7 +144,7 @@ impl Linear {
         let cuts = outs.map(|out| {
             let weight = &places.next()?.weight;
             run.reads(weight.rows * weight.bytes_per_row());
-            let (tile_rows, tile_columns) = tile_shape(x.count(), weight);
+            let (tile_rows, tile_columns) = tile_shape(x.count(), weight, self.form);
             (!out.is_empty()).then(|| Tiles::new(out, weight.rows, tile_rows, tile_columns))
         });
         for_each(run.pool, &cuts[..], scratch, |_, (place, mut tile), scratch| {
@@ -178,9 +179,11 @@ const PANEL: usize = 32;
 const PANEL_COLUMNS: usize = 256;
 
 /// The rows of x and the rows of the matrix that make up one unit.
-pub(crate) fn tile_shape(rows: usize, weight: &Matrix) -> (usize, usize) {
+pub(crate) fn tile_shape(rows: usize, weight: &Matrix, form: ActivationForm) -> (usize, usize) {
     let columns = match rows {
-        MATRIX_ROWS.. => panel_rows(weight),
+        MATRIX_ROWS.. if form.is_integer() => panel_rows(weight),
+        // Several panels meet the same part of x while it is at hand.
+        MATRIX_ROWS.. => PANEL * (weight.rows / 512).clamp(1, 4),
         _ => {
             // Enough bytes to be worth a unit, enough units to share out.
             let least = 16384usize.div_ceil(weight.bytes_per_row());
@@ -258,16 +261,36 @@ fn float_rows(run: &Run<'_>, weight: &Matrix, first: usize, (x, x_stride): (&[f3
 fn float_panels(run: &Run<'_>, weight: &Matrix, first: usize, (x, stride): (&[f32], usize), tile: &mut Tile<'_, f32>, scratch: &mut [f32]) {
     let (decoded, rest) = scratch.split_at_mut(PANEL * PANEL_COLUMNS);
     let panel = &mut rest[..PANEL * PANEL_COLUMNS];
-    for column in (0..tile.columns).step_by(PANEL) {
-        let n = (tile.columns - column).min(PANEL);
-        for at in (0..weight.columns).step_by(PANEL_COLUMNS) {
-            let k = (weight.columns - at).min(PANEL_COLUMNS);
-            for row in 0..n {
-                weight.decode(run.instructions, first + column + row, at, &mut decoded[row * PANEL_COLUMNS..][..k]);
-            }
-            gemm::pack_columns(run.instructions, decoded, PANEL_COLUMNS, n, k, panel, PANEL);
+    for at in (0..weight.columns).step_by(PANEL_COLUMNS) {
+        let k = (weight.columns - at).min(PANEL_COLUMNS);
+        for column in (0..tile.columns).step_by(PANEL) {
+            let n = (tile.columns - column).min(PANEL);
+            pack_panel(run, weight, first + column..first + column + n, at..at + k, decoded, panel);
             let gemm = Gemm { a: &x[at..], a_stride: stride, b: panel, b_stride: PANEL, m: tile.rows, n, k, add: at > 0 };
             gemm.into_tile(run.instructions, &mut tile.columns_from(column, n));
+        }
+    }
+}
+
+/// `panel[p · PANEL + r]` = number `columns.start + p` of row `rows.start + r`. Quants are decoded first.
+fn pack_panel(run: &Run<'_>, weight: &Matrix, rows: Range<usize>, columns: Range<usize>, decoded: &mut [f32], panel: &mut [f32]) {
+    let (n, k) = (rows.len(), columns.len());
+    let (bytes, stride) = weight.data(rows.clone());
+    macro_rules! pack {
+        ($type:ty) => {{
+            let numbers = &bytemuck::cast_slice::<u8, $type>(bytes)[columns.start..];
+            gemm::pack_columns(run.instructions, numbers, stride / size_of::<$type>(), n, k, panel, PANEL)
+        }};
+    }
+    match weight.encoding {
+        Encoding::F32 => pack!(f32),
+        Encoding::F16 => pack!(f16),
+        Encoding::Bf16 => pack!(bf16),
+        Encoding::I8Row | Encoding::Block(_) => {
+            for (row, decoded) in rows.zip(decoded.chunks_mut(PANEL_COLUMNS)) {
+                weight.decode(run.instructions, row, columns.start, &mut decoded[..k]);
+            }
+            gemm::pack_columns(run.instructions, decoded, PANEL_COLUMNS, n, k, panel, PANEL);
         }
     }
 }

@@ -20,6 +20,9 @@ pub(crate) trait Kernel {
     unsafe fn run<V: Vector>(self) -> Self::Output;
 }
 
+/// Lanes of the widest vector.
+pub(crate) const MOST_LANES: usize = 16;
+
 /// `LANES` numbers.
 ///
 /// # Safety
@@ -73,6 +76,8 @@ pub(crate) trait Vector: Copy {
     unsafe fn exp2_whole(self) -> Self;
     /// Lanes of `yes` where `self < than`, else of `no`.
     unsafe fn less(self, than: Self, yes: Self, no: Self) -> Self;
+    /// The first `LANES` vectors are the rows of a square: makes them its columns.
+    unsafe fn transpose(square: &mut [Self; MOST_LANES]);
     /// Sum of all lanes.
     unsafe fn sum(self) -> f32;
     /// Largest lane.
