@@ -361,7 +361,7 @@ mod tests {
     fn audio(change: fn(&mut Value)) -> Value {
         let mut value = json!({
             "program": "text", "placeholder": {"token": 5, "begin": 6, "end": 7}, "sampling_rate": 16000, "max_samples": 480000,
-            "pad_multiple": 128, "frame_length": 320, "hop_length": 160, "fft_length": 512, "bins": 128, "min_frequency": 0.0,
+            "frame_length": 320, "hop_length": 160, "fft_length": 512, "bins": 128, "min_frequency": 0.0,
             "max_frequency": 8000.0, "mel_floor": 0.001, "input_scale": 1.0
         });
         change(&mut value);

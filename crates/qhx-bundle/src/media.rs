@@ -18,7 +18,7 @@ pub struct Media {
 }
 
 /// How media stand among the tokens: each soft row has one placeholder id.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, Default)]
 #[serde(deny_unknown_fields)]
 pub struct Placeholder {
     /// The id that stands for a soft row. A rendered conversation has one for each image or sound; it is repeated to the number of rows.
@@ -117,8 +117,6 @@ pub struct AudioFrontEnd {
     pub sampling_rate: u32,
     /// The longest sound in one piece, in samples.
     pub max_samples: usize,
-    /// Zeros are added to a multiple of this many samples.
-    pub pad_multiple: usize,
     /// Samples of a frame (periodic Hann window); half of it is put before the sound as zeros.
     pub frame_length: usize,
     /// Samples from a frame to the next.
@@ -141,6 +139,28 @@ pub struct AudioFrontEnd {
     /// Divides per bin; empty: nothing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bin_std: Vec<f64>,
+}
+
+/// Speech as models usually take it: 16 kHz, 30 seconds, frames of 20 ms every 10 ms, 128 mel bins up to 8 kHz.
+impl Default for AudioFrontEnd {
+    fn default() -> Self {
+        Self {
+            program: "audio".into(),
+            placeholder: Placeholder::default(),
+            sampling_rate: 16_000,
+            max_samples: 480_000,
+            frame_length: 320,
+            hop_length: 160,
+            fft_length: 512,
+            bins: 128,
+            min_frequency: 0.0,
+            max_frequency: 8_000.0,
+            mel_floor: 1e-3,
+            input_scale: 1.0,
+            bin_mean: Vec::new(),
+            bin_std: Vec::new(),
+        }
+    }
 }
 
 impl Media {
@@ -207,7 +227,6 @@ impl AudioFrontEnd {
         let sizes = [
             ("sampling_rate", self.sampling_rate as usize, 1 << 20),
             ("max_samples", self.max_samples, 1 << 30),
-            ("pad_multiple", self.pad_multiple, 1 << 20),
             ("frame_length", self.frame_length, 1 << 16),
             ("hop_length", self.hop_length, 1 << 16),
             ("fft_length", self.fft_length, 1 << 16),

@@ -26,15 +26,9 @@ mod defaults {
     /// All image processors.
     pub(super) const RESCALE_FACTOR: f64 = 1.0 / 255.0;
     pub(super) const BICUBIC: u64 = 3;
-    /// `Gemma4AudioFeatureExtractor`; the last two are arguments of its call, which no file sets.
-    pub(super) const FEATURE_SIZE: usize = 128;
-    pub(super) const SAMPLING_RATE: usize = 16_000;
+    /// `Gemma4AudioFeatureExtractor`; its other values are those of [`AudioFrontEnd::default`].
     pub(super) const FRAME_LENGTH_MS: f64 = 20.0;
     pub(super) const HOP_LENGTH_MS: f64 = 10.0;
-    pub(super) const MAX_FREQUENCY: f64 = 8000.0;
-    pub(super) const MEL_FLOOR: f64 = 1e-3;
-    pub(super) const MAX_SAMPLES: usize = 480_000;
-    pub(super) const PAD_MULTIPLE: usize = 128;
 }
 
 /// The files of a checkpoint that describe its front ends.
@@ -151,11 +145,12 @@ pub fn mel_audio(files: &MediaFiles, bins: usize, placeholder: Placeholder) -> R
     for unsupported in ["preemphasis", "dither"] {
         settings.only(unsupported, 0.0.into())?;
     }
-    let found = settings.size("feature_size")?.unwrap_or(defaults::FEATURE_SIZE);
+    let usual = AudioFrontEnd::default();
+    let found = settings.size("feature_size")?.unwrap_or(usual.bins);
     if found != bins {
         return Err(settings.error("feature_size", format!("is {found}, but the tower was made for {bins}")));
     }
-    let rate = settings.size("sampling_rate")?.unwrap_or(defaults::SAMPLING_RATE);
+    let rate = settings.size("sampling_rate")?.unwrap_or(usual.sampling_rate as usize);
     let samples = |milliseconds: f64| (rate as f64 * milliseconds / 1000.0).round_ties_even() as usize;
     let length = |field: &'static str, field_ms: &'static str, default: f64| -> Result<usize, ForgeError> {
         let (given, from_ms) = (settings.size(field)?, settings.number(field_ms)?.map(samples));
@@ -172,16 +167,16 @@ pub fn mel_audio(files: &MediaFiles, bins: usize, placeholder: Placeholder) -> R
         program: "audio".into(),
         placeholder,
         sampling_rate: u32::try_from(rate).map_err(|_| settings.error("sampling_rate", "is too large"))?,
-        max_samples: defaults::MAX_SAMPLES,
-        pad_multiple: defaults::PAD_MULTIPLE,
+        // An argument of the extractor's call, which no file sets.
+        max_samples: usual.max_samples,
         frame_length,
         hop_length: length("hop_length", "hop_length_ms", defaults::HOP_LENGTH_MS)?,
         fft_length,
         bins,
-        min_frequency: settings.number("min_frequency")?.unwrap_or(0.0),
-        max_frequency: settings.number("max_frequency")?.unwrap_or(defaults::MAX_FREQUENCY),
-        mel_floor: settings.number("mel_floor")?.unwrap_or(defaults::MEL_FLOOR),
-        input_scale: settings.number("input_scale_factor")?.unwrap_or(1.0),
+        min_frequency: settings.number("min_frequency")?.unwrap_or(usual.min_frequency),
+        max_frequency: settings.number("max_frequency")?.unwrap_or(usual.max_frequency),
+        mel_floor: settings.number("mel_floor")?.unwrap_or(usual.mel_floor),
+        input_scale: settings.number("input_scale_factor")?.unwrap_or(usual.input_scale),
         bin_mean: settings.numbers("per_bin_mean")?.unwrap_or_default(),
         bin_std: settings.numbers("per_bin_stddev")?.unwrap_or_default(),
     })

@@ -2,7 +2,7 @@
 
 mod media;
 
-use media::{audio_front_end, cases, file, fixed, numbers, size, text, worst};
+use media::{cases, file, fixed, numbers, size, text, worst};
 use qhx_bundle::media::AudioFrontEnd;
 use qhx_runtime::media::{Image, MAX_PIXELS, MediaProblem, Picture, Sound};
 
@@ -29,7 +29,7 @@ fn sounds_decode_to_the_oracles_samples() {
     let mut wrong = Vec::new();
     for case in cases("sounds") {
         let name = text(&case, "file");
-        let front_end = AudioFrontEnd { sampling_rate: size(&case, "rate") as u32, ..audio_front_end() };
+        let front_end = AudioFrontEnd { sampling_rate: size(&case, "rate") as u32, ..AudioFrontEnd::default() };
         let sound = Sound::decode(name, file(name), &front_end).expect("a sound");
         if sound.samples().len() != size(&case, "samples") {
             wrong.push(format!("{name}: {} samples for {}", sound.samples().len(), size(&case, "samples")));
@@ -47,10 +47,10 @@ fn sounds_decode_to_the_oracles_samples() {
 fn any_rate_and_number_of_channels_is_brought_to_the_front_ends() {
     for case in cases("sounds") {
         let name = text(&case, "file");
-        let sound = Sound::decode(name, file(name), &audio_front_end()).expect("a sound");
+        let sound = Sound::decode(name, file(name), &AudioFrontEnd::default()).expect("a sound");
         let expected = (size(&case, "samples") * 16_000).div_ceil(size(&case, "rate"));
         assert_eq!(sound.samples().len(), expected, "{name}");
-        sound.frames(&audio_front_end()).expect("frames");
+        sound.frames(&AudioFrontEnd::default()).expect("frames");
     }
 }
 
@@ -59,7 +59,7 @@ fn image_error(name: &str, bytes: &[u8]) -> String {
 }
 
 fn sound_error(name: &str, bytes: Vec<u8>) -> String {
-    let front_end = audio_front_end();
+    let front_end = AudioFrontEnd::default();
     Sound::decode(name, bytes, &front_end).and_then(|sound| sound.frames(&front_end)).expect_err("no sound").to_string()
 }
 
@@ -166,13 +166,13 @@ fn a_recorder_that_did_not_know_the_length_is_believed() {
     let mut wav = file("s16.wav");
     wav[4..8].fill(0xff);
     wav[40..44].fill(0xff);
-    let sound = Sound::decode("stream.wav", wav, &audio_front_end()).expect("a sound");
+    let sound = Sound::decode("stream.wav", wav, &AudioFrontEnd::default()).expect("a sound");
     assert_eq!(sound.samples().len(), 2000);
 }
 
 #[test]
 fn broken_bytes_never_panic() {
-    let front_end = audio_front_end();
+    let front_end = AudioFrontEnd::default();
     let files = cases("images").into_iter().chain(cases("sounds"));
     for (number, case) in files.enumerate() {
         let bytes = file(text(&case, "file"));
@@ -203,6 +203,6 @@ fn files_are_read_from_disk_too() {
     assert_eq!(image.scaled_rgb().len(), 64 * 32 * 3);
     let missing = Image::open(&media::folder().join("none.png"), &fixed(64, 32)).expect_err("no file");
     assert!(matches!(missing.problem, MediaProblem::Read(_)) && missing.to_string().contains("none.png: cannot be read: "), "{missing}");
-    let sound = Sound::open(&media::folder().join("files").join("s16.flac"), &audio_front_end()).expect("a sound");
+    let sound = Sound::open(&media::folder().join("files").join("s16.flac"), &AudioFrontEnd::default()).expect("a sound");
     assert!((sound.seconds() - 0.125).abs() < 1e-9);
 }

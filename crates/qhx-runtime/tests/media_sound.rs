@@ -2,7 +2,7 @@
 
 mod media;
 
-use media::{audio_front_end, cases, list, numbers, size, sound, text, worst};
+use media::{cases, list, numbers, size, sound, text, worst};
 use qhx_bundle::media::AudioFrontEnd;
 use qhx_runtime::media::{Frames, MediaProblem, Sound};
 use serde_json::Value;
@@ -21,7 +21,7 @@ fn front_end(case: &Value) -> AudioFrontEnd {
         input_scale: number("input_scale"),
         bin_mean: list(case, "bin_mean"),
         bin_std: list(case, "bin_std"),
-        ..audio_front_end()
+        ..AudioFrontEnd::default()
     }
 }
 
@@ -48,7 +48,7 @@ fn frames_are_the_oracles() {
 
 #[test]
 fn long_sound_is_refused_whole_and_taken_in_pieces() {
-    let front_end = audio_front_end();
+    let front_end = AudioFrontEnd::default();
     let sound = Sound::from_samples("talk.wav", 16_000, sound("bursts", 1_000_000), &front_end).expect("a sound");
     let error = sound.frames(&front_end).expect_err("too long");
     assert!(matches!(error.problem, MediaProblem::TooLong { .. }));
@@ -69,7 +69,7 @@ fn long_sound_is_refused_whole_and_taken_in_pieces() {
 
 #[test]
 fn equal_sounds_have_equal_digests() {
-    let front_end = audio_front_end();
+    let front_end = AudioFrontEnd::default();
     let digest = |kind| {
         let sound = Sound::from_samples("sound", 16_000, sound(kind, 4_000), &front_end).expect("a sound");
         sound.frames(&front_end).expect("frames").digest()

@@ -146,33 +146,12 @@ fn mel_to_hertz(mel: f64) -> f64 {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-    use qhx_bundle::media::Placeholder;
-
-    pub(in crate::media) fn front_end() -> AudioFrontEnd {
-        AudioFrontEnd {
-            program: "audio".into(),
-            placeholder: Placeholder { token: 1, begin: None, end: None },
-            sampling_rate: 16_000,
-            max_samples: 480_000,
-            pad_multiple: 128,
-            frame_length: 320,
-            hop_length: 160,
-            fft_length: 512,
-            bins: 128,
-            min_frequency: 0.0,
-            max_frequency: 8_000.0,
-            mel_floor: 1e-3,
-            input_scale: 1.0,
-            bin_mean: Vec::new(),
-            bin_std: Vec::new(),
-        }
-    }
 
     #[test]
     fn only_whole_frames_count() {
-        let count = |samples| count(samples, &front_end()).ok();
+        let count = |samples| count(samples, &AudioFrontEnd::default()).ok();
         assert_eq!(
             [0, 160, 161, 320, 321, 11_777, 16_000, 480_000].map(count),
             [None, None, Some(1), Some(1), Some(2), Some(73), Some(99), Some(2_999)]
@@ -181,7 +160,7 @@ pub(super) mod tests {
 
     #[test]
     fn lengths_that_do_not_fit_are_said_in_numbers() {
-        let text = |samples: usize| frames(&vec![0.0; samples], &front_end()).expect_err("does not fit").to_string();
+        let text = |samples: usize| frames(&vec![0.0; samples], &AudioFrontEnd::default()).expect_err("does not fit").to_string();
         assert_eq!(text(160), "is too short: 160 samples at 16000 Hz, and the model needs at least 161 (10.1 ms)");
         let long = "is 30.1 s long and this model takes at most 30.0 s in one piece; use --split to go through it in windows, or cut it";
         assert_eq!(text(481_600), long);
@@ -189,7 +168,7 @@ pub(super) mod tests {
 
     #[test]
     fn silence_is_the_floor_and_bins_are_normalised() {
-        let mut front_end = front_end();
+        let mut front_end = AudioFrontEnd::default();
         let silence = frames(&[0.0; 500], &front_end).expect("frames");
         assert!(silence.numbers().iter().all(|&n| n == 0.001_f64.ln() as f32));
         front_end.bin_mean = vec![1.0; 128];
@@ -202,7 +181,7 @@ pub(super) mod tests {
     #[test]
     fn odd_parameters_do_no_harm() {
         for (frame_length, hop_length, fft_length, bins) in [(1, 1, 1, 1), (3, 7, 4, 2), (2, 1, 2, 300), (400, 1, 512, 80)] {
-            let front_end = AudioFrontEnd { frame_length, hop_length, fft_length, bins, ..front_end() };
+            let front_end = AudioFrontEnd { frame_length, hop_length, fft_length, bins, ..AudioFrontEnd::default() };
             for samples in [1, 2, 3, 10, 500] {
                 let samples = vec![0.25; samples];
                 match frames(&samples, &front_end) {

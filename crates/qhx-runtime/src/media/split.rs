@@ -53,7 +53,7 @@ fn quietest(samples: &[f32], places: Range<usize>, front_end: &AudioFrontEnd) ->
 
 #[cfg(test)]
 mod tests {
-    use super::{super::mel::tests::front_end, *};
+    use super::*;
 
     fn check(samples: &[f32], front_end: &AudioFrontEnd) -> Vec<Range<usize>> {
         let pieces = pieces(samples, front_end);
@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn what_fits_is_one_piece() {
         for length in [0, 1, 479_999, 480_000] {
-            assert_eq!(check(&vec![0.1; length], &front_end()).len(), 1);
+            assert_eq!(check(&vec![0.1; length], &AudioFrontEnd::default()).len(), 1);
         }
     }
 
@@ -77,7 +77,7 @@ mod tests {
         let mut samples = vec![0.5; 1_200_000];
         samples[460_000..463_200].fill(0.01);
         samples[100_000..110_000].fill(0.0);
-        let pieces = check(&samples, &front_end());
+        let pieces = check(&samples, &AudioFrontEnd::default());
         assert!((460_000..463_200).contains(&pieces[0].end), "{pieces:?}");
         // Without a pause, pieces are as long as they may be.
         assert_eq!(pieces[1].len(), 480_000);
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn the_last_piece_has_a_frame() {
         for extra in [1, 2, 100, 160, 161, 162, 5_000] {
-            let pieces = check(&vec![0.5; 480_000 + extra], &front_end());
+            let pieces = check(&vec![0.5; 480_000 + extra], &AudioFrontEnd::default());
             assert!(pieces.iter().all(|p| p.len() >= 161), "{extra}: {pieces:?}");
         }
     }
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn tiny_limits_end_too() {
         for (max_samples, frame_length) in [(1, 1), (2, 2), (3, 320), (161, 320), (400, 320)] {
-            let front_end = AudioFrontEnd { max_samples, frame_length, ..front_end() };
+            let front_end = AudioFrontEnd { max_samples, frame_length, ..AudioFrontEnd::default() };
             check(&vec![0.5; 1_000], &front_end);
         }
     }

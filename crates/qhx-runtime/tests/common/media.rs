@@ -65,7 +65,6 @@ pub(crate) fn media() -> Media {
             placeholder: Placeholder { token: AUDIO, begin: Some(BEGIN), end: Some(END) },
             sampling_rate: 1000,
             max_samples: 1000,
-            pad_multiple: 8,
             frame_length: 20,
             hop_length: 10,
             fft_length: 32,

@@ -4,7 +4,7 @@
 
 use qhx_bundle::{
     Digest,
-    media::{AudioFrontEnd, ImageFrontEnd, PatchOrder, Patches, Placeholder, Resize},
+    media::{ImageFrontEnd, PatchOrder, Patches, Placeholder, Resize},
 };
 use qhx_runtime::{media::Picture, tensors};
 use serde_json::Value;
@@ -85,27 +85,6 @@ pub(crate) fn fixed(height: usize, width: usize) -> ImageFrontEnd {
         std: [1.0; 3],
         patches: Patches { size: 1, block: 1, temporal: 1, order: PatchOrder::ChannelLast },
         position_side: None,
-    }
-}
-
-/// A front end for sounds of up to 30 seconds.
-pub(crate) fn audio_front_end() -> AudioFrontEnd {
-    AudioFrontEnd {
-        program: "audio".into(),
-        placeholder: Placeholder { token: 0, begin: None, end: None },
-        sampling_rate: 16_000,
-        max_samples: 480_000,
-        pad_multiple: 128,
-        frame_length: 320,
-        hop_length: 160,
-        fft_length: 512,
-        bins: 128,
-        min_frequency: 0.0,
-        max_frequency: 8_000.0,
-        mel_floor: 1e-3,
-        input_scale: 1.0,
-        bin_mean: Vec::new(),
-        bin_std: Vec::new(),
     }
 }
 
