@@ -15,7 +15,8 @@ const HELP: &str = "cargo xtask COMMAND
   demo [PROMPT]   fetch a small real model, forge it and let it answer
   test            all suites, with their set-up; in CI (CI=true) a suite that cannot run fails
   builtin         forge the model inside the binary anew from demo/qwen3_5
-  bench-peers     speed beside llama.cpp on a real model, in one run
+  bench-peers [NAME…]
+                  speed beside llama.cpp, in one run, on SmolLM2 and the four full-size models; needs disk and minutes
   fullsize [NAME] full-size models with seeded weights against the oracle; needs disk and minutes
   lint            fmt, clippy and doc, no warning allowed
   help            this text";
@@ -31,7 +32,7 @@ fn main() -> ExitCode {
         ["demo", prompt] => demo(prompt),
         ["test"] => suites::test(),
         ["builtin"] => builtin(),
-        ["bench-peers"] => peers::bench(),
+        ["bench-peers", ref names @ ..] => peers::bench(names),
         ["fullsize"] => suites::fullsize(""),
         ["fullsize", names] => suites::fullsize(names),
         ["lint"] => suites::lint(),
