@@ -58,9 +58,10 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// What this build and this machine offer, best first: the devices that `auto` chooses from.
+/// What this build and this machine offer: the devices that `auto` chooses from, best first, then those that are used only when asked for.
 pub fn devices() -> Vec<DeviceInfo> {
-    candidates(DeviceChoice::Auto, None).map(|list| list.iter().map(|device| device.describe()).collect()).unwrap_or_default()
+    let offered = [DeviceChoice::Auto, DeviceChoice::Npu].into_iter().filter_map(|choice| candidates(choice, None).ok());
+    offered.flatten().map(|device| device.describe()).collect()
 }
 
 /// The devices that `choice` stands for, best first; `threads` is for devices that work with threads of this machine (absent: their own choice).
@@ -71,7 +72,7 @@ pub fn candidates(choice: DeviceChoice, threads: Option<usize>) -> Result<Vec<Ar
     match choice {
         DeviceChoice::Auto | DeviceChoice::Cpu => cpu(choice, threads),
         DeviceChoice::Gpu => none(choice, "was built without a GPU device"),
-        DeviceChoice::Npu => none(choice, "was built without an NPU device"),
+        DeviceChoice::Npu => npu(choice),
         DeviceChoice::Split => none(choice, "has one device only, so there is nothing to split between"),
         DeviceChoice::Reference => Ok(vec![Arc::new(ReferenceDevice)]),
     }
@@ -85,6 +86,20 @@ fn cpu(_: DeviceChoice, threads: Option<usize>) -> Result<Vec<Arc<dyn Device>>, 
 #[cfg(not(feature = "cpu"))]
 fn cpu(choice: DeviceChoice, _: Option<usize>) -> Result<Vec<Arc<dyn Device>>, Error> {
     none(choice, "was built without the feature `cpu`")
+}
+
+/// The NPU, or on a machine without one its emulator: whatever QNN's library offers.
+#[cfg(feature = "npu")]
+fn npu(choice: DeviceChoice) -> Result<Vec<Arc<dyn Device>>, Error> {
+    match qhx_npu::Library::open(None) {
+        Ok(library) => Ok(vec![Arc::new(qhx_npu::NpuDevice::new(&library, qhx_npu::NpuOptions::default())?)]),
+        Err(e) => none(choice, &format!("cannot use QNN: {e}")),
+    }
+}
+
+#[cfg(not(feature = "npu"))]
+fn npu(choice: DeviceChoice) -> Result<Vec<Arc<dyn Device>>, Error> {
+    none(choice, "was built without the feature `npu`")
 }
 
 /// The processor with the instructions that every machine has: slower, and the same numbers everywhere. For gates of small models.

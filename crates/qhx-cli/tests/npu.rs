@@ -1,0 +1,37 @@
+//! `--device npu` in QNN's emulator, held to transformers; and what is said where there is no QNN.
+
+mod common;
+
+use common::{failed, fixture, forge, ids, json, qhx, ran, read_json, scratch};
+use serde_json::Value;
+
+/// Prompts whose margins are wide enough for the NPU's halves, shorter and longer than what its prefill graph takes.
+const PROMPTS: [&str; 2] = ["len5", "len64"];
+const NEW: usize = 6;
+
+#[test]
+#[ignore = "needs QNN's emulator: run by `cargo xtask test`"]
+fn generates_what_the_oracle_does_and_says_that_it_ran_there() {
+    let folder = scratch();
+    let bundle = folder.path().join("bundle");
+    forge(&fixture("qwen3"), &bundle, "f16");
+    let oracle = read_json(&fixture("qwen3").join("oracle.json"));
+    for name in PROMPTS {
+        let prompt = oracle["prompts"].as_array().unwrap().iter().find(|prompt| prompt["name"] == name).unwrap();
+        let (prompt_ids, new) = (ids(&prompt["ids"]), NEW.to_string());
+        let input = ["--ids", &prompt_ids, "--max-new", &new, "--ignore-eos", "--context", "96"];
+        let found = json(["generate", bundle.to_str().unwrap(), "--device", "npu", "--json"].into_iter().chain(input));
+        assert_eq!(found["ids"].as_array().unwrap()[..], prompt["greedy"].as_array().unwrap()[..NEW], "{name}");
+        let stages = found["stages"].as_array().unwrap();
+        assert!(stages.iter().all(|stage| stage["device"] == "npu") && stages.len() > 3, "{stages:?}");
+        assert_eq!(found["fallbacks"], Value::Array(vec![]));
+    }
+}
+
+#[test]
+fn without_qnn_it_says_what_is_missing() {
+    let folder = scratch();
+    let mut command = qhx(["generate", "builtin", "--ids", "1", "--device", "npu"]);
+    command.env("QHX_QNN_DIR", folder.path());
+    failed(ran(command.output().unwrap()), 1, &["device `npu` cannot be used", "libQnnHtp.so", "QHX_QNN_DIR"]);
+}
