@@ -360,7 +360,7 @@ fn find_part(name: &str, expected: &StoredPart, stored: &StoredTensors) -> Resul
     let Stored { file, bytes, tensor: found, .. } = stored.get(&name).ok_or_else(|| missing(&name))?;
     if found.dtype != expected.dtype || found.shape != expected.shape {
         return Err(format!(
-            "`{name}` in `{file}` must be {} {:?} (rows padded to {ALIGNMENT} bytes), found {} {:?}",
+            "`{name}` in `{file}` must be {} {:?} (rows padded), found {} {:?}",
             expected.dtype, expected.shape, found.dtype, found.shape
         ));
     }

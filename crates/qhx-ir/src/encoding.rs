@@ -1,12 +1,12 @@
 //! How the numbers of a weight tensor are stored, and the plain decoder of each form.
 //!
-//! There is one layout for all devices. A tensor of any rank is a stack of **rows** (the last dimension); every row starts at a multiple of
-//! [`ALIGNMENT`] bytes. Quantised tensors keep quants, scales and minima apart, as up to three stored tensors:
+//! There is one layout for all devices. A tensor of any rank is a stack of **rows** (the last dimension); every row of numbers or quants starts at a
+//! multiple of [`ALIGNMENT`] bytes. Quantised tensors keep quants, scales and minima apart, as up to three stored tensors:
 //!
 //! | stored | content of one row of `n` numbers |
 //! |---|---|
 //! | `NAME` | the numbers (f32, f16, bf16) or the quants (int8: one byte each; int4: two in a byte) |
-//! | `NAME.scale` | one scale per block (f16 or f32); for `i8_row` the whole tensor is one f32 per row, unpadded |
+//! | `NAME.scale` | one scale per block (f16 or f32), padded to a multiple of [`SCALES_AT_ONCE`]; for `i8_row` the whole tensor is one f32 per row, unpadded |
 //! | `NAME.min` | one minimum per block, in the scale's type; only where the encoding has minima |
 //!
 //! The last block of a row may be partial: its quants are there in full (the surplus has no meaning).
@@ -22,6 +22,10 @@ use crate::bytes::{ALIGNMENT, AlignedBytes, Bytes};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
+
+/// Block scales and minima are read by vectors of at most this many, so a row of them has a multiple of it. Whole cache lines would cost rows of a few
+/// hundred numbers more for padding than for scales.
+pub const SCALES_AT_ONCE: usize = 16;
 
 /// How a weight tensor is stored. Its text form (`f16`, `i8_row`, `i4_block32_min`, `i8_block16/f32` …) is what manifests and programs show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -121,7 +125,7 @@ impl Encoding {
                     Quants::I8 => columns.checked_next_multiple_of(b.block)?,
                     Quants::I4 => columns.checked_next_multiple_of(32)? / 2,
                 };
-                let scale = pad(columns.div_ceil(b.block).checked_mul(b.scale.bytes())?)?;
+                let scale = columns.div_ceil(b.block).checked_next_multiple_of(SCALES_AT_ONCE)?.checked_mul(b.scale.bytes())?;
                 RowBytes { data: pad(data)?, scale, min: if b.min { scale } else { 0 } }
             }
         })
@@ -357,6 +361,12 @@ mod tests {
     #[test]
     fn rows_are_padded_and_sizes_checked() {
         assert_eq!(Encoding::I4_BLOCK32_MIN.row_bytes(576).unwrap(), RowBytes { data: 320, scale: 64, min: 64 });
+        assert_eq!(
+            Encoding::I4_BLOCK32.row_bytes(448).unwrap(),
+            RowBytes { data: 256, scale: 32, min: 0 },
+            "14 scales and padding for two"
+        );
+        assert_eq!("i8_block16_min/f32".parse::<Encoding>().unwrap().row_bytes(272).unwrap(), RowBytes { data: 320, scale: 128, min: 128 });
         assert_eq!(Encoding::F32.row_bytes(1).unwrap().data, 64);
         assert!(Encoding::F32.row_bytes(usize::MAX / 2).is_none());
         let short = WeightTensor::new(Encoding::F16, vec![2, 3], AlignedBytes::zeroed(64).into(), None, None);
@@ -370,7 +380,7 @@ mod tests {
         let mut data = AlignedBytes::zeroed(64);
         data.as_mut()[0] = 0x2f; // number 0 is 15, number 16 is 2
         let scale = AlignedBytes::copy_of(&{
-            let mut s = [0u8; 64];
+            let mut s = [0u8; 32];
             s[..2].copy_from_slice(&f16::from_f32(0.5).to_le_bytes());
             s
         });

@@ -27,7 +27,7 @@ pub use device::{
     Artifact, Call, Device, DeviceError, DeviceInfo, Executable, InputData, LoadOptions, Segment, SlotData, State, Tap, Target, Weights,
 };
 pub use dim::{Bindings, Dim, Shape, Symbol};
-pub use encoding::{BlockEncoding, Encoding, Quants, RowBytes, ScaleType, WeightTensor};
+pub use encoding::{BlockEncoding, Encoding, Quants, RowBytes, SCALES_AT_ONCE, ScaleType, WeightTensor};
 pub use op::{Activation, ActivationForm, Clip, KeyValue, Mask, Op, OpKind, Routing};
 pub use program::{
     DType, Generator, Input, KvType, Output, PROGRAM_VERSION, Program, Rotary, RotaryVariant, Slot, Stage, Weight, is_under,

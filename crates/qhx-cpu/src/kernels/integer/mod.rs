@@ -12,6 +12,7 @@ use super::{InstructionSet, Instructions, quants::Stored};
 use crate::work::Tile;
 use activation::{Layout, Row};
 use half::f16;
+use qhx_ir::SCALES_AT_ONCE;
 
 /// Rows of a quantised matrix where they are stored.
 #[derive(Clone, Copy, Debug)]
@@ -134,8 +135,8 @@ impl Scales<'_> {
             Self::F16(scales, stride) => (scales.len(), stride),
             Self::F32(scales, stride) => (scales.len(), stride),
         };
-        // Kernels read scales by whole vectors: the layout pads each row to whole cache lines.
-        blocks <= stride && stride * if matches!(self, Self::F16(..)) { 2 } else { 4 } % 64 == 0 && length >= rows * stride
+        // Kernels read scales by whole vectors, which the layout pads each row to.
+        blocks <= stride && stride % SCALES_AT_ONCE == 0 && length >= rows * stride
     }
 }
 
@@ -181,13 +182,15 @@ mod tests {
     };
     use qhx_ir::{Encoding, WeightTensor};
 
-    /// The product as it is stated: exact integer sums, scales in f64.
+    /// The product as it is stated: exact integer sums, scales in f64. Also the size of what is summed: kernels take an int4's 8 off after the sum.
     fn stated(w: &WeightTensor, row: usize, x: &Row<'_>) -> (f64, f64) {
         let terms = (0..w.columns()).map(|c| {
-            let weight = w.quant(row, c) as f64 * w.scale_at(row, c) as f64 + w.min_at(row, c) as f64;
-            weight * x.quants[c] as f64 * x.scales[c / 32] as f64
+            let scale = w.scale_at(row, c) as f64;
+            let weight = w.quant(row, c) as f64 * scale + w.min_at(row, c) as f64;
+            let x = x.quants[c] as f64 * x.scales[c / 32] as f64;
+            (weight * x, (weight.abs() + 8.0 * scale.abs()) * x.abs())
         });
-        terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()))
+        terms.fold((0.0, 0.0), |(sum, size), (term, largest)| (sum + term, size + largest))
     }
 
     #[test]

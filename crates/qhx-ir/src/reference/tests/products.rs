@@ -59,7 +59,7 @@ fn integer_blocks_have_their_own_scales() {
 fn minima_count_once_for_every_number() {
     let encoding = Encoding::Block(BlockEncoding { quants: Quants::I4, block: 32, min: true, scale: ScaleType::F16 });
     let part = |numbers: &[f32]| {
-        let mut bytes = AlignedBytes::zeroed(64);
+        let mut bytes = AlignedBytes::zeroed(32);
         numbers.iter().enumerate().for_each(|(i, &x)| bytes.as_mut()[2 * i..][..2].copy_from_slice(&f16::from_f32(x).to_le_bytes()));
         Some(bytes.into())
     };

@@ -22,7 +22,7 @@ pub(in super::super) fn products_vnni(instructions: Instructions, w: &Weights<'_
     unsafe { vnni::all(w, x, out) }
 }
 
-// SAFETY of all blocks below: the callers above. A row of quants and a row of scales fill whole cache lines, activations are padded to 128 quants and
+// SAFETY of all blocks below: the callers above. A row of quants fills whole cache lines, scales come in sixteens, activations are padded to 128 quants and
 // 16 blocks, so a vector that starts within a row ends within its padding. What padding holds is kept out of sums: quants meet zeros, and scales are masked.
 
 /// Bytes of quants that are asked for ahead of their use: quants, scales and minima lie apart, and three short streams are more than a CPU
