@@ -2,10 +2,7 @@
 
 use crate::graph::{DataType, Graph, Node, Parameter, Quantization, Role, Tensor, TensorId};
 use half::f16;
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-};
+use std::collections::{HashMap, HashSet};
 
 /// A graph being written.
 pub(super) struct Builder {
@@ -101,22 +98,15 @@ impl Builder {
             return tensor;
         }
         let bytes: Vec<u8> = numbers().into_iter().flat_map(|x| f16::from_f32(x).to_le_bytes()).collect();
-        self.constant(key, DataType::F16, dims, Quantization::None, || bytes.into())
+        self.constant(key, DataType::F16, dims, Quantization::None, Role::Constant(bytes.into()))
     }
 
     /// A stored tensor, once for each `key`.
-    pub(super) fn constant(
-        &mut self,
-        key: &str,
-        dtype: DataType,
-        dims: &[usize],
-        quantization: Quantization,
-        bytes: impl FnOnce() -> Arc<[u8]>,
-    ) -> TensorId {
+    pub(super) fn constant(&mut self, key: &str, dtype: DataType, dims: &[usize], quantization: Quantization, role: Role) -> TensorId {
         if let Some(&tensor) = self.shared.get(key) {
             return tensor;
         }
-        let tensor = self.tensor(key, Role::Constant(bytes()), dtype, dims, quantization);
+        let tensor = self.tensor(key, role, dtype, dims, quantization);
         self.shared.insert(key.to_owned(), tensor);
         tensor
     }

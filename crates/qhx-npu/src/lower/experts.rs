@@ -2,7 +2,7 @@
 
 use super::{Lowering, Sizes, builder::Builder};
 use crate::graph::{DataType, Graph, Quantization, TensorId};
-use qhx_ir::{Activation, Bindings, Checked};
+use qhx_ir::{Activation, Bindings, Checked, Dim, Encoding, Op, OpKind};
 use std::collections::HashMap;
 
 /// What fixes an expert graph. Two ops with equal ones share it.
@@ -20,6 +20,17 @@ pub struct ExpertSizes {
     pub activation: Activation,
     /// Whether weights are int8 with a scale per row; else f16.
     pub int8: bool,
+}
+
+/// The expert graphs that an op needs: for one row all its experts at once, for `batch` rows one expert. None for other ops.
+pub fn expert_sizes(program: &Checked, op: &Op, batch: usize) -> Vec<ExpertSizes> {
+    let OpKind::Experts { experts, gate, up, down, activation, .. } = &op.op else { return vec![] };
+    let [_, ffn, hidden] = program.weights[gate].shape[..] else { unreachable!("checked: rank 3") };
+    let Some(&Dim::Fixed(chosen)) = program.value_type(experts).shape.last() else { unreachable!("checked: [rows, k]") };
+    let int8 = [gate, up, down].iter().all(|name| program.weights[*name].encoding == Encoding::I8Row);
+    let single = ExpertSizes { rows: 1, experts: chosen, hidden, ffn, activation: *activation, int8 };
+    let many = ExpertSizes { rows: batch, experts: 1, ..single };
+    if batch > 1 { vec![single, many] } else { vec![single] }
 }
 
 /// The one scale that an int8 input has: the row's own scale, times 128, is a further input on the product. So products stay near the size of the rows

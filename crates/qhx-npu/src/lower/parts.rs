@@ -21,6 +21,8 @@ pub struct Part {
     pub multiple: usize,
     /// Whether an execution must have all rows of a segment, because rows look at each other and no slot carries what they see.
     pub whole: bool,
+    /// Whether it reads KV rows, so that its graphs depend on the length of the context.
+    pub reads_kv: bool,
 }
 
 /// Who runs a part.
@@ -123,6 +125,7 @@ fn part(program: &Checked, work: Work, ops: Vec<usize>) -> Part {
         makes: in_order().filter(|name| wanted.contains(name)).collect(),
         taps: in_order().filter(|name| taps.contains(name) && !wanted.contains(name)).collect(),
         multiple,
+        reads_kv: ops.iter().any(|&op| matches!(program.ops[op].op, OpKind::Attend { slot: Some(_), .. })),
         whole: multiple > 1 || kinds.into_iter().any(alone),
         ops,
     }

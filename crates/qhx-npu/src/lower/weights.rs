@@ -1,10 +1,12 @@
 //! Weights as constants of a graph.
 
 use super::Lowering;
-use crate::graph::{DataType, Quantization, TensorId};
+use crate::graph::{DataType, Lazy, Quantization, Role, TensorId};
 use half::f16;
 use qhx_ir::{BlockEncoding, DeviceError, Encoding, Name, Quants, WeightTensor};
-use std::sync::Arc;
+
+/// Makes the stored bytes of a weight.
+type Bytes = fn(&WeightTensor) -> Vec<u8>;
 
 impl Lowering<'_> {
     /// The numbers of a weight that is read as plain numbers; zeros where only shapes are asked for.
@@ -42,25 +44,33 @@ impl Lowering<'_> {
     }
 
     /// The weight `[out, in]` of a product, in the most compact form that the processor multiplies by f16 rows: int8 with a scale per row,
-    /// int4 with a scale per 32, or f16.
+    /// int4 with a scale per 32, or f16. Its bytes are made when the library takes them.
     pub(super) fn matrix(&mut self, name: &Name) -> Result<TensorId, DeviceError> {
-        let weight = &self.program.weights[name];
-        let (shape, encoding) = (weight.shape.clone(), weight.encoding);
-        if let Some(known) = self.builder.known(&format!("{name}.matrix")) {
+        let key = format!("{name}.matrix");
+        if let Some(known) = self.builder.known(&key) {
             return Ok(known);
         }
-        let compact = match (self.weights, encoding) {
-            (Some(weights), Encoding::I8Row) => int8_rows(&weights.declared(self.program, name)?),
-            (Some(weights), Encoding::Block(BlockEncoding { quants: Quants::I4, min: false, block, .. })) if shape[1] % block == 0 => {
-                int4_blocks(&weights.declared(self.program, name)?, block)
+        let shape = self.program.weights[name].shape.clone();
+        let Some(weights) = self.weights else {
+            // Only shapes are asked for.
+            return Ok(self.builder.constant(&key, DataType::F16, &shape, Quantization::None, Role::Constant([].into())));
+        };
+        let weight = weights.declared(self.program, name)?;
+        let compact: Option<(Quantization, Bytes)> = match weight.encoding() {
+            Encoding::I8Row => int8_scales(&weight).map(|scales| (Quantization::Channel8 { axis: 0, scales }, int8_rows as _)),
+            Encoding::Block(b) => {
+                int4_scales(&weight, b).map(|scales| (Quantization::Block4 { block: b.block as u32, scales }, int4_blocks as _))
             }
             _ => None,
         };
-        let key = format!("{name}.matrix");
-        match compact {
-            Some((bytes, quantization)) => Ok(self.builder.constant(&key, DataType::Fixed8, &shape, quantization, || bytes)),
-            None => self.derived(&key, &[name], &shape, |numbers| numbers.concat()),
-        }
+        let dtype = if compact.is_some() { DataType::Fixed8 } else { DataType::F16 };
+        let (quantization, compact) = compact.map_or((Quantization::None, None), |(quantization, make)| (quantization, Some(make)));
+        let name = name.clone();
+        let bytes = Lazy::new(move || match compact {
+            Some(make) => Ok(make(&weight)),
+            None => halves(&weight).map_err(|reason| format!("weight `{name}`: {reason}")),
+        });
+        Ok(self.builder.constant(&key, dtype, &shape, quantization, Role::Lazy(bytes)))
     }
 }
 
@@ -75,46 +85,70 @@ fn plain(name: &Name, weight: &WeightTensor) -> Result<Vec<f32>, DeviceError> {
     Ok(numbers)
 }
 
-type Compact = Option<(Arc<[u8]>, Quantization)>;
+/// The numbers as f16, row after row.
+fn halves(weight: &WeightTensor) -> Result<Vec<u8>, String> {
+    let mut row = vec![0.0; weight.columns()];
+    let mut bytes = Vec::with_capacity(weight.rows() * weight.columns() * 2);
+    for number in 0..weight.rows() {
+        weight.decode_row(number, &mut row);
+        for &x in &row {
+            let half = f16::from_f32(x);
+            if !half.is_finite() {
+                return Err(format!("{x} is beyond the range of f16"));
+            }
+            bytes.extend(half.to_le_bytes());
+        }
+    }
+    Ok(bytes)
+}
 
-/// Quants without row padding and a positive scale for each row. Rows of zeros keep a scale of 1; a negative scale has no such form, because the
-/// quant −128 has no opposite.
-fn int8_rows(weight: &WeightTensor) -> Compact {
+/// A positive scale for each row: 1 for rows of zeros. A negative scale has no such form, because the quant −128 has no opposite.
+fn int8_scales(weight: &WeightTensor) -> Option<Vec<f32>> {
+    let scales: Vec<f32> = (0..weight.rows()).map(|row| scale_or_one(weight.scale_at(row, 0))).collect();
+    scales.iter().all(|s| *s > 0.0 && s.is_finite()).then_some(scales)
+}
+
+/// The quants without the padding of rows.
+fn int8_rows(weight: &WeightTensor) -> Vec<u8> {
     let columns = weight.columns();
-    let mut scales: Vec<f32> = (0..weight.rows()).map(|row| weight.scale_at(row, 0)).collect();
-    let mut bytes: Vec<u8> = weight.data().chunks_exact(weight.row_bytes().data).flat_map(|row| &row[..columns]).copied().collect();
-    for (scale, row) in scales.iter_mut().zip(bytes.chunks_exact_mut(columns)) {
-        if *scale == 0.0 {
-            *scale = 1.0;
-            row.fill(0);
+    let mut bytes = Vec::with_capacity(weight.rows() * columns);
+    for (number, row) in weight.data().chunks_exact(weight.row_bytes().data).enumerate() {
+        match weight.scale_at(number, 0) == 0.0 {
+            true => bytes.resize(bytes.len() + columns, 0),
+            false => bytes.extend(&row[..columns]),
         }
     }
-    positive(&scales).then(|| (bytes.into(), Quantization::Channel8 { axis: 0, scales }))
+    bytes
 }
 
-/// One byte for each quant in −8..=7 and a positive scale for each block.
-fn int4_blocks(weight: &WeightTensor, block: usize) -> Compact {
-    let (rows, columns) = (weight.rows(), weight.columns());
-    let mut bytes = vec![0u8; rows * columns];
-    let mut scales = Vec::with_capacity(rows * columns / block);
-    for (number, quants) in bytes.chunks_exact_mut(block).enumerate() {
-        let (row, first) = (number * block / columns, number * block % columns);
+/// A positive scale for each block, where blocks are whole, have no minimum, and every negative scale can be turned around.
+fn int4_scales(weight: &WeightTensor, b: BlockEncoding) -> Option<Vec<f32>> {
+    let columns = weight.columns();
+    if b.quants != Quants::I4 || b.min || columns % b.block != 0 {
+        return None;
+    }
+    let blocks = (0..weight.rows()).flat_map(|row| (0..columns).step_by(b.block).map(move |first| (row, first)));
+    let scale = |(row, first)| {
         let scale = weight.scale_at(row, first);
-        scales.push(if scale == 0.0 { 1.0 } else { scale.abs() });
-        for (i, quant) in quants.iter_mut().enumerate() {
-            let q = weight.quant(row, first + i);
-            *quant = match scale {
-                0.0 => 0,
-                s if s > 0.0 => q as i8 as u8,
-                // The opposite of −8 is beyond the range.
-                _ if q == -8 => return None,
-                _ => -q as i8 as u8,
-            };
-        }
-    }
-    positive(&scales).then(|| (bytes.into(), Quantization::Block4 { block: block as u32, scales }))
+        // The opposite of −8 is beyond the range of four bits.
+        let turnable = scale >= 0.0 || (first..first + b.block).all(|column| weight.quant(row, column) != -8);
+        Some(scale_or_one(scale.abs())).filter(|s| turnable && s.is_finite())
+    };
+    blocks.map(scale).collect()
 }
 
-fn positive(scales: &[f32]) -> bool {
-    scales.iter().all(|s| s.is_finite() && *s > 0.0)
+/// One byte for each quant in −8..=7, for positive scales.
+fn int4_blocks(weight: &WeightTensor) -> Vec<u8> {
+    let columns = weight.columns();
+    let mut bytes = Vec::with_capacity(weight.rows() * columns);
+    for (row, column) in (0..weight.rows()).flat_map(|row| (0..columns).map(move |column| (row, column))) {
+        let (quant, scale) = (weight.quant(row, column), weight.scale_at(row, column));
+        let turned = if scale == 0.0 { 0 } else { quant * scale.signum() as i32 };
+        bytes.push(turned as i8 as u8);
+    }
+    bytes
+}
+
+fn scale_or_one(scale: f32) -> f32 {
+    if scale == 0.0 { 1.0 } else { scale }
 }

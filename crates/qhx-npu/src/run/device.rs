@@ -1,8 +1,8 @@
 //! The device: what `qhx-npu` is to the rest.
 
-use super::executable::NpuExecutable;
+use super::{executable::NpuExecutable, prepare::prepare};
 use crate::{Arch, Device as QnnDevice, Library, lower};
-use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Op, Weights};
+use qhx_ir::{Artifact, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Op, Target, Weights};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// How the NPU is to be used.
@@ -16,11 +16,15 @@ pub struct NpuOptions {
     pub prefill_min_rows: usize,
     /// Most bytes of weights in one graph.
     pub part_bytes: u64,
+    /// Contexts held at once; beyond it the one that was used least recently is released.
+    pub most_contexts: usize,
+    /// Whether the graphs of one part that are prepared for several rows store their weights once. The emulator cannot load such a context.
+    pub share_weights: bool,
 }
 
 impl Default for NpuOptions {
     fn default() -> Self {
-        Self { arch: Arch::V81, prefill_rows: 128, prefill_min_rows: 4, part_bytes: 1 << 30 }
+        Self { arch: Arch::V81, prefill_rows: 128, prefill_min_rows: 4, part_bytes: 1 << 30, most_contexts: 8, share_weights: true }
     }
 }
 
@@ -57,6 +61,11 @@ impl Device for NpuDevice {
             None => Ok(()),
             Some(reason) => Err(DeviceError::Refused { device: "npu".into(), path: op.path.clone(), reason }),
         }
+    }
+
+    fn prepare(&self, program: &Checked, weights: &Arc<dyn Weights>, target: &Target) -> Result<Vec<Artifact>, DeviceError> {
+        program.ops.iter().try_for_each(|op| self.accepts(program, op))?;
+        prepare(&self.device, program, weights, target, &self.options)
     }
 
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {

@@ -4,8 +4,10 @@ use super::{
     device::NpuOptions,
     experts,
     fill::{self, Chunk},
-    graphs::{Graphs, Ready, failed},
+    graphs::{Graphs, Ready, Source, failed},
     host::{self, Tables},
+    plan::Plan,
+    prepare::part_rows,
     state::NpuState,
     values::Values,
 };
@@ -22,7 +24,7 @@ use std::{
 };
 
 /// Rows of a context that is compiled for whatever session asks: the next multiple of this.
-const CONTEXT_STEP: usize = 32;
+pub(super) const CONTEXT_STEP: usize = 32;
 
 pub(super) struct NpuExecutable {
     program: Checked,
@@ -45,11 +47,22 @@ impl NpuExecutable {
         limits: &LoadOptions,
         options: &NpuOptions,
     ) -> Result<Self, DeviceError> {
+        let mut options = options.clone();
+        let source = match &limits.artifacts {
+            None => Source::Compile,
+            Some(folder) => {
+                let plan = Plan::read(folder, &program.name, device.arch())?;
+                options.part_bytes = plan.part_bytes;
+                Source::Stored { folder: folder.clone(), plan, most_contexts: options.most_contexts }
+            }
+        };
         let mut tables = Tables::new();
         for op in &program.ops {
-            for name in op.op.weights() {
+            let host = work_of(program, op) == Work::Host;
+            // What was prepared holds the weights of its graphs; the host still reads its own.
+            for name in op.op.weights().into_iter().filter(|_| host || matches!(source, Source::Compile)) {
                 let weight = weights.declared(program, name)?;
-                if work_of(program, op) == Work::Host {
+                if host {
                     tables.insert(name.clone(), weight);
                 }
             }
@@ -58,10 +71,10 @@ impl NpuExecutable {
             program: program.clone(),
             weights: weights.clone(),
             limits: limits.clone(),
-            options: options.clone(),
             parts: parts(program, options.part_bytes),
             tables,
-            graphs: Graphs::new(device),
+            graphs: Graphs::new(device, source),
+            options,
             outputs: HashMap::new(),
             last_stage: None,
         })
@@ -79,14 +92,24 @@ impl NpuExecutable {
     }
 
     /// Rows of the graph for the next rows of a part, of which `left` are left.
-    fn graph_rows(&self, part: &Part, left: usize) -> usize {
-        if part.whole {
+    fn graph_rows(&self, part: &Part, left: usize) -> Result<usize, DeviceError> {
+        let rows = match &self.graphs.source {
+            Source::Stored { plan, .. } => part_rows(part, &plan.rows),
             // Buckets, so that pictures of like sizes share a graph.
-            return left.next_power_of_two().min(self.limits.max_rows.max(left)).next_multiple_of(part.multiple);
-        }
-        match left < self.options.prefill_min_rows {
-            true => 1,
-            false => self.options.prefill_rows,
+            Source::Compile if part.whole => {
+                vec![left.next_power_of_two().min(self.limits.max_rows.max(left)).next_multiple_of(part.multiple)]
+            }
+            Source::Compile => vec![1, self.options.prefill_rows],
+        };
+        let few = rows[0] == 1 && left < self.options.prefill_min_rows && !part.whole;
+        let fitting = rows.iter().copied().find(|&rows| rows >= left).filter(|_| !few);
+        match (fitting, rows.last()) {
+            (Some(rows), _) => Ok(rows),
+            (None, Some(&largest)) if !part.whole => Ok(if few { 1 } else { largest }),
+            _ => Err(DeviceError::Call(format!(
+                "{left} rows must go through program `{}` at once, it was prepared for {rows:?}",
+                self.program.name
+            ))),
         }
     }
 
@@ -108,20 +131,32 @@ impl NpuExecutable {
                 return Err(DeviceError::Cancelled);
             }
             let part = &self.parts[number];
-            let static_rows = self.graph_rows(part, rows.end - first);
-            let sizes = Sizes { rows: static_rows, context, taps };
+            let static_rows = self.graph_rows(part, rows.end - first)?;
+            let sizes = Sizes { rows: static_rows, context: if part.reads_kv { context } else { 0 }, taps };
             let chunk = Chunk { first, valid: static_rows.min(rows.end - first), before: len + first - rows.start, epoch };
-            let ready = self.graphs.part(number, sizes, |name| lower(&self.program, part, Some(&self.weights), sizes, name))?;
+            let ready = self
+                .graphs
+                .part(number, sizes, |name, weights| lower(&self.program, part, weights.then_some(&self.weights), sizes, name))?;
             execute(&self.program, ready, values, state.as_deref_mut(), chunk)?;
             first += chunk.valid;
         }
         Ok(())
     }
 
+    /// The most rows that a graph takes at once.
+    fn batch(&self) -> usize {
+        match &self.graphs.source {
+            Source::Compile => self.options.prefill_rows,
+            Source::Stored { plan, .. } => plan.rows.last().copied().unwrap_or(1),
+        }
+    }
+
     fn interpret(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
         let program = self.program.clone();
         let mut values = Values::new(&program, call.bindings, call.inputs)?;
-        let (epoch, taps, cancel) = (call.epoch, call.taps.is_some(), call.cancel);
+        // What was prepared shows no stage's effect but what crosses a cut anyway.
+        let taps = call.taps.is_some() && matches!(self.graphs.source, Source::Compile);
+        let (epoch, cancel) = (call.epoch, call.cancel);
         let cancelled = || cancel.is_some_and(|flag| flag.load(std::sync::atomic::Ordering::Relaxed));
         let valid: Vec<usize> = call.segments.iter().flat_map(|s| s.first_row..s.first_row + s.valid_rows).collect();
         for number in 0..self.parts.len() {
@@ -135,7 +170,7 @@ impl NpuExecutable {
                         let op = &program.ops[op];
                         match op.op {
                             OpKind::Experts { .. } => {
-                                let batch = self.options.prefill_rows;
+                                let batch = self.batch();
                                 experts::run(&program, &mut values, &self.tables, &mut self.graphs, op, &valid, batch)?;
                             }
                             _ => host::run(&mut values, &self.tables, op)?,
@@ -170,7 +205,7 @@ impl NpuExecutable {
 fn deliver(program: &Checked, values: &Values<'_>, taps: &mut Option<&mut dyn FnMut(Tap<'_>)>) {
     let Some(taps) = taps else { return };
     let made = program.inputs.iter().map(|i| i.name.clone()).chain(program.ops.iter().flat_map(|op| op.outputs()));
-    for name in made {
+    for name in made.filter(|name| values.has(name)) {
         for stage in program.stages.iter().filter(|s| s.tap.as_ref() == Some(&name)) {
             taps(Tap { stage: &stage.name, shape: &values.get(&name).shape, values: &values.to_f32(&name) });
         }
@@ -212,8 +247,17 @@ impl Executable for NpuExecutable {
     }
 
     fn new_state(&self, context: usize) -> Result<Box<dyn State>, DeviceError> {
-        let rows = context.max(1).checked_next_multiple_of(CONTEXT_STEP);
-        let rows = rows.ok_or_else(|| DeviceError::Resources(format!("a context of {context} rows is beyond counting")))?;
+        let rows = match &self.graphs.source {
+            Source::Compile => context.max(1).checked_next_multiple_of(CONTEXT_STEP),
+            Source::Stored { plan, .. } => Some(plan.context).filter(|&rows| rows >= context),
+        };
+        let rows = rows.ok_or_else(|| {
+            let prepared = match &self.graphs.source {
+                Source::Stored { plan, .. } => format!(": program `{}` was prepared for {}", self.program.name, plan.context),
+                Source::Compile => String::new(),
+            };
+            DeviceError::Resources(format!("a context of {context} rows is too long{prepared}"))
+        })?;
         Ok(Box::new(NpuState::new(&self.program.slots, context, rows)?))
     }
 

@@ -4,7 +4,7 @@ use super::{
     graphs::{Graphs, failed},
     values::{Data, Values},
 };
-use crate::lower::experts::{ExpertSizes, INT8_SCALE, lower_experts};
+use crate::lower::experts::{ExpertSizes, INT8_SCALE, expert_sizes, lower_experts};
 use half::f16;
 use qhx_ir::{Checked, DeviceError, Encoding, Name, Op, OpKind, WeightTensor};
 use std::{
@@ -29,21 +29,14 @@ pub(super) fn run(
     valid: &[usize],
     batch: usize,
 ) -> Result<(), DeviceError> {
-    let OpKind::Experts { x, experts, weights, gate, up, down, activation, .. } = &op.op else { unreachable!("called for experts") };
-    let [_, ffn, hidden] = program.weights[gate].shape[..] else { unreachable!("checked: rank 3") };
-    let all_int8 = [gate, up, down].iter().all(|name| program.weights[*name].encoding == Encoding::I8Row);
-    let (rows, k) = (values.get(x).shape[0], values.width(experts));
-    let sizes = ExpertSizes { rows: 1, experts: k, hidden, ffn, activation: *activation, int8: all_int8 };
+    let OpKind::Experts { x, experts, weights, gate, up, down, .. } = &op.op else { unreachable!("called for experts") };
+    let sizes = expert_sizes(program, op, batch);
+    let (single, many) = (sizes[0], sizes.get(1).copied());
+    let (rows, k, hidden) = (values.get(x).shape[0], single.experts, single.hidden);
     let mixture = Mixture { gate: &tables[gate], up: &tables[up], down: &tables[down], names: [gate, up, down] };
     let mut y = vec![0.0f32; rows * hidden];
     let (x, chosen, shares) = (values.f32s(x), values.i32s(experts), values.f32s(weights));
-    if let &[row] = valid {
-        let chosen: Vec<usize> = chosen[row * k..][..k].iter().map(|&e| e as usize).collect();
-        let share: Vec<Vec<f32>> = shares[row * k..][..k].iter().map(|&w| vec![w]).collect();
-        let made = mixture.execute(program, graphs, sizes, &x[row * hidden..][..hidden], &chosen, &share)?;
-        y[row * hidden..][..hidden].copy_from_slice(&made);
-    } else {
-        let sizes = ExpertSizes { rows: batch, experts: 1, ..sizes };
+    if let (false, Some(sizes)) = (valid.len() == 1, many) {
         // Ordered by expert: one order of sums for all runs.
         let mut users_of: BTreeMap<usize, Vec<(usize, f32)>> = BTreeMap::new();
         for place in valid.iter().flat_map(|row| row * k..(row + 1) * k) {
@@ -58,6 +51,13 @@ pub(super) fn run(
                     y[row * hidden..][..hidden].iter_mut().zip(made).for_each(|(y, m)| *y += m);
                 }
             }
+        }
+    } else {
+        for &row in valid {
+            let chosen: Vec<usize> = chosen[row * k..][..k].iter().map(|&e| e as usize).collect();
+            let share: Vec<Vec<f32>> = shares[row * k..][..k].iter().map(|&w| vec![w]).collect();
+            let made = mixture.execute(program, graphs, single, &x[row * hidden..][..hidden], &chosen, &share)?;
+            y[row * hidden..][..hidden].copy_from_slice(&made);
         }
     }
     values.insert(&op.path, Data::F32(y))

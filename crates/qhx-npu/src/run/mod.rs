@@ -7,6 +7,8 @@ mod experts;
 mod fill;
 mod graphs;
 mod host;
+mod plan;
+mod prepare;
 mod state;
 mod values;
 

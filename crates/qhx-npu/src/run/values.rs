@@ -45,6 +45,10 @@ impl<'a> Values<'a> {
         bind_shape(&self.program.value_type(name).shape, &self.bindings).map_err(DeviceError::Call)
     }
 
+    pub(crate) fn has(&self, name: &Name) -> bool {
+        self.values.contains_key(name)
+    }
+
     pub(crate) fn get(&self, name: &Name) -> &Value {
         &self.values[name]
     }

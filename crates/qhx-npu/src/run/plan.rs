@@ -1,0 +1,121 @@
+//! What was prepared for a program: which context binaries there are, for which rows and context. Stands beside them as `NAME.npu.json`.
+
+use crate::Arch;
+use qhx_ir::DeviceError;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// The version of this file that we read and write.
+pub(super) const PLAN_VERSION: u32 = 1;
+
+/// The plan of one program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Plan {
+    /// [`PLAN_VERSION`].
+    pub(super) plan_version: u32,
+    /// `v79`, `v81`.
+    pub(super) arch: String,
+    /// The release that compiled it: older libraries cannot load it.
+    pub(super) library: String,
+    /// Rows of KV slots.
+    pub(super) context: usize,
+    /// Rows that graphs take at once.
+    pub(super) rows: Vec<usize>,
+    /// The budget by which the program was cut into parts.
+    pub(super) part_bytes: u64,
+    /// The files.
+    pub(super) contexts: Vec<ContextFile>,
+}
+
+/// A context binary.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ContextFile {
+    /// Its name in the plan's folder.
+    pub(super) file: String,
+    /// Its size.
+    pub(super) bytes: u64,
+    /// Its sum, in hexadecimal.
+    pub(super) sha256: String,
+    /// Whether its graphs share one set of weights.
+    pub(super) shared_weights: bool,
+    /// Its graphs.
+    pub(super) graphs: Vec<String>,
+}
+
+impl Plan {
+    /// The file's name for a program.
+    pub(super) fn file_name(program: &str) -> String {
+        format!("{program}.npu.json")
+    }
+
+    pub(super) fn read(folder: &Path, program: &str, arch: Arch) -> Result<Self, DeviceError> {
+        let file = folder.join(Self::file_name(program));
+        let wrong = |reason: String| DeviceError::Resources(format!("{}: {reason}", file.display()));
+        let text = std::fs::read_to_string(&file).map_err(|e| wrong(format!("cannot be read: {e}")))?;
+        let plan: Self = serde_json::from_str(&text).map_err(|e| wrong(format!("is no plan of an NPU program: {e}")))?;
+        if plan.plan_version != PLAN_VERSION {
+            return Err(wrong(format!("plan_version {} is not {PLAN_VERSION}: forge the bundle again or update qhx", plan.plan_version)));
+        }
+        if plan.arch != arch.to_string() {
+            return Err(wrong(format!("is for {}, the processor is {arch}: use the folder made for it", plan.arch)));
+        }
+        if plan.rows.is_empty() || plan.rows.contains(&0) || plan.context == 0 {
+            return Err(wrong(format!("rows {:?} and context {} are impossible", plan.rows, plan.context)));
+        }
+        // A name that is a path could lead out of the folder.
+        if let Some(bad) = plan.contexts.iter().find(|c| Path::new(&c.file).components().count() != 1 || c.file.starts_with('.')) {
+            return Err(wrong(format!("`{}` is no plain file name", bad.file)));
+        }
+        Ok(plan)
+    }
+}
+
+impl ContextFile {
+    /// The sum as bytes.
+    pub(super) fn sum(&self) -> Result<[u8; 32], DeviceError> {
+        let digit = |at: usize| self.sha256.get(2 * at..2 * at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
+        let bytes: Option<Vec<u8>> = (0..32).map(digit).collect();
+        let bytes = bytes.filter(|_| self.sha256.len() == 64).and_then(|bytes| bytes.try_into().ok());
+        bytes.ok_or_else(|| DeviceError::Resources(format!("`{}`: `{}` is no SHA-256 sum", self.file, self.sha256)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> Plan {
+        let file =
+            ContextFile { file: "text_0.bin".into(), bytes: 7, sha256: "0a".repeat(32), shared_weights: true, graphs: vec!["a".into()] };
+        Plan {
+            plan_version: PLAN_VERSION,
+            arch: "v81".into(),
+            library: "QAIRT 2.51.0".into(),
+            context: 512,
+            rows: vec![1, 128],
+            part_bytes: 9,
+            contexts: vec![file],
+        }
+    }
+
+    #[test]
+    fn a_plan_is_read_back_and_refused_with_the_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |plan: &Plan| {
+            std::fs::write(folder.path().join(Plan::file_name("text")), serde_json::to_string(plan).unwrap()).unwrap();
+            Plan::read(folder.path(), "text", Arch::V81).map_err(|e| e.to_string())
+        };
+        assert_eq!(write(&plan()), Ok(plan()));
+        assert!(write(&Plan { plan_version: 2, ..plan() }).unwrap_err().contains("update qhx"));
+        assert!(write(&Plan { arch: "v79".into(), ..plan() }).unwrap_err().contains("is for v79"));
+        assert!(write(&Plan { rows: vec![], ..plan() }).unwrap_err().contains("impossible"));
+        let mut away = plan();
+        away.contexts[0].file = "../text_0.bin".into();
+        assert!(write(&away).unwrap_err().contains("no plain file name"));
+        assert_eq!(plan().contexts[0].sum().unwrap(), [10; 32]);
+        assert!(ContextFile { sha256: "0g".repeat(32), ..plan().contexts.remove(0) }.sum().is_err());
+        assert!(Plan::read(folder.path(), "vision", Arch::V81).unwrap_err().to_string().contains("cannot be read"));
+    }
+}
