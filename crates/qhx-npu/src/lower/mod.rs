@@ -17,6 +17,9 @@ mod rope;
 mod simple;
 mod weights;
 
+#[cfg(test)]
+mod tests;
+
 pub use feed::{Drain, Feed, Keys, MASKED, Turn};
 pub use parts::{Part, Work, parts};
 pub use refuse::refusal;

@@ -192,3 +192,69 @@ fn write_turn(program: &Checked, values: &Values<'_>, turn: &Turn, chunk: Chunk,
     }
     repeat_last(buffer, valid * turn.dim, turn.dim);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use qhx_ir::{Bindings, InputData, Program};
+
+    fn program() -> Checked {
+        let text = r#"{"program_version": 1, "name": "rope",
+            "inputs": [
+                {"name": "x", "dtype": "f32", "shape": ["T", 1, 10], "generator": "carried"},
+                {"name": "positions", "dtype": "i32", "shape": [2, "T"], "generator": "positions.mrope"}],
+            "outputs": [{"name": "y", "value": "op.rope"}],
+            "rotaries": {"turn": {"blocks": [[2, 4]], "streams": [0, 1], "variants": [{"inv_freq": [1, 0.5], "amplitude": 2}]}},
+            "stages": [{"name": "op"}],
+            "weights": {},
+            "ops": [{"path": "op.rope", "op": {"rope": {"x": "x", "positions": "positions", "rotary": "turn"}}}]}"#;
+        Checked::new(Program::from_json(text).unwrap()).unwrap()
+    }
+
+    /// Cosines and sines over the whole width of a head and all rows of a graph, whatever stood there before.
+    #[test]
+    fn rotary_tables_are_written_over_their_whole_width() {
+        let program = program();
+        let (x, positions) = (vec![0.0; 50], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        let bindings = Bindings { rows: 5, ..Default::default() };
+        let values = Values::new(&program, bindings, &[InputData::F32(&x), InputData::I32(&positions)]).unwrap();
+        let turn = Turn { rotary: "turn".into(), positions: "positions".into(), dim: 10 };
+        // Rows 1 and 2 of the call, in a graph of four rows.
+        let chunk = Chunk { first: 1, valid: 2, before: 0, epoch: 0 };
+        let table = |feed: Feed| {
+            let mut buffer = vec![f16::NAN; 40];
+            fill(&program, &values, None, chunk, &feed, &[4, 1, 10], &mut buffer);
+            buffer
+        };
+        let (cosine, sine) = (table(Feed::Cosine(turn.clone())), table(Feed::Sine(turn)));
+        let row = |row: usize| {
+            let angles = [(row + 1) as f32, (row + 6) as f32 * 0.5];
+            let [c0, c1] = angles.map(|a| f16::from_f32(2.0 * a.cos()).to_f32());
+            let [s0, s1] = angles.map(|a| f16::from_f32(2.0 * a.sin()).to_f32());
+            ([1.0, 1.0, c0, c1, c0, c1, 1.0, 1.0, 1.0, 1.0], [0.0, 0.0, -s0, -s1, s0, s1, 0.0, 0.0, 0.0, 0.0])
+        };
+        for (at, expected) in [(0, row(0)), (1, row(1)), (2, row(1)), (3, row(1))] {
+            let of = |table: &[f16]| table[at * 10..][..10].iter().map(|x| x.to_f32()).collect::<Vec<_>>();
+            let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 2e-3);
+            assert!(near(&of(&cosine), &expected.0), "row {at}: {:?}", of(&cosine));
+            assert!(near(&of(&sine), &expected.1), "row {at}: {:?}", of(&sine));
+        }
+    }
+
+    #[test]
+    fn masks_show_what_is_there_and_within_reach() {
+        let seen = |mask: Mask, keys: Keys, chunk: Chunk, dims: [usize; 2]| {
+            let mut buffer = vec![f16::NAN; dims[0] * dims[1]];
+            write_mask(mask, keys, chunk, &dims, &mut buffer);
+            buffer.iter().map(|x| if *x == f16::ZERO { '1' } else { '.' }).collect::<String>()
+        };
+        let chunk = Chunk { first: 0, valid: 2, before: 3, epoch: 0 };
+        // Five places of the slot, three of them filled; three new rows, of which two count; padding sees what the last valid row sees.
+        assert_eq!(seen(Mask::Causal, Keys::PastAndNew, chunk, [3, 8]), "111..1..111..11.111..11.");
+        assert_eq!(seen(Mask::Window(3), Keys::PastAndNew, chunk, [3, 8]), ".11..1....1..11...1..11.");
+        assert_eq!(seen(Mask::Causal, Keys::Past, chunk, [2, 6]), "1111..11111.");
+        assert_eq!(seen(Mask::Full, Keys::Rows(1), chunk, [3, 3]), "11.11.11.");
+        // Two rows of the call for each row: one of them counts.
+        assert_eq!(seen(Mask::Full, Keys::Rows(2), chunk, [2, 2]), "1.1.");
+    }
+}

@@ -1,0 +1,135 @@
+//! What graphs look like; what they compute is tested in the emulator.
+
+use super::*;
+use crate::graph::{Node, Role};
+use qhx_ir::{
+    Program, Slot,
+    conformance::models::{TinyModel, tiny},
+};
+
+const ROWS: usize = 8;
+const CONTEXT: usize = 96;
+
+/// All graphs of a program, each with its part.
+fn graphs(program: &Checked, weights: Option<&Arc<dyn Weights>>, budget: u64) -> Vec<(Part, Lowered)> {
+    let parts = parts(program, budget).into_iter().filter(|part| part.work != Work::Host);
+    let sizes = Sizes { rows: ROWS, context: CONTEXT, taps: true };
+    parts.map(|part| (part.clone(), lower(program, &part, weights, sizes, "graph".into()).unwrap())).collect()
+}
+
+fn models() -> impl Iterator<Item = TinyModel> {
+    (0..4).flat_map(tiny)
+}
+
+fn is_constant(graph: &Graph, tensor: TensorId) -> bool {
+    matches!(graph.tensors[tensor.0].role, Role::Constant(_) | Role::Lazy(_))
+}
+
+/// One writer of a slot and a reader with other queries, six heads on two.
+fn shared_attention() -> Checked {
+    let program = r#"{"program_version": 1, "name": "shared",
+        "inputs": [
+            {"name": "q", "dtype": "f32", "shape": ["T", 6, 8], "generator": "carried"},
+            {"name": "k", "dtype": "f32", "shape": ["T", 2, 8], "generator": "carried"},
+            {"name": "v", "dtype": "f32", "shape": ["T", 2, 8], "generator": "carried"}],
+        "outputs": [{"name": "y", "value": "b.scaled"}],
+        "slots": {"kv": {"kv": {"kv_heads": 2, "head_dim": 8, "dtype": "f16"}}},
+        "stages": [{"name": "a"}, {"name": "b"}],
+        "weights": {"a.scale": {"shape": [8], "encoding": "f32"}, "b.scale": {"shape": [8], "encoding": "f32"}},
+        "ops": [
+            {"path": "a.attend", "op": {"attend": {"q": "q", "kv": {"k": "k", "v": "v"}, "slot": "kv", "mask": "causal", "scale": 0.5}}},
+            {"path": "a.scaled", "op": {"scale": {"x": "a.attend", "weight": "a.scale"}}},
+            {"path": "b.queries", "op": {"scale": {"x": "a.scaled", "weight": "b.scale"}}},
+            {"path": "b.attend", "op": {"attend": {"q": "b.queries", "slot": "kv", "mask": {"window": 5}, "scale": 0.5}}},
+            {"path": "b.scaled", "op": {"scale": {"x": "b.attend", "factor": 2}}}]}"#;
+    Checked::new(Program::from_json(program).unwrap()).unwrap()
+}
+
+#[test]
+fn shapes_do_not_depend_on_weights() {
+    for model in models() {
+        let with = graphs(&model.program, Some(&model.weights), u64::MAX);
+        let without = graphs(&model.program, None, u64::MAX);
+        for ((_, with), (_, without)) in with.iter().zip(&without) {
+            let ports = |l: &Lowered| {
+                let exchanged = l.graph.tensors.iter().filter(|t| matches!(t.role, Role::Input | Role::Output));
+                exchanged.map(|t| (t.name.clone(), t.dims.clone())).collect::<Vec<_>>()
+            };
+            assert_eq!((ports(with), &with.feeds, &with.drains), (ports(without), &without.feeds, &without.drains), "{}", model.name);
+            with.graph.check().unwrap_or_else(|e| panic!("{}: {e}", model.name));
+        }
+    }
+}
+
+#[test]
+fn linears_are_fully_connected_and_norms_are_matrices_with_a_bias() {
+    for model in models() {
+        for (_, Lowered { graph, .. }) in graphs(&model.program, Some(&model.weights), u64::MAX) {
+            let rank = |tensor: TensorId| graph.tensors[tensor.0].dims.len();
+            for Node { name, kind, inputs, .. } in &graph.nodes {
+                match *kind {
+                    // Relative keys are a table for each head: no other product with a constant is a `MatMul`.
+                    "MatMul" => assert!(!is_constant(&graph, inputs[1]) || name.contains("relative"), "{}: {name}", model.name),
+                    "RmsNorm" | "LayerNorm" => assert_eq!((inputs.len(), rank(inputs[0])), (3, 2), "{}: {name}", model.name),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_and_values_stay_at_their_heads() {
+    let program = shared_attention();
+    let programs = models().map(|m| m.program).filter(|p| p.slots.values().any(|s| matches!(s, Slot::Kv { .. })));
+    for program in programs.chain([program]) {
+        for (_, Lowered { graph, .. }) in graphs(&program, None, u64::MAX) {
+            for tensor in &graph.tensors {
+                let dims: Vec<usize> = tensor.dims.iter().map(|&d| d as usize).collect();
+                // Rows of the context, each with the numbers of a head: keys or values.
+                let [heads @ .., rows, dim] = &dims[..] else { continue };
+                let slots = program.slots.values().filter_map(|slot| match *slot {
+                    Slot::Kv { kv_heads, head_dim, .. } => Some((kv_heads, head_dim)),
+                    _ => None,
+                });
+                if *rows >= CONTEXT && slots.clone().any(|(_, head_dim)| head_dim == *dim) {
+                    let most = slots.filter(|s| s.1 == *dim).map(|s| s.0).max().unwrap_or(0);
+                    assert!(heads.iter().product::<usize>() <= most, "{}: {dims:?}", tensor.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_reader_in_another_graph_finds_the_new_rows_in_the_slot() {
+    let program = shared_attention();
+    let masks = |budget: u64| -> Vec<Vec<Keys>> {
+        let keys = |(_, feed): &(TensorId, Feed)| match feed {
+            Feed::Mask { keys, .. } => Some(*keys),
+            _ => None,
+        };
+        graphs(&program, None, budget).iter().map(|(_, l)| l.feeds.iter().filter_map(keys).collect()).collect()
+    };
+    assert_eq!(masks(u64::MAX), [[Keys::PastAndNew, Keys::PastAndNew]]);
+    // One of the two weights in each graph.
+    assert_eq!(masks(64), [[Keys::PastAndNew], [Keys::Past]]);
+}
+
+#[test]
+fn parts_hand_on_what_others_read_and_keep_kinds_of_rows_apart() {
+    for (model, budget) in models().flat_map(|m| [u64::MAX, 4000, 1].map(|budget| (m.program.clone(), budget))) {
+        let parts = parts(&model, budget);
+        let mut known: Vec<Name> = model.inputs.iter().map(|i| i.name.clone()).collect();
+        let mut seen: Vec<usize> = Vec::new();
+        for part in &parts {
+            assert!(part.reads.iter().all(|name| known.contains(name)), "{}: {part:?}", model.name);
+            known.extend(part.makes.iter().cloned());
+            seen.extend(&part.ops);
+            assert!(part.ops.iter().all(|&op| parts::work_of(&model, &model.ops[op]) == part.work));
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, (0..model.ops.len()).collect::<Vec<_>>(), "{}: every op once", model.name);
+        assert!(model.outputs.iter().all(|o| known.contains(&o.value)), "{}", model.name);
+    }
+}
