@@ -1,10 +1,8 @@
 //! Programs compiled ahead of time: what is loaded from the files computes, bit for bit, what is compiled in memory; and what does not fit is refused.
-//!
-//! Needs the QNN libraries: `QHX_QNN_DIR`; without it nothing is run.
 
+use super::support::{CONTEXT, ROWS, call, device, load};
 use qhx_ir::{
-    Bindings, Call, Checked, DType, Device, DeviceError, Executable, Generator, InputData, LoadOptions, Segment, State, Target,
-    WeightTensor, Weights,
+    Device, Target, WeightTensor, Weights,
     conformance::models::{TinyModel, tiny},
 };
 use qhx_npu::{
@@ -12,17 +10,6 @@ use qhx_npu::{
     lower::{Work, parts::work_of},
 };
 use std::{collections::HashMap, path::Path, sync::Arc};
-
-const ROWS: usize = 8;
-const CONTEXT: usize = 32;
-
-fn device(options: NpuOptions) -> Option<NpuDevice> {
-    if std::env::var_os("QHX_QNN_DIR").is_none() {
-        println!("QHX_QNN_DIR is not set: not run");
-        return None;
-    }
-    Some(NpuDevice::new(&Library::open(None).unwrap(), NpuOptions { prefill_rows: ROWS, share_weights: false, ..options }).unwrap())
-}
 
 /// Prepares a model into `folder`.
 fn prepare(device: &NpuDevice, model: &TinyModel, folder: &Path) {
@@ -39,47 +26,6 @@ fn host_weights(model: &TinyModel) -> Arc<dyn Weights> {
     let names = ops.flat_map(|op| op.op.weights());
     let kept: HashMap<String, WeightTensor> = names.map(|n| (n.to_string(), model.weights.tensor(n).unwrap())).collect();
     Arc::new(kept)
-}
-
-/// Input numbers for a call: small, all different, and within every table.
-fn call(executable: &mut dyn Executable, state: &mut dyn State, rows: usize) -> Result<Vec<f32>, DeviceError> {
-    let program: Checked = executable.program().clone();
-    let first = state.len();
-    let bindings = Bindings { rows, soft_rows: 0, wanted: 1 };
-    let mut owned: Vec<(Vec<f32>, Vec<i32>)> = Vec::new();
-    for input in &program.inputs {
-        let count: usize = input.shape.iter().map(|d| d.bind(&bindings).unwrap()).product();
-        let whole = |i: usize| match input.generator {
-            Generator::WantedRows => rows as i32 - 1,
-            Generator::PositionsSequence | Generator::PositionsMrope => (first + i % rows) as i32,
-            _ => ((first + i) % 3) as i32,
-        };
-        owned.push(((0..count).map(|i| ((i * 37 + first) % 101) as f32 / 50.0 - 1.0).collect(), (0..count).map(whole).collect()));
-    }
-    let inputs: Vec<InputData<'_>> = program
-        .inputs
-        .iter()
-        .zip(&owned)
-        .map(|(input, (floats, whole))| if input.dtype == DType::F32 { InputData::F32(floats) } else { InputData::I32(whole) })
-        .collect();
-    let segment_state: Option<&mut dyn State> = if program.slots.is_empty() { None } else { Some(&mut *state) };
-    let mut segments = [Segment { state: segment_state, first_row: 0, valid_rows: rows }];
-    let mut call = Call { bindings, inputs: &inputs, segments: &mut segments, epoch: 0, cancel: None, taps: None };
-    executable.run(&mut call)?;
-    if !program.slots.is_empty() {
-        state.commit(rows)?;
-    }
-    Ok(program.outputs.iter().flat_map(|o| executable.output(&o.name).unwrap().to_vec()).collect())
-}
-
-fn load(
-    device: &NpuDevice,
-    model: &TinyModel,
-    weights: &Arc<dyn Weights>,
-    folder: Option<&Path>,
-) -> Result<Box<dyn Executable>, DeviceError> {
-    let options = LoadOptions { artifacts: folder.map(Into::into), max_rows: 24, max_wanted: 24, ..Default::default() };
-    device.load(&model.program, weights, &options)
 }
 
 #[test]

@@ -1,0 +1,64 @@
+//! The ways through a device: many rows at once or one by one, in one graph or in many, up to the end of the context.
+
+use super::support::{CONTEXT, call, device, load};
+use qhx_ir::{
+    Device,
+    conformance::models::{TinyModel, tiny},
+};
+use qhx_npu::{Arch, NpuOptions};
+
+/// What the last of some calls gives.
+fn last_outputs(model: &TinyModel, options: NpuOptions, calls: &[usize]) -> Option<Vec<f32>> {
+    let device = device(options)?;
+    let mut executable = load(&device, model, &model.weights, None).unwrap();
+    let mut state = executable.new_state(CONTEXT).unwrap();
+    let outputs = calls.iter().map(|&rows| call(&mut *executable, &mut *state, rows).unwrap());
+    outputs.last()
+}
+
+fn sessions() -> impl Iterator<Item = TinyModel> {
+    // f32 and int8 weights.
+    [0, 3].into_iter().flat_map(tiny).filter(|m| !m.program.slots.is_empty())
+}
+
+fn near(a: &[f32], b: &[f32]) -> bool {
+    let scale = b.iter().fold(1f32, |m, x| m.max(x.abs()));
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 0.03 * scale)
+}
+
+/// Rows in graphs of eight with padding, and rows one by one.
+#[test]
+fn prefill_and_decode_agree() {
+    for model in sessions() {
+        let way = |prefill_min_rows| last_outputs(&model, NpuOptions { prefill_min_rows, ..Default::default() }, &[13, 1]);
+        let (Some(many), Some(single)) = (way(2), way(usize::MAX)) else { return };
+        assert!(near(&many, &single), "{}: {many:?} {single:?}", model.name);
+    }
+}
+
+/// The same program in one graph and in several.
+#[test]
+fn parts_change_nothing_but_roundings() {
+    for model in sessions() {
+        let way = |part_bytes| last_outputs(&model, NpuOptions { arch: Arch::V79, part_bytes, ..Default::default() }, &[9, 1]);
+        let (Some(whole), Some(parts)) = (way(u64::MAX), way(4000)) else { return };
+        assert!(near(&parts, &whole), "{}: {parts:?} {whole:?}", model.name);
+    }
+}
+
+#[test]
+fn the_context_ends_with_an_error_that_says_so() {
+    let Some(device) = device(NpuOptions::default()) else { return };
+    assert_eq!(device.describe().name, "npu");
+    let model = tiny(0).remove(0);
+    let mut executable = load(&device, &model, &model.weights, None).unwrap();
+    let mut state = executable.new_state(CONTEXT).unwrap();
+    call(&mut *executable, &mut *state, 23).unwrap();
+    call(&mut *executable, &mut *state, 9).unwrap();
+    assert_eq!(state.len(), CONTEXT);
+    let error = call(&mut *executable, &mut *state, 1).unwrap_err().to_string();
+    assert!(error.contains("beyond the context of 32 rows"), "{error}");
+    // What came before it still counts.
+    state.truncate(CONTEXT - 1).unwrap();
+    call(&mut *executable, &mut *state, 1).unwrap();
+}

@@ -1,0 +1,63 @@
+//! Loading and calling tiny models.
+
+use qhx_ir::{
+    Bindings, Call, Checked, DType, Device, DeviceError, Executable, Generator, InputData, LoadOptions, Segment, State, Weights,
+    conformance::models::TinyModel,
+};
+use qhx_npu::{Library, NpuDevice, NpuOptions};
+use std::{path::Path, sync::Arc};
+
+/// Rows of the larger graphs.
+pub(crate) const ROWS: usize = 8;
+/// Rows of a session.
+pub(crate) const CONTEXT: usize = 32;
+
+/// The emulator, unless there is none here.
+pub(crate) fn device(options: NpuOptions) -> Option<NpuDevice> {
+    if std::env::var_os("QHX_QNN_DIR").is_none() {
+        println!("QHX_QNN_DIR is not set: not run");
+        return None;
+    }
+    Some(NpuDevice::new(&Library::open(None).unwrap(), NpuOptions { prefill_rows: ROWS, share_weights: false, ..options }).unwrap())
+}
+
+/// Input numbers for a call: small, all different, and within every table.
+pub(crate) fn call(executable: &mut dyn Executable, state: &mut dyn State, rows: usize) -> Result<Vec<f32>, DeviceError> {
+    let program: Checked = executable.program().clone();
+    let first = state.len();
+    let bindings = Bindings { rows, soft_rows: 0, wanted: 1 };
+    let mut owned: Vec<(Vec<f32>, Vec<i32>)> = Vec::new();
+    for input in &program.inputs {
+        let count: usize = input.shape.iter().map(|d| d.bind(&bindings).unwrap()).product();
+        let whole = |i: usize| match input.generator {
+            Generator::WantedRows => rows as i32 - 1,
+            Generator::PositionsSequence | Generator::PositionsMrope => (first + i % rows) as i32,
+            _ => ((first + i) % 3) as i32,
+        };
+        owned.push(((0..count).map(|i| ((i * 37 + first) % 101) as f32 / 50.0 - 1.0).collect(), (0..count).map(whole).collect()));
+    }
+    let inputs: Vec<InputData<'_>> = program
+        .inputs
+        .iter()
+        .zip(&owned)
+        .map(|(input, (floats, whole))| if input.dtype == DType::F32 { InputData::F32(floats) } else { InputData::I32(whole) })
+        .collect();
+    let segment_state: Option<&mut dyn State> = if program.slots.is_empty() { None } else { Some(&mut *state) };
+    let mut segments = [Segment { state: segment_state, first_row: 0, valid_rows: rows }];
+    let mut call = Call { bindings, inputs: &inputs, segments: &mut segments, epoch: 0, cancel: None, taps: None };
+    executable.run(&mut call)?;
+    if !program.slots.is_empty() {
+        state.commit(rows)?;
+    }
+    Ok(program.outputs.iter().flat_map(|o| executable.output(&o.name).unwrap().to_vec()).collect())
+}
+
+pub(crate) fn load(
+    device: &NpuDevice,
+    model: &TinyModel,
+    weights: &Arc<dyn Weights>,
+    folder: Option<&Path>,
+) -> Result<Box<dyn Executable>, DeviceError> {
+    let options = LoadOptions { artifacts: folder.map(Into::into), max_rows: 24, max_wanted: 24, ..Default::default() };
+    device.load(&model.program, weights, &options)
+}
