@@ -7,7 +7,7 @@ mod common;
 
 use common::{Fixture, Overlay, Prompt, media::MediaCases};
 use qhx_forge::Precision;
-use qhx_ir::Device;
+use qhx_ir::{ActivationForm, Device, OpKind};
 use qhx_npu::{Arch, Library, NpuDevice, NpuOptions};
 use std::collections::HashMap;
 
@@ -60,6 +60,34 @@ fn check_text(name: &str, precision: Precision, options: NpuOptions, prompts: &[
         check_prompt(&fixture, prompt, &device, least_cosine, &mut verdict);
     }
     verdict.finish(&format!("{name} at {precision}"));
+}
+
+/// int8 weights, against the CPU with the same ones and the NPU's f16 rows in place of int8 ones: what int8 itself changes is the forge's gate's business.
+fn check_w8(name: &str, least_cosine: f64) {
+    let Some(device) = npu(small(Arch::V81)) else { return };
+    let fixture = Fixture::forge_at(&common::fixtures().join(name), Precision::W8);
+    let prompt = fixture.prompts.iter().find(|p| p.name == "len17").unwrap();
+    let mut program = fixture.program().clone();
+    for op in &mut program.ops {
+        if let OpKind::Linear { activation: form, .. } | OpKind::Experts { form, .. } = &mut op.op {
+            *form = ActivationForm::F16;
+        }
+    }
+    let logits = |device: &dyn Device| {
+        let mut running = fixture.load(device, program.clone(), &Overlay::default(), prompt);
+        let mut all = running.step(&prompt.ids, program.epoch(prompt.ids.len()), true, &mut |_| {});
+        for &token in &prompt.greedy[..4] {
+            all.extend(running.step(&[token], program.epoch(prompt.ids.len()), false, &mut |_| {}));
+        }
+        all
+    };
+    let (found, expected) = (logits(&device), logits(&*common::cpu()));
+    let vocabulary = found.len() / (prompt.ids.len() + 4);
+    let mut cosines: Vec<f64> = found.chunks(vocabulary).zip(expected.chunks(vocabulary)).map(|(a, b)| cosine(a, b)).collect();
+    cosines.sort_by(f64::total_cmp);
+    let (least, middle) = (cosines[0], cosines[cosines.len() / 2]);
+    println!("{name} at w8: cosine of a row's logits with the CPU's {least:.6} at least, {middle:.6} in the middle");
+    assert!(middle >= least_cosine, "{name} at w8: {cosines:?}");
 }
 
 fn check_prompt(fixture: &Fixture, prompt: &Prompt, device: &dyn Device, least_cosine: f64, verdict: &mut Verdict) {
@@ -136,10 +164,47 @@ fn phimoe_longrope() {
     check_text("phimoe_longrope", Precision::F16, small(Arch::V79), PROMPTS, 0.999);
 }
 
+#[test]
+fn phimoe_w8() {
+    check_w8("phimoe", 0.9995);
+}
+
+#[test]
+fn qwen3_5_w8() {
+    check_w8("qwen3_5", 0.9999);
+}
+
 /// Cut into many graphs: what crosses a cut does so in f16, and layers that share a slot stand in different ones.
 #[test]
 fn gemma4_in_parts() {
     check_text("gemma4", Precision::F16, NpuOptions { part_bytes: 20_000, ..small(Arch::V79) }, &["len17"], 0.9999);
+}
+
+/// Recurrent state over 300 tokens: kept in f32 by the host, it does not drift away from the CPU's.
+#[test]
+fn qwen3_5_does_not_drift() {
+    let Some(device) = npu(small(Arch::V81)) else { return };
+    let fixture = Fixture::forge_at(&common::fixtures().join("qwen3_5"), Precision::F16);
+    let prompt = fixture.prompts.iter().find(|p| p.name == "gen300").unwrap();
+    let load = |device: &dyn Device| fixture.load(device, fixture.program().clone(), &Overlay::default(), prompt);
+    let (mut found, mut expected) = (load(&device), load(&*common::cpu()));
+    let mut steps = vec![prompt.ids.clone()];
+    steps.extend(prompt.greedy.iter().map(|&token| vec![token]));
+    let errors: Vec<f64> = steps
+        .iter()
+        .map(|ids| {
+            let [a, b] = [&mut found, &mut expected].map(|running| running.step(ids, 0, false, &mut |_| {}));
+            1.0 - cosine(&a, &b)
+        })
+        .collect();
+    let mean = |errors: &[f64]| errors.iter().sum::<f64>() / errors.len() as f64;
+    let thirds: Vec<f64> = errors.chunks(errors.len().div_ceil(3)).map(mean).collect();
+    println!(
+        "mean of 1 − cosine with the CPU, by thirds of {} steps: {thirds:.2?}e-6",
+        errors.len(),
+        thirds = thirds.iter().map(|t| t * 1e6).collect::<Vec<_>>()
+    );
+    assert!(thirds[2] < 3.0 * thirds[0].max(1e-6), "{thirds:?}");
 }
 
 fn check_towers(name: &str, program: &str, least_cosine: f64) {
