@@ -168,6 +168,51 @@ pub struct Tried {
 pub enum CaseKind {
     /// Token ids alone.
     Text,
+    /// Pictures or sounds among them.
+    Media,
+}
+
+/// A picture or a sound that is made by code, from these numbers alone and with whole numbers only: the same on every machine. `docs/parity.md` tells how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind", deny_unknown_fields)]
+pub enum Drawing {
+    /// A picture.
+    Image {
+        /// Columns of pixels.
+        width: usize,
+        /// Rows of pixels.
+        height: usize,
+        /// What is on it.
+        seed: u64,
+    },
+    /// A sound.
+    Audio {
+        /// Samples per second.
+        rate: u32,
+        /// How many there are.
+        samples: usize,
+        /// What is heard.
+        seed: u64,
+    },
+}
+
+/// The longest side of a drawn picture, in pixels.
+pub const MAX_DRAWN_SIDE: usize = 1 << 12;
+/// The most samples of a drawn sound.
+pub const MAX_DRAWN_SAMPLES: usize = 1 << 22;
+
+/// A picture or a sound of a case. Where its soft rows stand, the prompt's placeholders say.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CaseMedium {
+    /// What it is.
+    pub drawing: Drawing,
+    /// Sum of its pixels (RGB, row by row) or samples (signed 16 bits, little-endian).
+    pub sha256: Digest,
+    /// The rows of the tower's call (patches, frames) of which stages were noted. A stage with fewer rows shows the one at the same share of them.
+    pub rows: Vec<usize>,
+    /// What every stage of the tower made of these rows.
+    pub stages: Vec<StageCheck>,
 }
 
 /// A prompt with its answer.
@@ -180,6 +225,9 @@ pub struct Case {
     pub name: String,
     /// The prompt.
     pub prompt_ids: Vec<u32>,
+    /// Its pictures and sounds, those of a kind in the order of their placeholders.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub media: Vec<CaseMedium>,
     /// The answer: greedy, end-of-answer ids treated as any other.
     pub ids: Vec<u32>,
     /// For each token of the answer the ids of the bundle's largest logits, falling …
@@ -242,6 +290,15 @@ pub struct WeightSum {
     pub squares: f64,
 }
 
+impl Drawing {
+    fn is_sane(&self) -> bool {
+        match *self {
+            Self::Image { width, height, .. } => [width, height].iter().all(|side| (1..=MAX_DRAWN_SIDE).contains(side)),
+            Self::Audio { rate, samples, .. } => rate > 0 && (1..=MAX_DRAWN_SAMPLES).contains(&samples),
+        }
+    }
+}
+
 impl Parity {
     /// The file's text: a line for each case, stage and weight.
     pub fn to_json(&self) -> Result<String, String> {
@@ -295,8 +352,15 @@ impl Parity {
             if case.rows.iter().any(|&row| row >= case.prompt_ids.len() + tokens - 1) || case.rows.windows(2).any(|w| w[0] >= w[1]) {
                 return wrong("`rows` must rise and lie within prompt and answer");
             }
-            if case.stages.iter().any(|stage| stage.numbers.len() != 3 * case.rows.len()) {
+            let checks = case.media.iter().map(|medium| (&medium.stages, &medium.rows)).chain([(&case.stages, &case.rows)]);
+            if checks.into_iter().any(|(stages, rows)| stages.iter().any(|stage| stage.numbers.len() != 3 * rows.len())) {
                 return wrong("a stage must have three numbers for each row");
+            }
+            if (case.kind == CaseKind::Media) == case.media.is_empty() {
+                return wrong("a media case has media, and no other has");
+            }
+            if !case.media.iter().all(|medium| medium.drawing.is_sane()) {
+                return wrong("a drawing must have sides or samples within reason");
             }
         }
         Ok(())
@@ -312,6 +376,7 @@ mod tests {
             kind: CaseKind::Text,
             name: "len2".into(),
             prompt_ids: vec![1, 2],
+            media: vec![],
             ids: vec![3, 4],
             top_ids: vec![vec![3, 5], vec![4, 3]],
             top_logits: vec![vec![0.1, -2.5e-7], vec![1.0 / 3.0, 0.0]],
@@ -354,20 +419,31 @@ mod tests {
         }
     }
 
+    fn with_medium(mut parity: Parity) -> Parity {
+        let drawing = Drawing::Audio { rate: 16_000, samples: 800, seed: 1 << 60 };
+        let stages = vec![StageCheck { stage: "audio.0".into(), numbers: vec![0.5; 3] }];
+        parity.cases[0].kind = CaseKind::Media;
+        parity.cases[0].media = vec![CaseMedium { drawing, sha256: Digest::of(b""), rows: vec![4], stages }];
+        parity
+    }
+
     #[test]
     fn the_file_is_read_as_it_was_written() {
         let text = example().to_json().unwrap();
         assert_eq!(Parity::from_json(&text).unwrap(), example());
         assert!(text.lines().count() > 15, "{text}");
+        let heard = with_medium(example());
+        assert_eq!(Parity::from_json(&heard.to_json().unwrap()).unwrap(), heard);
     }
 
     #[test]
     fn wrong_files_say_what_is_wrong() {
-        let error = |change: fn(&mut Parity)| {
-            let mut parity = example();
+        let error_of = |mut parity: Parity, change: fn(&mut Parity)| {
             change(&mut parity);
             Parity::from_json(&parity.to_json().unwrap()).unwrap_err()
         };
+        let error = |change| error_of(example(), change);
+        let heard = |change| error_of(with_medium(example()), change);
         assert!(error(|p| p.parity_version = 2).contains("parity_version 2 is not 1"));
         assert!(error(|p| p.cases.clear()).contains("nothing to replay"));
         assert!(error(|p| p.cases[0].ids.clear()).contains("cases[0] (`len2`): a case needs"));
@@ -375,6 +451,12 @@ mod tests {
         assert!(error(|p| p.cases[0].top_logits[1].clear()).contains("as many top logits"));
         assert!(error(|p| p.cases[0].rows[1] = 3).contains("`rows` must rise"));
         assert!(error(|p| p.cases[0].stages[0].numbers.clear()).contains("three numbers"));
+        assert!(error(|p| p.cases[0].kind = CaseKind::Media).contains("a media case has media"));
+        assert!(heard(|p| p.cases[0].kind = CaseKind::Text).contains("and no other has"));
+        assert!(heard(|p| p.cases[0].media[0].rows.clear()).contains("three numbers"));
+        assert!(
+            heard(|p| p.cases[0].media[0].drawing = Drawing::Image { width: usize::MAX, height: 1, seed: 0 }).contains("within reason")
+        );
         for text in ["", "{}", "[1]", "{\"parity_version\": 1}"] {
             assert!(Parity::from_json(text).unwrap_err().starts_with("not a parity file"), "{text}");
         }

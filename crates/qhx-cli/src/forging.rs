@@ -37,10 +37,28 @@ pub(crate) struct GateOrder {
     pub(crate) auto: bool,
     pub(crate) prompts: Option<Vec<GivenPrompt>>,
     pub(crate) budget: Option<Duration>,
+    /// The same numbers on every machine, where that is affordable.
+    pub(crate) reproducible: bool,
 }
 
 /// Makes a bundle and holds it to its gate; one that is not through is a failure that says where it is left.
 pub(crate) fn gated(order: Order<'_>, gate: GateOrder, interrupt: &Interrupt, material: &Material) -> Result<Gated, Failure> {
+    let gated = measured(order, gate, interrupt, material)?;
+    if !gated.parity.gate.passed {
+        let result = &gated.parity.gate.result;
+        let note = gated.parity.choices.iter().map(|choices| choices.note.clone());
+        let hint = format!(
+            "it is left as {} with its report, parity.html; no bundle of the name {} was made",
+            gated.path.display(),
+            order.out.display()
+        );
+        return Err(Failure::work(format!("the bundle is not through its gate: {result}")).causes(note).hint(hint));
+    }
+    Ok(gated)
+}
+
+/// Makes a bundle and holds it to its gate, whatever comes of it.
+pub(crate) fn measured(order: Order<'_>, gate: GateOrder, interrupt: &Interrupt, material: &Material) -> Result<Gated, Failure> {
     // The two take turns: a search writes and measures several times.
     let bars: RefCell<(Option<ForgeBar>, Option<GateBar>)> = RefCell::default();
     let mut written = |progress: qhx_forge::Progress<'_>| {
@@ -55,23 +73,12 @@ pub(crate) fn gated(order: Order<'_>, gate: GateOrder, interrupt: &Interrupt, ma
     };
     let Order { out, precision, replace } = order;
     let mut options = ForgeOptions { out, precision, replace, cancel: interrupt.flag(), progress: &mut written };
-    let GateOrder { kind, auto, prompts, budget } = gate;
+    let GateOrder { kind, auto, prompts, budget, reproducible } = gate;
     let cancel = interrupt.cancel().clone();
-    let gate = GateOptions { kind, auto, prompts, budget, threads: None, cancel, progress: &mut measured };
+    let gate = GateOptions { kind, auto, prompts, budget, reproducible, threads: None, cancel, progress: &mut measured };
     let gated = forge_gated(material, &mut options, gate);
     drop(bars.take());
-    let gated = gated.map_err(|error| explain(error, order))?;
-    if !gated.parity.gate.passed {
-        let result = &gated.parity.gate.result;
-        let note = gated.parity.choices.iter().map(|choices| choices.note.clone());
-        let hint = format!(
-            "it is left as {} with its report, parity.html; no bundle of the name {} was made",
-            gated.path.display(),
-            out.display()
-        );
-        return Err(Failure::work(format!("the bundle is not through its gate: {result}")).causes(note).hint(hint));
-    }
-    Ok(gated)
+    gated.map_err(|error| explain(error, order))
 }
 
 fn explain(error: ForgeError, order: Order<'_>) -> Failure {

@@ -144,6 +144,12 @@ impl Material {
 
     /// Writes a complete bundle under a temporary name.
     pub(crate) fn stage(&self, plan: &Plan, programs: &Programs, options: &mut ForgeOptions<'_>) -> Result<Staged, ForgeError> {
+        let (manifest, files) = self.describe(plan, programs, options)?;
+        write_bundle(programs, &self.numbers(), manifest, &files, options)
+    }
+
+    /// What a bundle says of the model, and its files beside programs and weights.
+    pub(crate) fn describe(&self, plan: &Plan, programs: &Programs, options: &ForgeOptions<'_>) -> Result<Described<'_>, ForgeError> {
         let config = self.config();
         let family = families::of(config)?;
         let mut manifest = manifest(family, programs, config, &plan.label(), options)?;
@@ -151,7 +157,7 @@ impl Material {
         let checkpoint = match self {
             Self::Synthetic { seed, .. } => {
                 manifest.model.synthetic = Some(Synthetic { seed: *seed });
-                return write_bundle(programs, &self.numbers(), manifest, &[], options);
+                return Ok((manifest, Vec::new()));
             }
             Self::Checkpoint(checkpoint) => checkpoint,
         };
@@ -172,9 +178,12 @@ impl Material {
         }
         let special = |field| checkpoint.tokenizer_config.as_ref().and_then(|c| token_text(c.get(field)?));
         (manifest.chat.bos_token, manifest.chat.eos_token) = (special("bos_token"), special("eos_token"));
-        write_bundle(programs, &self.numbers(), manifest, &files, options)
+        Ok((manifest, files))
     }
 }
+
+/// A manifest, and files with their content.
+type Described<'a> = (Manifest, Vec<(BundlePath, &'a [u8])>);
 
 /// Every tensor that a recipe names must be there, in the right shape.
 fn check_tensors(programs: &Programs, tensors: &TensorSource) -> Result<(), ForgeError> {

@@ -11,6 +11,8 @@
 //!
 //! Pages of such a tensor are all different and not zero, so that benchmarks read what they claim to read.
 
+use qhx_runtime::sample::random::mix;
+
 /// The generator of one tensor's numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorNumbers {
@@ -48,12 +50,6 @@ impl TensorNumbers {
 fn is_norm(name: &str) -> bool {
     let module = name.strip_suffix(".weight").map(|module| module.rsplit('.').next().unwrap_or(module));
     module.is_some_and(|module| module.starts_with("norm") || module.ends_with("norm"))
-}
-
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -2,11 +2,14 @@
 
 use qhx_bundle::{
     Bundle, BundlePath,
-    parity::{GateKind, Parity},
+    parity::{CaseKind, GateKind, Parity},
 };
 use qhx_forge::{ForgeError, ForgeOptions, GateOptions, Gated, Material, Precision, forge_gated, gate::suite::GivenPrompt};
 use qhx_runtime::{LoadOptions, Model, verify};
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
@@ -27,7 +30,16 @@ fn forge(
 ) -> Result<Gated, ForgeError> {
     let material = Material::open(&fixture(name)).unwrap();
     let mut options = ForgeOptions { out, precision, replace: false, cancel: Default::default(), progress: &mut |_| {} };
-    let gate = GateOptions { kind, auto, prompts, budget: None, threads: None, cancel: Default::default(), progress: &mut |_| {} };
+    let gate = GateOptions {
+        kind,
+        auto,
+        prompts,
+        budget: None,
+        reproducible: true,
+        threads: None,
+        cancel: Default::default(),
+        progress: &mut |_| {},
+    };
     forge_gated(&material, &mut options, gate)
 }
 
@@ -48,6 +60,15 @@ fn an_f32_bundle_is_through_the_strict_gate_and_verifies() {
         assert!(gate.prompts >= 10 && gate.tokens == 64 * gate.prompts, "{name}: {gate:?}");
         let lengths: Vec<_> = gated.parity.cases.iter().map(|case| case.prompt_ids.len()).collect();
         assert!(lengths.contains(&1) && lengths.iter().any(|&n| n > 512) && lengths.contains(&600), "{name}: {lengths:?}");
+        let media: Vec<_> = gated.parity.cases.iter().filter(|case| case.kind == CaseKind::Media).map(|case| &*case.name).collect();
+        let expected: &[&str] = match name {
+            "gemma4" => &["image1", "image2", "sound1", "sound2", "image and sound"],
+            "qwen3_5" => &["image1", "image2"],
+            _ => &[],
+        };
+        assert_eq!(media, expected, "{name}");
+        let towers: BTreeSet<_> = gated.parity.stages.iter().map(|stage| stage.stage.split('.').next().unwrap()).collect();
+        assert_eq!((towers.contains("vision"), towers.contains("audio")), (!expected.is_empty(), expected.len() > 2), "{name}");
         assert!(gate.max_logit_error < 1e-2 && gate.worst_cosine > 0.999999, "{name}: {gate:?}");
         let bundle = Bundle::open(&out).unwrap();
         let file = bundle.read_text(&BundlePath::new("parity.json").unwrap()).unwrap();
@@ -124,7 +145,26 @@ fn the_same_material_gives_the_same_bytes() {
 #[test]
 fn prompts_that_cannot_be_used_are_told() {
     let folder = tempfile::tempdir().unwrap();
-    let error = |prompts| forge("llama", &folder.path().join("model"), Precision::F32, false, None, Some(prompts)).unwrap_err().to_string();
+    let out = folder.path().join("model");
+    let error = |prompts| {
+        let material = Material::open(&fixture("llama")).unwrap();
+        let mut begun = |_: qhx_forge::Progress<'_>| panic!("it is told before any work begins");
+        let mut options =
+            ForgeOptions { out: &out, precision: Precision::F32, replace: false, cancel: Default::default(), progress: &mut begun };
+        let (prompts, cancel) = (Some(prompts), Default::default());
+        let mut measured = |_: qhx_forge::GateProgress<'_>| panic!("nor measured");
+        let gate = GateOptions {
+            kind: None,
+            auto: false,
+            prompts,
+            budget: None,
+            reproducible: true,
+            threads: None,
+            cancel,
+            progress: &mut measured,
+        };
+        forge_gated(&material, &mut options, gate).unwrap_err().to_string()
+    };
     assert!(
         error(vec![GivenPrompt::Ids(vec![1]), GivenPrompt::Ids(vec![99999])]).contains("prompt 2 of the gate's suite has the id 99999")
     );

@@ -48,6 +48,7 @@ fn peak_memory_is_one_stage() {
         auto: false,
         prompts: Some(prompts.to_vec()),
         budget: None,
+        reproducible: true,
         threads: None,
         cancel: Default::default(),
         progress: &mut |_| {},

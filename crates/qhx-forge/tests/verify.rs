@@ -7,7 +7,7 @@ use qhx_bundle::{
     safetensors::read_header,
 };
 use qhx_forge::{ForgeOptions, GateOptions, Material, Precision, forge_gated, gate::suite::GivenPrompt, plan::owners};
-use qhx_ir::{Encoding, Name, Quants, Weight};
+use qhx_ir::{Checked, Encoding, Name, Quants, Weight};
 use qhx_runtime::{Cancel, LoadOptions, Model, verify};
 use std::{
     fs,
@@ -35,6 +35,7 @@ impl Victim {
             auto: false,
             prompts: Some(prompts.to_vec()),
             budget: None,
+            reproducible: true,
             threads: None,
             cancel: Cancel::new(),
             progress: &mut |_| {},
@@ -77,11 +78,21 @@ impl Victim {
     fn verify_with(&self, byte: usize, bit: u8) -> verify::Report {
         let mut weights = self.weights.clone();
         weights[byte] ^= 1 << bit;
+        self.replay(self.write(&[(&self.file, &weights)]))
+    }
+
+    /// Writes the bundle with other files and all sums made to fit.
+    fn write(&self, files: &[(&BundlePath, &[u8])]) -> Bundle {
         let mut manifest = self.manifest.clone();
-        manifest.files.insert(self.file.clone(), FileEntry { bytes: weights.len() as u64, sha256: Digest::of(&weights) });
-        fs::write(self.path().join(self.file.as_str()), &weights).unwrap();
+        for (path, bytes) in files {
+            manifest.files.insert((*path).clone(), FileEntry { bytes: bytes.len() as u64, sha256: Digest::of(bytes) });
+            fs::write(self.path().join(path.as_str()), bytes).unwrap();
+        }
         fs::write(self.path().join("qhx.json"), manifest.to_json().unwrap()).unwrap();
-        let bundle = Bundle::open(self.path()).unwrap();
+        Bundle::open(self.path()).unwrap()
+    }
+
+    fn replay(&self, bundle: Bundle) -> verify::Report {
         verify::replay(&bundle, &load(&bundle), &Cancel::new(), &mut |_, _| {}).unwrap()
     }
 
@@ -92,6 +103,7 @@ impl Victim {
         let mut all = Vec::new();
         for case in verify::oracle(&bundle).unwrap().cases {
             session.reset();
+            assert!(case.media.is_empty(), "a model of text");
             all.extend_from_slice(session.append(&case.prompt_ids, &Cancel::new()).unwrap());
         }
         all
@@ -99,7 +111,9 @@ impl Victim {
 }
 
 fn load(bundle: &Bundle) -> Model {
-    Model::load(bundle, &LoadOptions { context: Some(128), ..Default::default() }).unwrap()
+    let cases = verify::oracle(bundle).map(|parity| parity.cases).unwrap_or_default();
+    let context = cases.iter().map(|case| case.prompt_ids.len() + case.ids.len()).max().unwrap_or(128);
+    Model::load(bundle, &LoadOptions { context: Some(context), ..Default::default() }).unwrap()
 }
 
 /// The sign and the top exponent bit of a stored number: (byte in it, bit).
@@ -115,16 +129,23 @@ fn telling_bits(weight: &Weight, part: Part, size: usize) -> Vec<(usize, u8)> {
 #[test]
 fn a_flipped_sign_or_exponent_in_any_stage_is_found_and_the_stage_named() {
     let mut random = Random(7);
-    for (name, precision) in [("phimoe", Precision::F32), ("gemma4", Precision::F16), ("qwen3_5", Precision::W8), ("llama", Precision::W4)]
-    {
+    for (name, precision, programs) in [
+        ("phimoe", Precision::F32, &["text"][..]),
+        ("gemma4", Precision::F16, &["text", "vision", "audio"]),
+        ("qwen3_5", Precision::W8, &["text", "vision"]),
+        ("qwen3_vl", Precision::W8, &["vision"]),
+        ("llama", Precision::W4, &["text"]),
+    ] {
         let victim = Victim::new(name, precision);
         let bundle = Bundle::open(victim.path()).unwrap();
-        assert!(verify::replay(&bundle, &load(&bundle), &Cancel::new(), &mut |_, _| {}).unwrap().passed, "{name}: whole");
-        let program = bundle.program("text").unwrap().clone();
+        let whole = verify::replay(&bundle, &load(&bundle), &Cancel::new(), &mut |_, _| {}).unwrap();
+        assert!(whole.passed && (whole.media > 0) == programs.iter().any(|p| *p != "text"), "{name}: whole: {:?}", whole.problems);
+        let programs: Vec<Checked> = programs.iter().map(|program| bundle.program(program).unwrap().clone()).collect();
         drop(bundle);
-        let owners = owners(&program);
+        let stages: Vec<_> = programs.iter().flat_map(|program| program.stages.iter().map(move |stage| (program, stage))).collect();
         let mut flips = 0;
-        for stage in &program.stages {
+        for (program, stage) in &stages {
+            let owners = owners(program);
             let own: Vec<(&Name, &Weight)> = program.weights.iter().filter(|(n, _)| owners[*n] == stage.name).collect();
             // One matrix, its scales, and one norm (or other vector) of each stage.
             let matrix = own.iter().filter(|(_, w)| w.shape.len() > 1).max_by_key(|(_, w)| w.shape.iter().product::<usize>());
@@ -151,8 +172,50 @@ fn a_flipped_sign_or_exponent_in_any_stage_is_found_and_the_stage_named() {
                 }
             }
         }
-        println!("{name} at {precision}: {flips} flips in {} stages found, every stage named", program.stages.len());
+        println!("{name} at {precision}: {flips} flips in {} stages found, every stage named", stages.len());
     }
+}
+
+#[test]
+fn towers_are_held_to_what_they_make_and_not_to_sums_alone() {
+    for (name, precision, weight, stage) in [
+        ("gemma4", Precision::F16, "audio_tower.layers.1", "audio.1"),
+        ("gemma4", Precision::W8, "vision_tower.encoder.layers.1", "vision.1"),
+        ("qwen3_vl", Precision::F32, "visual.blocks.1", "vision.1"),
+    ] {
+        let victim = Victim::new(name, precision);
+        let bundle = Bundle::open(victim.path()).unwrap();
+        let mut parity = verify::oracle(&bundle).unwrap();
+        let cosines: Vec<_> = parity.stages.iter().filter(|result| result.stage.starts_with(stage)).collect();
+        assert!(cosines[0].cosine > 0.99 && cosines[0].cosine <= 1.0 && cosines[0].bytes > 0, "{name}: {cosines:?}");
+        // Every fourth sign of a matrix of the stage, with the sums of weights made to fit as well.
+        let is_damaged = |name: &str, w: &Weight| name.contains(weight) && w.shape.len() > 1;
+        let (matrix, about) = bundle.programs().values().flat_map(|program| &program.weights).find(|(n, w)| is_damaged(n, w)).unwrap();
+        let numbers = victim.numbers(matrix, about, Part::Data);
+        let mut weights = victim.weights.clone();
+        numbers.iter().step_by(4).for_each(|number| weights[number.end - 1] ^= 0x80);
+        let damaged = victim.write(&[(&victim.file, &weights)]);
+        parity.weights = verify::weight_sums(&damaged, &Cancel::new()).unwrap();
+        let file = victim.manifest.parity.clone().unwrap();
+        let text = parity.to_json().unwrap();
+        let damaged = victim.write(&[(&victim.file, &weights), (&file, text.as_bytes())]);
+        let report = victim.replay(damaged);
+        assert!(report.damaged_weights.is_empty() && !report.passed, "{name}: {:?}", report.result);
+        assert_eq!(report.stage.as_deref(), Some(stage), "{name}: {:?}", report.problems);
+    }
+}
+
+#[test]
+fn a_drawing_that_is_another_is_told_and_not_judged_by() {
+    let victim = Victim::new("qwen3_vl", Precision::F16);
+    let bundle = Bundle::open(victim.path()).unwrap();
+    let mut parity = verify::oracle(&bundle).unwrap();
+    let case = parity.cases.iter_mut().find(|case| !case.media.is_empty()).unwrap();
+    case.media[0].sha256 = Digest::of(b"another");
+    let file = victim.manifest.parity.clone().unwrap();
+    let bundle = victim.write(&[(&file, parity.to_json().unwrap().as_bytes())]);
+    let error = verify::replay(&bundle, &load(&bundle), &Cancel::new(), &mut |_, _| {}).unwrap_err().to_string();
+    assert!(error.contains("makes another drawn picture 1 of 96 x 64"), "{error}");
 }
 
 #[test]

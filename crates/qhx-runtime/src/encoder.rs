@@ -5,7 +5,7 @@
 use crate::{
     Cancel, Error, LoadOptions,
     inputs::{deepstack_count, soft_row_width},
-    medium::{FrontEnd, MediaKind, Medium, Numbers, takes},
+    medium::{FrontEnd, MediaKind, Medium, MediumNumbers, takes},
     memory::{TowerNeed, available_bytes},
     placement::{self, Placement},
     registry::DeviceChoice,
@@ -40,6 +40,29 @@ impl Encoded {
         deepstack: Vec<Vec<f32>>,
     ) -> Self {
         Self { kind, digest, rows, grid, soft, deepstack }
+    }
+
+    /// What a tower gave of `medium` as its outputs, for the text program `text` to read.
+    pub fn from_outputs(medium: &Medium, text: &Checked, output: impl Fn(&str) -> Option<Vec<f32>>) -> Result<Self, String> {
+        let width = soft_row_width(text).filter(|width| *width > 0).ok_or("the text program takes no soft rows")?;
+        let rows = output(SOFT_ROWS).map_or(0, |soft| soft.len() / width);
+        Self::of(medium, [rows, width], deepstack_count(text), output)
+    }
+
+    fn of(medium: &Medium, shape: [usize; 2], deepstack: usize, output: impl Fn(&str) -> Option<Vec<f32>>) -> Result<Self, String> {
+        let [rows, width] = shape;
+        let output = |name: &str| match output(name) {
+            Some(numbers) if numbers.len() == rows * width => Ok(numbers),
+            found => Err(format!("the device gave {:?} numbers as `{name}`, expected {rows} x {width}", found.map(|found| found.len()))),
+        };
+        let soft = output(SOFT_ROWS)?;
+        // A sound beside images that have them adds nothing to the layers.
+        let deepstack = (0..deepstack).map(|number| match medium.kind() {
+            MediaKind::Image => output(&deepstack_name(number)),
+            MediaKind::Audio => Ok(vec![0.0; soft.len()]),
+        });
+        let deepstack = deepstack.collect::<Result<_, _>>()?;
+        Ok(Self::new(medium.kind(), medium.digest(), rows, medium.grid(), soft, deepstack))
     }
 
     /// What it was.
@@ -288,7 +311,7 @@ impl Tower {
     ) -> Result<Encoded, Error> {
         let rows = medium.rows();
         let numbers = medium.numbers(self.program.inputs.iter().map(|input| &input.generator));
-        let inputs: Vec<_> = numbers.iter().map(Numbers::lend).collect();
+        let inputs: Vec<_> = numbers.iter().map(MediumNumbers::lend).collect();
         let mut segments = [Segment { state: None, first_row: 0, valid_rows: rows }];
         let bindings = Bindings { rows, soft_rows: 0, wanted: 0 };
         let mut tap;
@@ -300,22 +323,9 @@ impl Tower {
             None => None,
         };
         executable.run(&mut Call { bindings, inputs: &inputs, segments: &mut segments, epoch: 0, cancel: Some(cancel.flag()), taps })?;
-        let soft_rows = self.soft_rows(rows)?;
-        let output = |name: &str| match executable.output(name) {
-            Some(output) if output.len() == soft_rows * self.width => Ok(output.to_vec()),
-            found => Err(Error::Tower {
-                program: self.program.name.to_string(),
-                reason: format!("the device gave {:?} numbers as `{name}`, expected {soft_rows} x {}", found.map(<[f32]>::len), self.width),
-            }),
-        };
-        let soft = output(SOFT_ROWS)?;
-        // A sound beside images that have them adds nothing to the layers.
-        let deepstack = (0..self.deepstack).map(|number| match self.kind {
-            MediaKind::Image => output(&deepstack_name(number)),
-            MediaKind::Audio => Ok(vec![0.0; soft.len()]),
-        });
-        let deepstack = deepstack.collect::<Result<_, _>>()?;
-        Ok(Encoded::new(self.kind, medium.digest(), soft_rows, medium.grid(), soft, deepstack))
+        let wrong = |reason: String| Error::Tower { program: self.program.name.to_string(), reason };
+        let output = |name: &str| executable.output(name).map(<[f32]>::to_vec);
+        Encoded::of(medium, [self.soft_rows(rows)?, self.width], self.deepstack, output).map_err(wrong)
     }
 }
 

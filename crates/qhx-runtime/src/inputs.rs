@@ -2,10 +2,13 @@
 //!
 //! Knows generators and rows; knows no device and no state. Buffers are kept between calls, so a decode step allocates nothing.
 
-use crate::{Error, rows::Rows};
+use crate::{
+    Encoded, Error,
+    rows::{Rows, Run},
+};
 use qhx_bundle::media::Media;
 use qhx_ir::{Bindings, Checked, Dim, Generator, InputData};
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 /// The buffers from which a call's inputs are lent.
 #[derive(Clone, Debug, Default)]
@@ -119,20 +122,25 @@ impl Inputs {
             }
         };
         for (input, data) in program.inputs.iter().zip(lent.iter_mut()) {
-            *data = match &input.generator {
-                Generator::Ids => InputData::I32(&self.ids),
-                Generator::IdsMediaAsPad => InputData::I32(&self.ids_media_as_pad),
-                Generator::PositionsSequence => InputData::I32(&self.sequence),
-                Generator::PositionsMrope => InputData::I32(&self.mrope),
-                Generator::WantedRows => InputData::I32(&self.wanted),
-                Generator::SoftRows => InputData::F32(&self.soft_rows),
-                Generator::SoftRowsAt => InputData::I32(&self.soft_rows_at),
-                Generator::DeepstackRows(number) => InputData::F32(&self.deepstack[*number]),
-                // Programs with other generators are refused at load; an empty input would be refused by the call's own check.
-                _ => InputData::I32(&[]),
-            };
+            // Programs with other generators are refused at load; an empty input would be refused by the call's own check.
+            *data = self.get(&input.generator).unwrap_or(InputData::I32(&[]));
         }
         run(Bindings { rows: count, soft_rows: self.soft_rows_at.len(), wanted }, lent)
+    }
+
+    /// What a generator has made; none for those that make nothing of a text.
+    fn get(&self, generator: &Generator) -> Option<InputData<'_>> {
+        Some(match generator {
+            Generator::Ids => InputData::I32(&self.ids),
+            Generator::IdsMediaAsPad => InputData::I32(&self.ids_media_as_pad),
+            Generator::PositionsSequence => InputData::I32(&self.sequence),
+            Generator::PositionsMrope => InputData::I32(&self.mrope),
+            Generator::WantedRows => InputData::I32(&self.wanted),
+            Generator::SoftRows => InputData::F32(&self.soft_rows),
+            Generator::SoftRowsAt => InputData::I32(&self.soft_rows_at),
+            Generator::DeepstackRows(number) => InputData::F32(self.deepstack.get(*number)?),
+            _ => return None,
+        })
     }
 
     fn fill(&mut self, placeholders: &Placeholders, rows: &Rows, span: Range<usize>, deepstack: usize) {
@@ -159,5 +167,31 @@ impl Inputs {
             });
             self.soft_rows_at.extend(part.map(|row| (run.first + row - span.start) as i32));
         }
+    }
+}
+
+/// What a text program is given in one call over all rows, for those who run it without a session.
+#[derive(Clone, Debug)]
+pub struct WholeInputs(Inputs);
+
+impl WholeInputs {
+    /// Of `ids`, and of encoded media with the row at which each begins, rising. `media` and `pad` are the model's.
+    pub fn new(text: &Checked, media: &Media, pad: Option<u32>, ids: &[u32], encoded: &[(usize, Arc<Encoded>)]) -> Self {
+        let mut rows = Rows::default();
+        let runs: Vec<Run> = encoded.iter().map(|(first, encoded)| Run::new(*first, encoded.clone())).collect();
+        rows.extend(ids, &runs);
+        let mut inputs = Inputs::default();
+        inputs.fill(&Placeholders::new(media, pad), &rows, 0..ids.len(), deepstack_count(text));
+        Self(inputs)
+    }
+
+    /// What a generator has made: empty for the wanted rows, which the caller chooses; none for those that make nothing of a text.
+    pub fn get(&self, generator: &Generator) -> Option<InputData<'_>> {
+        self.0.get(generator)
+    }
+
+    /// How many soft rows land in the call.
+    pub fn soft_rows(&self) -> usize {
+        self.0.soft_rows_at.len()
     }
 }

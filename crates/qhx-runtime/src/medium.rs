@@ -181,7 +181,8 @@ impl Medium {
     }
 
     /// The numbers that a tower with these inputs takes.
-    pub(crate) fn numbers<'a>(&self, generators: impl Iterator<Item = &'a Generator>) -> Vec<Numbers<'_>> {
+    pub fn numbers<'a>(&self, generators: impl Iterator<Item = &'a Generator>) -> Vec<MediumNumbers<'_>> {
+        use MediumNumbers as Numbers;
         let numbers = |generator: &Generator| match (&self.0.content, generator) {
             (Content::Image(image), Generator::Patches) => Numbers::F32(image.patches()),
             (Content::Image(image), Generator::PatchGrid) => Numbers::I32(image.patch_grid()),
@@ -197,15 +198,20 @@ impl Medium {
     }
 }
 
-/// The numbers of an input.
-pub(crate) enum Numbers<'a> {
+/// The numbers of an input that a medium makes.
+#[derive(Clone, Debug)]
+pub enum MediumNumbers<'a> {
+    /// Made for the call.
     F32(Vec<f32>),
+    /// Places, made for the call.
     I32(Vec<i32>),
+    /// The medium's own.
     Lent(&'a [f32]),
 }
 
-impl Numbers<'_> {
-    pub(crate) fn lend(&self) -> InputData<'_> {
+impl MediumNumbers<'_> {
+    /// For a call.
+    pub fn lend(&self) -> InputData<'_> {
         match self {
             Self::F32(numbers) => InputData::F32(numbers),
             Self::I32(numbers) => InputData::I32(numbers),

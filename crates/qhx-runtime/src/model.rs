@@ -14,7 +14,7 @@ use crate::{
     text::{ChatTemplate, Tokenizer},
 };
 use qhx_bundle::{
-    Bundle,
+    Bundle, BundlePath, Manifest,
     manifest::{ChatMode, TEXT_PROGRAM},
     media::{Media, Placeholder},
 };
@@ -103,10 +103,25 @@ pub struct ModelTemplate {
 impl ModelParts {
     /// The parts of a bundle.
     pub fn of(bundle: &Bundle) -> Result<Self, Error> {
-        let manifest = bundle.manifest();
+        let template = bundle.manifest().chat.template.as_ref();
+        let read = |file: &BundlePath| match template == Some(file) {
+            true => Ok(bundle.read_text(file)?.into_bytes()),
+            false => Ok(bundle.read(file)?),
+        };
+        Self::described(bundle.manifest(), bundle.programs(), bundle.weights(), &bundle.fingerprint().to_string(), &read)
+    }
+
+    /// The parts of what a manifest describes, its files read by `read`.
+    pub fn described(
+        manifest: &Manifest,
+        programs: &BTreeMap<String, Checked>,
+        weights: Arc<dyn Weights>,
+        fingerprint: &str,
+        read: &dyn Fn(&BundlePath) -> Result<Vec<u8>, Error>,
+    ) -> Result<Self, Error> {
         let missing = || Error::NotText { program: TEXT_PROGRAM.into(), reason: "the bundle has no such program".into() };
         let tokenizer = match &manifest.tokenizer {
-            Some(file) => Some(Tokenizer::from_bytes(&bundle.read(file)?)?),
+            Some(file) => Some(Tokenizer::from_bytes(&read(file)?)?),
             None => None,
         };
         let template = match (manifest.chat.mode, &manifest.chat.template) {
@@ -114,7 +129,7 @@ impl ModelParts {
                 let tokens = [("bos_token", &manifest.chat.bos_token), ("eos_token", &manifest.chat.eos_token)];
                 let tokens = tokens.into_iter().filter_map(|(name, text)| Some((name, text.as_deref()?)));
                 Some(ModelTemplate {
-                    template: Arc::new(ChatTemplate::new(&bundle.read_text(file)?, tokens)?),
+                    template: Arc::new(ChatTemplate::new(&String::from_utf8_lossy(&read(file)?), tokens)?),
                     defaults: manifest.chat.template_arguments.clone().into_iter().collect(),
                 })
             }
@@ -122,15 +137,15 @@ impl ModelParts {
         };
         Ok(Self {
             name: manifest.model.name.clone(),
-            program: bundle.program(TEXT_PROGRAM).ok_or_else(missing)?.clone(),
-            weights: bundle.weights(),
+            program: programs.get(TEXT_PROGRAM).ok_or_else(missing)?.clone(),
+            weights,
             context_limit: manifest.model.context_length,
             eos: manifest.tokens.eos.clone(),
             tokenizer,
             template,
-            fingerprint: bundle.fingerprint().to_string(),
+            fingerprint: fingerprint.to_owned(),
             media: manifest.media.clone(),
-            towers: bundle.programs().iter().filter(|(name, _)| *name != TEXT_PROGRAM).map(|(n, p)| (n.clone(), p.clone())).collect(),
+            towers: programs.iter().filter(|(name, _)| *name != TEXT_PROGRAM).map(|(n, p)| (n.clone(), p.clone())).collect(),
             pad: manifest.tokens.pad,
         })
     }

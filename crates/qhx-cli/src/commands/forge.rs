@@ -58,7 +58,7 @@ pub(crate) struct BundleFlags {
     /// About how many seconds the gate may take; with less time fewer prompts are measured
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     gate_budget: Option<Duration>,
-    /// Prompts for the gate instead of the built-in ones: a JSON list of texts, lists of ids, or {"user": TEXT}
+    /// Prompts for the gate instead of the built-in texts: a JSON list of texts, lists of ids, or {"user": TEXT}
     #[arg(long, value_name = "FILE")]
     prompts: Option<PathBuf>,
     /// Replace a bundle that is there already
@@ -132,7 +132,7 @@ impl BundleFlags {
             (forging::forge(order, interrupt, |options| forge_material(material, options))?, None)
         } else {
             let prompts = self.prompts.as_deref().map(read_prompts).transpose().map_err(Failure::work)?;
-            let gate = GateOrder { kind, auto, prompts, budget: self.gate_budget };
+            let gate = GateOrder { kind, auto, prompts, budget: self.gate_budget, reproducible: true };
             let Gated { path, manifest, parity } = forging::gated(order, gate, interrupt, material)?;
             (Forged { path, manifest }, Some(parity))
         };

@@ -65,7 +65,16 @@ impl Verify {
                 ("device", report.device.clone()),
                 ("made", format!("{} gate, {}", kind(parity.gate.kind), parity.gate.result)),
                 ("weights", format!("{} read, {} damaged", report.weights, report.damaged_weights.len())),
-                ("prompts", format!("{}, {} tokens, {} differ", report.prompts, report.tokens, report.differences.len())),
+                (
+                    "prompts",
+                    format!(
+                        "{} with {} pictures and sounds, {} tokens, {} differ",
+                        report.prompts,
+                        report.media,
+                        report.tokens,
+                        report.differences.len()
+                    ),
+                ),
                 ("first difference", report.differences.first().map_or("none".into(), shown_difference)),
                 ("worst stage", worst.map_or("none".into(), |w| format!("{}, {:.2e} (at most {:.0e})", w.stage, w.error, w.tolerance))),
                 ("result", report.result.clone()),

@@ -1,9 +1,15 @@
 //! Compares what the bundle did with what the f32 program does, number by number as the f32 pass brings them, and gives the verdict.
 
-use super::teacher::{Audience, Pass};
-use qhx_bundle::parity::{Case, CaseKind, Flip, GateKind, GateResult, StageCheck};
+use super::{
+    suite::Drawn,
+    teacher::{Audience, Pass},
+};
+use qhx_bundle::parity::{Case, CaseKind, CaseMedium, Flip, GateKind, GateResult, StageCheck};
 use qhx_ir::Name;
-use qhx_runtime::verify::{Notes, Verdict, golden::cosine, top};
+use qhx_runtime::{
+    Prompt,
+    verify::{Notes, Verdict, golden::cosine, share, top},
+};
 
 /// Logits that are kept of each step.
 const TOP: usize = 5;
@@ -15,11 +21,18 @@ const NOTED_ROWS: usize = 3;
 /// A prompt that the bundle has answered.
 pub(super) struct Played {
     pub(super) name: String,
-    pub(super) prompt: Vec<u32>,
+    pub(super) prompt: Prompt,
+    /// Its media, and what the bundle's towers made of them.
+    pub(super) media: Vec<(Drawn, Notes)>,
     pub(super) ids: Vec<u32>,
     /// `[tokens, vocabulary]`.
     pub(super) logits: Vec<f32>,
     pub(super) notes: Notes,
+}
+
+/// The rows of a tower's call that are compared.
+pub(super) fn compared_medium_rows(rows: usize) -> Vec<usize> {
+    compared_rows(rows, 1)
 }
 
 /// The rows of a case that are compared: evenly spread over the prompt and over the answer, the first, the prompt's last and the very last among them.
@@ -129,13 +142,8 @@ impl<'a> Judge<'a> {
 
 fn case(played: &Played, steps: &[Step], vocabulary: usize, row_stages: &[Name]) -> Case {
     let rows = played.notes.rows();
-    let places = noted(rows, played.prompt.len());
+    let places = noted(rows, played.prompt.ids().len());
     let tops: Vec<_> = played.logits.chunks_exact(vocabulary).map(|row| top(row, TOP)).collect();
-    let checks = row_stages.iter().map(|stage| {
-        let numbers = played.notes.numbers(stage);
-        let numbers = places.iter().flat_map(|&place| numbers.get(3 * place..3 * place + 3).unwrap_or(&[0.0; 3])).map(|x| finite(*x));
-        StageCheck { stage: stage.to_string(), numbers: numbers.collect() }
-    });
     let flips = steps.iter().zip(&played.ids).enumerate().filter(|(_, (step, id))| step.best.0 != **id).map(|(n, (step, &id))| Flip {
         step: n,
         id,
@@ -145,9 +153,10 @@ fn case(played: &Played, steps: &[Step], vocabulary: usize, row_stages: &[Name])
         accepted: Verdict::accepts(step.margin(), step.error),
     });
     Case {
-        kind: CaseKind::Text,
+        kind: if played.media.is_empty() { CaseKind::Text } else { CaseKind::Media },
         name: played.name.clone(),
-        prompt_ids: played.prompt.clone(),
+        prompt_ids: played.prompt.ids().to_vec(),
+        media: played.media.iter().map(|(drawn, notes)| medium(drawn, notes)).collect(),
         ids: played.ids.clone(),
         top_ids: tops.iter().map(|top| top.iter().map(|(id, _)| *id).collect()).collect(),
         top_logits: tops.iter().map(|top| top.iter().map(|(_, logit)| finite(*logit)).collect()).collect(),
@@ -156,8 +165,22 @@ fn case(played: &Played, steps: &[Step], vocabulary: usize, row_stages: &[Name])
         mean_kl: round(steps.iter().map(Step::kl).sum::<f64>() / steps.len() as f64),
         flips: flips.collect(),
         rows: places.iter().map(|&place| rows[place]).collect(),
-        stages: checks.collect(),
+        stages: row_stages.iter().map(|stage| check(&played.notes, &places, stage)).collect(),
     }
+}
+
+fn medium(drawn: &Drawn, notes: &Notes) -> CaseMedium {
+    let Drawn { drawing, sha256, medium } = drawn;
+    let (places, rows) = (noted(notes.rows(), medium.rows() / 2), notes.rows());
+    let stages = notes.stages().map(|stage| check(notes, &places, stage)).collect();
+    CaseMedium { drawing: *drawing, sha256: *sha256, rows: places.iter().map(|&place| rows[place]).collect(), stages }
+}
+
+/// What the oracle notes of a stage, at some places among the rows that were compared.
+fn check(notes: &Notes, places: &[usize], stage: &str) -> StageCheck {
+    let numbers = notes.numbers(stage);
+    let numbers = places.iter().flat_map(|&place| numbers.get(3 * place..3 * place + 3).unwrap_or(&[0.0; 3])).map(|x| finite(*x));
+    StageCheck { stage: stage.into(), numbers: numbers.collect() }
 }
 
 impl Audience for Judge<'_> {
@@ -166,10 +189,11 @@ impl Audience for Judge<'_> {
         if !pass.is_last {
             return;
         }
-        let notes = &self.played[pass.case].notes;
-        let width = values.len() / pass.ids.len();
-        for (row, found) in notes.rows().iter().zip(notes.stage(stage)) {
-            if let Some(expected) = values.get(row * width..(row + 1) * width).filter(|row| row.len() == found.len()) {
+        let played = &self.played[pass.case];
+        let notes = pass.medium.map_or(&played.notes, |number| &played.media[number].1);
+        for (&row, found) in notes.rows().iter().zip(notes.stage(stage)).filter(|(_, found)| !found.is_empty()) {
+            let row = share(row, pass.rows, values.len() / found.len());
+            if let Some(expected) = row.and_then(|row| values.get(row * found.len()..(row + 1) * found.len())) {
                 cosines.push(cosine(found, expected));
             }
         }
@@ -183,6 +207,8 @@ impl Audience for Judge<'_> {
             self.steps[pass.case][n].add(first_id, expected, found);
         }
     }
+
+    fn output(&mut self, _: &Pass, _: &str, _: &[f32]) {}
 
     fn progress(&mut self, done: usize, all: usize) {
         (self.progress)(done, all);

@@ -1,34 +1,38 @@
 //! Gates: a bundle is held to the f32 program before it gets its name.
 //!
-//! The bundle answers a suite of prompts ([`suite`]) greedily, as it would for a user. Then one f32 pass over prompts and answers (`teacher`) tells for every token
+//! The bundle answers a suite of prompts ([`suite`], made with a model on `paper` before anything is written) greedily, as it would for a user. Then one f32 pass over prompts and answers (`teacher`) tells for every token
 //! whether it is the f32 program's choice too, which is the same as decoding in f32 and comparing; `judge` compares stages, logits and tokens on the way.
 //! Where the gate does not hold, `search` looks for stages that need more. What was measured becomes `parity.json`, the oracle that `verify`
 //! replays, and `report` makes a page of it for people.
 
 mod judge;
+mod paper;
 mod report;
 mod search;
 pub mod suite;
 mod teacher;
+mod whole;
 
 use crate::{
     ForgeError, ForgeOptions, Material,
     families::Programs,
+    model::Written,
     plan::{Plan, form_of, owners},
     precision::Precision,
 };
-use judge::{Judge, Measurement, Played, compared_rows};
+use judge::{Judge, Measurement, Played, compared_medium_rows, compared_rows};
 use qhx_bundle::{
     Bundle, BundlePath, Digest, Manifest, Staged,
     manifest::TEXT_PROGRAM,
     parity::{Choices, GateKind, Level, PARITY_PAGE, PARITY_VERSION, Parity, StageResult},
 };
-use qhx_ir::{Checked, Device, Program};
+use qhx_ir::{Checked, Device, Name};
 use qhx_runtime::{
     Cancel, LoadOptions, Model, ModelParts,
     memory::tensor_bytes,
+    placement::tower_stage,
     registry,
-    verify::{Answer, Notes, play, row_stages, weight_sums},
+    verify::{Answer, Notes, encode_noted, play, row_stages, tower_stages, weight_sums},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,8 +40,8 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use suite::{GivenPrompt, SuitePrompt};
-use teacher::{Pass, Teacher, passes};
+use suite::{GivenPrompt, Suite, SuitePrompt};
+use teacher::Teacher;
 
 /// Parameters up to which a gate runs on plain instructions, so that its numbers are the same on every machine.
 const REPRODUCIBLE_PARAMETERS: u64 = 64_000_000;
@@ -56,6 +60,8 @@ pub struct GateOptions<'a> {
     pub prompts: Option<Vec<GivenPrompt>>,
     /// About how long it may take.
     pub budget: Option<Duration>,
+    /// Whether a small model is measured on plain instructions, so that its numbers are the same on every machine. A search is not.
+    pub reproducible: bool,
     /// Threads; absent: one for each core. Results do not depend on it.
     pub threads: Option<usize>,
     /// Set by somebody who wants to stop.
@@ -88,7 +94,7 @@ pub struct Gated {
 
 /// Makes a bundle and holds it to its gate. One that is not through is left only under `NAME.rejected`.
 pub fn forge_gated(material: &Material, options: &mut ForgeOptions<'_>, gate: GateOptions<'_>) -> Result<Gated, ForgeError> {
-    let mut gate = Gate::new(material, options.precision, gate)?;
+    let mut gate = Gate::new(material, options, gate)?;
     let outcome = if gate.options.auto { search::auto(&mut gate, options)? } else { search::fixed(&mut gate, options)? };
     let search::Outcome { mut staged, programs, measurement, choices } = outcome;
     gate.tell("summing the weights", 0, 1);
@@ -111,21 +117,26 @@ struct Gate<'m, 'o> {
     device: Arc<dyn Device>,
     /// The f32 programs.
     f32: Programs,
-    suite: Option<Vec<SuitePrompt>>,
+    /// What the bundle says of the model, as far as its precision does not matter.
+    manifest: Manifest,
+    suite: Suite,
     started: Instant,
 }
 
 impl<'m, 'o> Gate<'m, 'o> {
-    fn new(material: &'m Material, precision: Precision, options: GateOptions<'o>) -> Result<Self, ForgeError> {
+    fn new(material: &'m Material, forge: &ForgeOptions<'_>, options: GateOptions<'o>) -> Result<Self, ForgeError> {
         let f32 = material.programs(&Plan::from(Precision::F32))?;
         let parameters: u64 = crate::forge::weights(&f32).map(|(_, w, _)| w.shape.iter().map(|&d| d as u64).product::<u64>()).sum();
         let device = match parameters {
             // A search measures many times: it takes what is fastest here.
-            n if n <= REPRODUCIBLE_PARAMETERS && !options.auto => registry::plain(options.threads)?,
+            n if n <= REPRODUCIBLE_PARAMETERS && options.reproducible && !options.auto => registry::plain(options.threads)?,
             _ => registry::candidates(registry::DeviceChoice::Cpu, options.threads)?.remove(0),
         };
-        let kind = options.kind.unwrap_or(if precision == Precision::F32 && !options.auto { GateKind::Strict } else { GateKind::Tolerant });
-        Ok(Self { material, options, kind, device, f32, suite: None, started: Instant::now() })
+        let is_f32 = forge.precision == Precision::F32 && !options.auto;
+        let kind = options.kind.unwrap_or(if is_f32 { GateKind::Strict } else { GateKind::Tolerant });
+        let (model, manifest) = paper::model(material, &f32, forge)?;
+        let suite = suite::suite(&model, options.prompts.as_deref())?;
+        Ok(Self { material, options, kind, device, f32, manifest, suite, started: Instant::now() })
     }
 
     fn tell(&mut self, what: &str, done: usize, total: usize) {
@@ -146,7 +157,7 @@ impl<'m, 'o> Gate<'m, 'o> {
     fn try_out(&mut self, staged: &Staged) -> Result<Measurement, ForgeError> {
         let first = self.measure_some(staged, FIRST_PROMPTS)?;
         let flips = first.cases.iter().flat_map(|case| &case.flips);
-        let most = self.suite.as_ref().map_or(0, Vec::len) * suite::NEW_TOKENS / 100;
+        let most = self.suite.prompts.len() * suite::NEW_TOKENS / 100;
         match first.gate.flips > most || flips.clone().any(|flip| !flip.accepted || self.kind == GateKind::Strict) {
             true => Ok(first),
             false => self.measure(staged),
@@ -159,15 +170,21 @@ impl<'m, 'o> Gate<'m, 'o> {
         let stages = row_stages(&program);
         let (played, vocabulary, limited) = self.answer(&bundle, &stages, prompts)?;
         drop(bundle);
-        let written = &self.f32.programs[0];
-        let passes = all_passes(&written.program, &played);
-        let names: Vec<_> = written.program.stages.iter().map(|stage| stage.name.clone()).collect();
+        let names = self.all_stages(&played);
         let progress = &mut *self.options.progress;
         let mut tell = |done, total| progress(GateProgress { what: "f32 pass", done, total });
         let mut judge = Judge::new(&played, vocabulary, &names, &mut tell);
         let teacher = Teacher { device: &self.device, numbers: self.material.numbers(), cancel: &self.options.cancel };
-        teacher.run(written, &passes, &mut [], &mut judge)?;
+        whole::run(&teacher, &self.f32, &self.manifest, &played, &[], &mut judge)?;
         Ok(judge.verdict(self.kind, &stages, limited))
+    }
+
+    /// The stages that are compared, in order: those of towers that have something to read, then those of the text.
+    fn all_stages(&self, played: &[Played]) -> Vec<Name> {
+        let (text, towers) = self.f32.programs.split_at(1);
+        let read = |tower: &&Written| played.iter().flat_map(|p| &p.media).any(|(drawn, _)| drawn.medium.program() == &*tower.program.name);
+        let towers = towers.iter().filter(read).flat_map(|tower| tower_stages(&tower.program));
+        towers.chain(text.iter().flat_map(|text| text.program.stages.iter().map(|stage| stage.name.clone()))).collect()
     }
 
     /// Lets the bundle answer the first prompts of the suite; also the number of logits, and why the suite was cut short.
@@ -178,18 +195,38 @@ impl<'m, 'o> Gate<'m, 'o> {
         prompts: usize,
     ) -> Result<(Vec<Played>, usize, Option<String>), ForgeError> {
         let started = Instant::now();
-        let suite = match self.suite.take() {
-            Some(suite) => suite,
-            None => {
-                // For its tokenizer and template alone.
-                let model = self.load(bundle, Some(1))?;
-                match &self.options.prompts {
-                    Some(prompts) => suite::given(&model, prompts)?,
-                    None => suite::built_in(&model)?,
-                }
+        let suite = std::mem::take(&mut self.suite);
+        let answered = self.answer_suite(bundle, stages, &suite.prompts, prompts, started);
+        let (played, vocabulary, cut) = match answered {
+            Ok(answered) => answered,
+            Err(error) => {
+                self.suite = suite;
+                return Err(error);
             }
         };
-        let longest = suite.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(1);
+        let mut limited = suite.left_out.clone();
+        match (cut, suite.prompts.len() > prompts) {
+            (true, _) => {
+                let budget = self.options.budget.unwrap_or_default().as_secs();
+                limited.push(format!("a budget of {budget} s: {} of {} prompts", played.len(), suite.prompts.len()));
+            }
+            (false, true) => limited.push(format!("a search: {} of {} prompts", played.len(), suite.prompts.len())),
+            (false, false) => {}
+        }
+        self.suite = suite;
+        Ok((played, vocabulary, (!limited.is_empty()).then(|| limited.join("; "))))
+    }
+
+    /// The prompts with their answers, the number of logits, and whether the budget cut the suite short.
+    fn answer_suite(
+        &mut self,
+        bundle: &Bundle,
+        stages: &[Name],
+        suite: &[SuitePrompt],
+        prompts: usize,
+        started: Instant,
+    ) -> Result<(Vec<Played>, usize, bool), ForgeError> {
+        let longest = suite.iter().map(|prompt| prompt.prompt.ids().len()).max().unwrap_or(1);
         let tokens = suite::new_tokens(bundle.manifest().model.context_length);
         let model = self.load(bundle, Some((longest + tokens).min(bundle.manifest().model.context_length)))?;
         let vocabulary = model.vocabulary().logits;
@@ -202,7 +239,13 @@ impl<'m, 'o> Gate<'m, 'o> {
                 cut = true;
                 break;
             }
-            let mut notes = Notes::new(stages, &compared_rows(prompt.ids.len(), tokens));
+            let SuitePrompt { name, prompt, media, until_end } = prompt;
+            let media = media.iter().map(|drawn| {
+                let notes = encode_noted(&model, &drawn.medium, &compared_medium_rows(drawn.medium.rows()), &self.options.cancel)?;
+                Ok((drawn.clone(), notes))
+            });
+            let media = media.collect::<Result<Vec<_>, ForgeError>>()?;
+            let mut notes = Notes::new(stages, &compared_rows(prompt.ids().len(), tokens));
             let mut logits = Vec::with_capacity(tokens * vocabulary);
             let progress = &mut *self.options.progress;
             let mut take = |_: usize, row: &[f32]| {
@@ -210,21 +253,13 @@ impl<'m, 'o> Gate<'m, 'o> {
                 done += 1;
                 progress(GateProgress { what: "answering prompts", done, total: all });
             };
-            let ids = play(&mut session, &prompt.ids, Answer::Greedy(tokens), &self.options.cancel, &mut take, &mut |first, tap| {
-                notes.take(first, tap)
-            })?;
-            played.push(Played { name: prompt.name.clone(), prompt: prompt.ids.clone(), ids, logits, notes });
+            let answer = if *until_end { Answer::Until { most: tokens, ends: model.eos() } } else { Answer::Greedy(tokens) };
+            let mut taps = |first: usize, tap: qhx_ir::Tap<'_>| notes.take(first, tap);
+            let ids = play(&mut session, prompt, answer, &self.options.cancel, &mut take, &mut taps)?;
+            notes.truncate(prompt.ids().len() + ids.len() - 1);
+            played.push(Played { name: name.clone(), prompt: prompt.clone(), media, ids, logits, notes });
         }
-        let limited = match (cut, suite.len() > prompts) {
-            (true, _) => {
-                let budget = self.options.budget.unwrap_or_default().as_secs();
-                Some(format!("a budget of {budget} s: {} of {} prompts", played.len(), suite.len()))
-            }
-            (false, true) => Some(format!("a search: {} of {} prompts", played.len(), suite.len())),
-            (false, false) => None,
-        };
-        self.suite = Some(suite);
-        Ok((played, vocabulary, limited))
+        Ok((played, vocabulary, cut))
     }
 
     fn load(&self, bundle: &Bundle, context: Option<usize>) -> Result<Model, ForgeError> {
@@ -244,7 +279,6 @@ impl<'m, 'o> Gate<'m, 'o> {
         let Measurement { gate, cosines, cases } = measurement;
         let manifest = staged.manifest();
         let measured: BTreeSet<&BundlePath> = manifest.programs.values().map(|p| &p.file).chain(&manifest.weights).collect();
-        let program = &programs.programs[0].program;
         let config = serde_json::to_string(self.material.config_value()).map_err(|e| ForgeError::Gate(e.to_string()))?;
         let device = self.device.describe();
         Ok(Parity {
@@ -262,7 +296,7 @@ impl<'m, 'o> Gate<'m, 'o> {
                 .map(|(path, entry)| (path.clone(), entry.sha256))
                 .collect(),
             gate,
-            stages: cosines.iter().map(|(stage, mean, lowest)| stage_result(program, stage, *mean, *lowest)).collect(),
+            stages: cosines.iter().map(|(stage, mean, lowest)| stage_result(programs, stage, *mean, *lowest)).collect(),
             choices,
             cases,
             weights: weight_sums(&staged.open()?, &self.options.cancel)?,
@@ -270,11 +304,10 @@ impl<'m, 'o> Gate<'m, 'o> {
     }
 }
 
-fn all_passes(program: &Program, played: &[Played]) -> Vec<Pass> {
-    played.iter().enumerate().flat_map(|(i, played)| passes(program, i, &played.prompt, &played.ids)).collect()
-}
-
-fn stage_result(program: &Checked, stage: &str, cosine: f64, min_cosine: f64) -> StageResult {
+fn stage_result(programs: &Programs, stage: &str, cosine: f64, min_cosine: f64) -> StageResult {
+    let is_of =
+        |written: &&Written| written.program.stages.iter().any(|s| *s.name == *stage || tower_stage(&written.program, &s.name) == stage);
+    let program: &Checked = &programs.programs.iter().find(is_of).unwrap_or(&programs.programs[0]).program;
     let owners = owners(program);
     let mut encodings: BTreeMap<String, u64> = BTreeMap::new();
     let own = program.weights.iter().filter(|(name, _)| owners.get(*name).is_some_and(|owner| **owner == *stage));
@@ -323,11 +356,12 @@ mod tests {
             auto: false,
             prompts: Some(prompts.to_vec()),
             budget: None,
+            reproducible: true,
             threads: None,
             cancel: Cancel::new(),
             progress: &mut |_| {},
         };
-        let mut gate = Gate::new(&material, options.precision, gate).unwrap();
+        let mut gate = Gate::new(&material, &options, gate).unwrap();
         let plan = Plan::from(Precision::F16);
         let programs = material.programs(&plan).unwrap();
         let mut staged = material.stage(&plan, &programs, &mut options).unwrap();
@@ -353,6 +387,45 @@ mod tests {
         assert!(cosine_of(&measured, "layers.2.attn") > 0.99999 && cosine_of(&measured, "layers.2.ffn") < 0.9999, "{:?}", measured.cosines);
         drop(staged);
         assert_eq!(fs::read_dir(folder.path()).unwrap().filter(|e| e.as_ref().unwrap().path().is_dir()).count(), 0, "nothing is left");
+    }
+
+    #[test]
+    fn a_wrong_tower_stands_out_too() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/qwen3_vl");
+        let folder = tempfile::tempdir().unwrap();
+        let material = Material::open(&fixture).unwrap();
+        let out = folder.path().join("model");
+        let mut options =
+            ForgeOptions { out: &out, precision: Precision::F32, replace: false, cancel: Default::default(), progress: &mut |_| {} };
+        let gate = GateOptions {
+            kind: None,
+            auto: false,
+            prompts: Some(vec![GivenPrompt::Ids(vec![1, 2, 3])]),
+            budget: None,
+            reproducible: true,
+            threads: None,
+            cancel: Cancel::new(),
+            progress: &mut |_| {},
+        };
+        let mut gate = Gate::new(&material, &options, gate).unwrap();
+        let plan = Plan::from(Precision::F32);
+        let programs = material.programs(&plan).unwrap();
+        let mut staged = material.stage(&plan, &programs, &mut options).unwrap();
+        let right = gate.measure(&staged).unwrap();
+        assert!(right.gate.passed && right.gate.prompts == 3, "{:?}", right.gate);
+        assert!(right.cosines.iter().all(|(_, mean, _)| *mean > 0.999999), "{:?}", right.cosines);
+        let tower = programs.programs.iter().find(|written| *written.program.name == *"vision").unwrap();
+        let mut wrong = (*tower.program).clone();
+        let scale = wrong.ops.iter_mut().find_map(|op| match &mut op.op {
+            OpKind::Attend { scale, .. } if op.path.starts_with("vision.1.") => Some(scale),
+            _ => None,
+        });
+        *scale.unwrap() *= 3.0;
+        staged.set_program(&wrong).unwrap();
+        let measured = gate.measure(&staged).unwrap();
+        let cosine_of = |stage: &str| measured.cosines.iter().find(|(name, ..)| **name == *stage).unwrap().1;
+        assert!(cosine_of("vision.0") > 0.999999 && cosine_of("vision.1") < 0.9999, "{:?}", measured.cosines);
+        assert!(!measured.gate.passed, "{:?}", measured.gate);
     }
 
     /// Negates a quarter of a weight's numbers and makes the sums fit.

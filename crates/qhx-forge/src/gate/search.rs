@@ -5,9 +5,11 @@
 //! first rung that is through the gate is found by halving, and of raised stages those are lowered again that the gate can do without.
 
 use super::{
-    Gate, all_passes,
+    Gate,
     judge::{Measurement, Played},
-    teacher::{Audience, Pass, Teacher, Variant},
+    suite::SuitePrompt,
+    teacher::{Audience, Pass, Teacher},
+    whole,
 };
 use crate::{
     ForgeError, ForgeOptions,
@@ -20,15 +22,14 @@ use qhx_bundle::{
     parity::{Choices, StageChoice, Tried},
 };
 use qhx_ir::{Checked, Name};
-use qhx_runtime::memory::tensor_bytes;
-use std::collections::BTreeMap;
+use qhx_runtime::{Prompt, memory::tensor_bytes};
 
 /// Rows that the errors of levels are measured on.
 const PROBE_ROWS: usize = 256;
 /// Tokens of each answer among them.
 const PROBE_TOKENS: usize = 8;
 /// Attempts to lower a raised stage again.
-const LOWERINGS: usize = 8;
+const LOWERINGS: usize = 12;
 
 /// What a search ends with: through the gate or not, as the measurement says.
 pub(super) struct Outcome {
@@ -47,10 +48,14 @@ pub(super) fn fixed(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> 
     let measurement = gate.measure(&staged)?;
     let levels = [Level { precision: base, integer: true }, Level { precision: base, integer: false }];
     let mut ladder = Ladder::new(gate, plan, &levels)?;
-    if measurement.gate.passed || ladder.stages.is_empty() || gate.is_late(1.0) {
+    if measurement.gate.passed || ladder.stages.is_empty() {
         return Ok(Outcome { staged, programs, measurement, choices: None });
     }
-    ladder.measure_errors(gate, &levels)?;
+    // Without time to find out which stages need it, all of them get f32 activations.
+    match gate.is_late(1.0) {
+        true => ladder.leave_errors_unknown(),
+        false => ladder.measure_errors(gate, &levels)?,
+    }
     let mut tried = vec![ladder.tried(&format!("{base}"), &programs, &measurement)];
     let steps = ladder.steps();
     let mut best = (programs, measurement);
@@ -58,7 +63,7 @@ pub(super) fn fixed(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> 
     let (mut low, mut high) = (0, steps.len());
     let mut next = steps.len();
     while low < high {
-        let programs = gate.material.programs(&ladder.plan(&steps[..next]))?;
+        let programs = gate.material.programs(&ladder.plan(&ladder.levels(&steps[..next])))?;
         for written in &programs.programs {
             staged.set_program(&written.program)?;
         }
@@ -88,7 +93,7 @@ pub(super) fn fixed(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> 
         true => format!("integer activations everywhere were not enough; {raised} of {} stages take f32 ones", steps.len()),
         false => "not through the gate even with f32 activations everywhere: use a higher precision, or `auto`".into(),
     };
-    let choices = ladder.choices(&steps[..raised], tried, note);
+    let choices = ladder.choices(&ladder.levels(&steps[..raised]), tried, note);
     Ok(Outcome { staged, programs, measurement, choices: Some(choices) })
 }
 
@@ -110,18 +115,20 @@ pub(super) fn auto(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> R
         tried.push(Tried { mixture: name, bytes, passed: measurement.gate.passed, result });
         Ok((bytes, Mixture { plan, measurement }))
     };
-    let (bytes, lowest) = attempt(gate, ladder.plan(&[]), "w4".into())?;
+    let (bytes, lowest) = attempt(gate, ladder.plan(&ladder.levels(&[])), "w4".into())?;
     ladder.measure_errors(gate, &levels)?;
     let steps = ladder.steps();
     let rung = |count: usize| format!("w4, {count} of {} steps up", steps.len());
     // The ladder, by halving: rung `high` is through (the last is f32 throughout, so that is all but certain), rung `low − 1` is not.
     let (mut low, mut high) = (1, steps.len());
-    let mut best = lowest.measurement.gate.passed.then(|| (bytes, Vec::new(), lowest));
-    while low < high && !best.as_ref().is_some_and(|(_, chosen, _)| chosen.is_empty()) {
+    let mut best = lowest.measurement.gate.passed.then(|| (bytes, ladder.levels(&[]), lowest));
+    let at_once = best.is_some();
+    while low < high && !at_once {
         let next = (low + high) / 2;
-        let (bytes, mixture) = attempt(gate, ladder.plan(&steps[..next]), rung(next))?;
+        let levels = ladder.levels(&steps[..next]);
+        let (bytes, mixture) = attempt(gate, ladder.plan(&levels), rung(next))?;
         if mixture.measurement.gate.passed {
-            best = Some((bytes, steps[..next].to_vec(), mixture));
+            best = Some((bytes, levels, mixture));
             high = next;
         } else {
             low = next + 1;
@@ -133,19 +140,29 @@ pub(super) fn auto(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> R
     let (mut bytes, mut chosen, mut mixture) = match best {
         Some(best) => best,
         None => {
-            let (bytes, mixture) = attempt(gate, ladder.plan(&steps), rung(steps.len()))?;
-            (bytes, steps.clone(), mixture)
+            let levels = ladder.levels(&steps);
+            let (bytes, mixture) = attempt(gate, ladder.plan(&levels), rung(steps.len()))?;
+            (bytes, levels, mixture)
         }
     };
+    // The ladder raises some stages far while others are still at the bottom. The plain middle may do with less.
+    let middle = ladder.uniform(Level { precision: W8, integer: false });
+    if ladder.bytes(&middle) < ladder.bytes(&chosen) && !gate.is_late(0.7) {
+        let (middle_bytes, plain) = attempt(gate, ladder.plan(&middle), "w8 with f32 activations".into())?;
+        if plain.measurement.gate.passed {
+            (bytes, chosen, mixture) = (middle_bytes, middle, plain);
+        }
+    }
     if mixture.measurement.gate.passed {
-        // What was raised early may not need it now that others are raised too: the largest gains are tried first.
-        for place in ladder.lowerings(&chosen).into_iter().take(LOWERINGS) {
+        // What was raised early may not need it now that others are raised too: what gains most for the least error is tried first.
+        for (stage, level) in ladder.lowerings(&chosen).into_iter().take(LOWERINGS) {
             if gate.is_late(1.0) {
                 break;
             }
-            let fewer: Vec<_> = chosen.iter().copied().filter(|step| *step != place).collect();
-            let name = format!("{} one level lower", ladder.stages[place.0].stage);
-            let (fewer_bytes, lowered) = attempt(gate, ladder.plan(&fewer), name)?;
+            let mut fewer = chosen.clone();
+            fewer[stage] = level;
+            let rungs = &ladder.stages[stage];
+            let (fewer_bytes, lowered) = attempt(gate, ladder.plan(&fewer), format!("{} down to {}", rungs.stage, rungs.levels[level]))?;
             if lowered.measurement.gate.passed {
                 (bytes, chosen, mixture) = (fewer_bytes, fewer, lowered);
             }
@@ -153,17 +170,23 @@ pub(super) fn auto(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> R
     }
     let w8 = Plan { label: Some("auto".into()), ..Plan::from(W8) };
     let w8_bytes = stored_bytes(&gate.material.programs(&w8)?);
-    let mut note = format!("{bytes} bytes of weights; w8 has {w8_bytes}");
+    let share = 100.0 * bytes as f64 / w8_bytes as f64;
+    let mut note = match bytes < w8_bytes {
+        true => format!("{bytes} bytes of weights, {share:.1} % of the {w8_bytes} that w8 has"),
+        false => format!(
+            "{bytes} bytes of weights, not fewer than the {w8_bytes} that w8 has: no mixture with fewer that was tried is through the gate"
+        ),
+    };
     let mut is_w8 = false;
     if w8_bytes < bytes {
         let (_, plain) = attempt(gate, w8, "w8".into())?;
         if plain.measurement.gate.passed || !mixture.measurement.gate.passed {
             (mixture, is_w8) = (plain, true);
             note = format!(
-                "plain w8: no mixture with less than its {w8_bytes} bytes is through the gate (the best has {bytes}: int4 gains little where rows are short, since scales and rows are padded to 64 bytes)"
+                "plain w8: no mixture with less than its {w8_bytes} bytes is through the gate, of those that were tried (the best has {bytes})"
             );
         } else {
-            note += ", but is not through the gate";
+            note += &format!(", and w8 itself is not ({})", plain.measurement.gate.result);
         }
     }
     let Mixture { plan, measurement } = mixture;
@@ -193,6 +216,8 @@ struct Ladder {
 
 /// A stage's levels that differ from each other, cheapest first.
 struct Rungs {
+    /// The program's number.
+    program: usize,
     stage: Name,
     levels: Vec<Level>,
     bytes: Vec<u64>,
@@ -206,13 +231,15 @@ impl Rungs {
 }
 
 impl Ladder {
-    /// The stages of the text program that own weights which `levels` treat differently.
+    /// The stages that own weights which `levels` treat differently: of the text, and of towers that the suite has something for.
     fn new(gate: &Gate<'_, '_>, plan: Plan, levels: &[Level]) -> Result<Self, ForgeError> {
         let programs = uniform(gate, &plan, levels)?;
         let mut stages = Vec::new();
-        for stage in &programs[0].programs[0].program.stages {
-            let forms: Vec<_> = programs.iter().map(|programs| stored_form(&programs.programs[0].program, &stage.name)).collect();
-            let mut rungs = Rungs { stage: stage.name.clone(), levels: Vec::new(), bytes: Vec::new(), errors: Vec::new() };
+        let measured = (0..programs[0].programs.len()).filter(|&number| number == 0 || gate.has_media_for(number));
+        let all = measured.flat_map(|number| programs[0].programs[number].program.stages.iter().map(move |stage| (number, stage)));
+        for (number, stage) in all {
+            let forms: Vec<_> = programs.iter().map(|programs| stored_form(&programs.programs[number].program, &stage.name)).collect();
+            let mut rungs = Rungs { program: number, stage: stage.name.clone(), levels: Vec::new(), bytes: Vec::new(), errors: Vec::new() };
             for (i, form) in forms.iter().enumerate() {
                 // A level that is as another one before it is no choice.
                 if !forms[..i].contains(form) && !form.0.is_empty() {
@@ -230,16 +257,14 @@ impl Ladder {
     /// Measures every stage at every level on the f32 program's inputs.
     fn measure_errors(&mut self, gate: &mut Gate<'_, '_>, levels: &[Level]) -> Result<(), ForgeError> {
         let programs = uniform(gate, &self.plan, levels)?;
-        let passes = gate.probe_passes()?;
-        let mut variants: Vec<Variant<'_>> =
-            programs.iter().map(|p| Variant { written: &p.programs[0], errors: BTreeMap::new() }).collect();
+        let probes = gate.probes();
         let teacher = Teacher { device: &gate.device, numbers: gate.material.numbers(), cancel: &gate.options.cancel };
         let progress = &mut *gate.options.progress;
         let mut silent = Silent(&mut |done, total| progress(super::GateProgress { what: "measuring stages", done, total }));
-        teacher.run(&gate.f32.programs[0], &passes, &mut variants, &mut silent)?;
-        let program = &programs[0].programs[0].program;
-        let owners = owners(program);
+        let errors = whole::run(&teacher, &gate.f32, &gate.manifest, &probes, &programs, &mut silent)?;
         for rungs in &mut self.stages {
+            let program = &programs[0].programs[rungs.program].program;
+            let owners = owners(program);
             // A stage answers for all stages that use its weights: the head for a tied table.
             let users: Vec<&Name> = program
                 .ops
@@ -248,14 +273,18 @@ impl Ladder {
                 .filter_map(|op| program.stage_of(&op.path).map(|s| &s.name))
                 .collect();
             for level in &rungs.levels {
-                let variant = levels.iter().position(|l| l == level).map(|i| &variants[i]);
+                let errors = levels.iter().position(|l| l == level).map(|i| &errors[i]);
                 let error = |stage: &&Name| {
-                    variant.and_then(|v| v.errors.get(*stage)).map_or(0.0, |(difference, all)| (difference / all.max(1e-30)).sqrt())
+                    errors.and_then(|errors| errors.get(*stage)).map_or(0.0, |(difference, all)| (difference / all.max(1e-30)).sqrt())
                 };
                 rungs.errors.push(users.iter().map(error).fold(0.0, f64::max));
             }
         }
         Ok(())
+    }
+
+    fn leave_errors_unknown(&mut self) {
+        self.stages.iter_mut().for_each(|rungs| rungs.errors = vec![0.0; rungs.levels.len()]);
     }
 
     /// The ladder: each step raises the stage whose error is the largest to its next level, until all are at their last.
@@ -272,32 +301,42 @@ impl Ladder {
         }
     }
 
-    /// The levels after some steps.
+    /// Each stage's level after some steps.
     fn levels(&self, steps: &[(usize, usize)]) -> Vec<usize> {
-        // Steps may have been taken out: a stage's level is the number of its steps.
         let mut at = vec![0; self.stages.len()];
         steps.iter().for_each(|(stage, _)| at[*stage] += 1);
         at
     }
 
-    fn plan(&self, steps: &[(usize, usize)]) -> Plan {
+    fn plan(&self, levels: &[usize]) -> Plan {
         let mut plan = self.plan.clone();
-        for (rungs, at) in self.stages.iter().zip(self.levels(steps)) {
+        for (rungs, &at) in self.stages.iter().zip(levels) {
             plan.stages.insert(rungs.stage.clone(), rungs.levels[at]);
         }
         plan
     }
 
-    /// Steps that could be taken back, those that save most first: of each stage the last one.
-    fn lowerings(&self, steps: &[(usize, usize)]) -> Vec<(usize, usize)> {
-        let at = self.levels(steps);
-        let mut lowerings: Vec<_> = (0..at.len()).filter(|&s| at[s] > 0).map(|s| (s, at[s])).collect();
-        // Less than a percent of all bytes is not worth a gate.
-        let all: u64 = self.stages.iter().zip(&at).map(|(rungs, &level)| rungs.bytes[level]).sum();
-        let gain = |s: usize, level: usize| self.stages[s].bytes[level].saturating_sub(self.stages[s].bytes[level - 1]);
-        lowerings.retain(|&(s, level)| gain(s, level) * 100 >= all);
-        lowerings.sort_by_key(|&(s, level)| std::cmp::Reverse(gain(s, level)));
-        lowerings
+    /// Each stage at this level, or at the last one below it that it has.
+    fn uniform(&self, level: Level) -> Vec<usize> {
+        let bytes = |rungs: &Rungs| rungs.bytes_at(level).unwrap_or(u64::MAX);
+        let at =
+            |rungs: &Rungs| rungs.levels.iter().position(|l| *l == level).or_else(|| rungs.bytes.iter().rposition(|b| *b <= bytes(rungs)));
+        self.stages.iter().map(|rungs| at(rungs).unwrap_or(0)).collect()
+    }
+
+    fn bytes(&self, levels: &[usize]) -> u64 {
+        self.stages.iter().zip(levels).map(|(rungs, &at)| rungs.bytes[at]).sum()
+    }
+
+    /// Stages that could be lowered, each to its highest level with fewer bytes; those that save most for the least error first.
+    fn lowerings(&self, at: &[usize]) -> Vec<(usize, usize)> {
+        let lower = |(stage, (rungs, &level)): (usize, (&Rungs, &usize))| {
+            let next = (0..level).rev().find(|&next| rungs.bytes[next] < rungs.bytes[level])?;
+            Some((rungs.errors[next] / (rungs.bytes[level] - rungs.bytes[next]) as f64, stage, next))
+        };
+        let mut lowerings: Vec<_> = self.stages.iter().zip(at).enumerate().filter_map(lower).collect();
+        lowerings.sort_by(|a, b| a.0.total_cmp(&b.0));
+        lowerings.into_iter().map(|(_, stage, next)| (stage, next)).collect()
     }
 
     fn tried(&self, mixture: &str, programs: &Programs, measurement: &Measurement) -> Tried {
@@ -305,8 +344,8 @@ impl Ladder {
         Tried { mixture: mixture.into(), bytes: stored_bytes(programs), passed, result }
     }
 
-    fn choices(&self, steps: &[(usize, usize)], tried: Vec<Tried>, note: String) -> Choices {
-        let stages = self.stages.iter().zip(self.levels(steps)).map(|(rungs, at)| StageChoice {
+    fn choices(&self, levels: &[usize], tried: Vec<Tried>, note: String) -> Choices {
+        let stages = self.stages.iter().zip(levels).map(|(rungs, &at)| StageChoice {
             stage: rungs.stage.to_string(),
             chosen: rungs.levels[at].to_string(),
             bytes: rungs.bytes[at],
@@ -317,39 +356,50 @@ impl Ladder {
 }
 
 impl Gate<'_, '_> {
-    /// A few short readings on which levels are measured: the beginnings of the suite's prompts, with ids of other prompts for answers.
-    fn probe_passes(&mut self) -> Result<Vec<Pass>, ForgeError> {
-        let suite = self.suite.take().unwrap_or_default();
+    /// Whether the suite has media for the tower of this number.
+    fn has_media_for(&self, number: usize) -> bool {
+        let name = &self.f32.programs[number].program.name;
+        self.suite.prompts.iter().flat_map(|prompt| &prompt.media).any(|drawn| drawn.medium.program() == &**name)
+    }
+
+    /// A few short readings on which levels are measured: the beginnings of the suite's prompts, with their own ids for answers, and a case for each kind of
+    /// media.
+    fn probes(&self) -> Vec<Played> {
         let mut rows = PROBE_ROWS;
-        let mut played = Vec::new();
-        for prompt in &suite {
-            let length = prompt.ids.len().min(rows).min(64);
-            if length <= PROBE_TOKENS {
-                continue;
+        let mut probes = Vec::new();
+        for prompt in self.suite.prompts.iter().filter(|prompt| prompt.media.is_empty()) {
+            let ids = prompt.prompt.ids();
+            let length = ids.len().min(rows).min(64);
+            if length > PROBE_TOKENS {
+                rows -= length;
+                let (prompt, answer) = ids[..length].split_at(length - PROBE_TOKENS);
+                probes.push(probe(Prompt::from_ids(prompt.to_vec()), answer));
             }
-            rows -= length;
-            let (prompt, answer) = prompt.ids[..length].split_at(length - PROBE_TOKENS);
-            let notes = Default::default();
-            played.push(Played { name: String::new(), prompt: prompt.to_vec(), ids: answer.to_vec(), logits: Vec::new(), notes });
         }
-        if played.is_empty() {
+        if probes.is_empty() {
             // Only prompts of a few ids: their ids one after the other.
-            let ids: Vec<u32> = suite.iter().flat_map(|prompt| prompt.ids.iter().copied()).collect();
+            let ids: Vec<u32> = self.suite.prompts.iter().flat_map(|prompt| prompt.prompt.ids().iter().copied()).collect();
             let ids = if ids.len() > 1 { ids } else { vec![ids.first().copied().unwrap_or(0); 2] };
-            played.push(Played {
-                name: String::new(),
-                prompt: ids[..1].to_vec(),
-                ids: ids[1..].to_vec(),
-                logits: Vec::new(),
-                notes: Default::default(),
-            });
+            probes.push(probe(Prompt::from_ids(ids[..1].to_vec()), &ids[1..]));
         }
-        self.suite = Some(suite);
-        Ok(all_passes(&self.f32.programs[0].program, &played))
+        let mut seen: Vec<&str> = Vec::new();
+        for SuitePrompt { prompt, media, .. } in &self.suite.prompts {
+            if media.iter().any(|drawn| !seen.contains(&drawn.medium.program())) {
+                seen.extend(media.iter().map(|drawn| drawn.medium.program()));
+                let last = &prompt.ids()[prompt.ids().len().saturating_sub(PROBE_TOKENS)..];
+                let media = media.iter().map(|drawn| (drawn.clone(), Default::default())).collect();
+                probes.push(Played { media, ..probe(prompt.clone(), last) });
+            }
+        }
+        probes
     }
 }
 
-/// The text program's weights of a stage (encodings), the forms of its products, and its bytes.
+fn probe(prompt: Prompt, answer: &[u32]) -> Played {
+    Played { name: String::new(), prompt, media: Vec::new(), ids: answer.to_vec(), logits: Vec::new(), notes: Default::default() }
+}
+
+/// A program's weights of a stage (encodings), the forms of its products, and its bytes.
 fn stored_form(program: &Checked, stage: &Name) -> (Vec<String>, Vec<String>, u64) {
     let owners = owners(program);
     let own: Vec<_> = program.weights.iter().filter(|(name, _)| owners.get(*name) == Some(stage)).collect();
@@ -360,7 +410,8 @@ fn stored_form(program: &Checked, stage: &Name) -> (Vec<String>, Vec<String>, u6
 
 /// The programs with all stages at one level, for each level.
 fn uniform(gate: &Gate<'_, '_>, plan: &Plan, levels: &[Level]) -> Result<Vec<Programs>, ForgeError> {
-    let names: Vec<Name> = gate.f32.programs[0].program.stages.iter().map(|stage| stage.name.clone()).collect();
+    let all = gate.f32.programs.iter().flat_map(|written| &written.program.stages);
+    let names: Vec<Name> = all.map(|stage| stage.name.clone()).collect();
     let at = |level: &Level| Plan { stages: names.iter().map(|name| (name.clone(), *level)).collect(), ..plan.clone() };
     levels.iter().map(|level| gate.material.programs(&at(level))).collect()
 }
@@ -379,6 +430,7 @@ struct Silent<'a>(&'a mut dyn FnMut(usize, usize));
 
 impl Audience for Silent<'_> {
     fn stage(&mut self, _: &str, _: &Pass, _: &[f32]) {}
+    fn output(&mut self, _: &Pass, _: &str, _: &[f32]) {}
     fn logits(&mut self, _: &Pass, _: usize, _: usize, _: &[f32]) {}
     fn progress(&mut self, done: usize, all: usize) {
         (self.0)(done, all);

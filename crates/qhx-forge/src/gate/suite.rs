@@ -1,12 +1,15 @@
 //! The prompts of a gate: built in, swept by length, or the user's own.
 //!
 //! A model with a tokenizer reads plain sentences cut to the wanted number of ids, and a few as a conversation if it has a template; one without reads ids from a
-//! seeded generator. Nothing depends on the machine or on the time.
+//! seeded generator. One with eyes or ears gets pictures and sounds too, made by code. Nothing depends on the machine or on the time.
 
 use crate::ForgeError;
+use qhx_bundle::{Digest, parity::Drawing};
 use qhx_runtime::{
-    Model, Prompt,
+    Error, MediaKind, Medium, Model, Prompt,
+    sample::random::mix,
     text::{Chat, Message},
+    verify::draw,
 };
 use serde_json::Value;
 use std::path::Path;
@@ -55,8 +58,38 @@ const SENTENCES: [&str; 24] = [
 pub struct SuitePrompt {
     /// A name for people.
     pub name: String,
-    /// Its ids.
-    pub ids: Vec<u32>,
+    /// What is put in.
+    pub prompt: Prompt,
+    /// Its media, in their order.
+    pub media: Vec<Drawn>,
+    /// The answer ends where the model ends it; otherwise it has [`new_tokens`], whatever they are.
+    pub until_end: bool,
+}
+
+/// A picture or a sound that code made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Drawn {
+    /// How it is made.
+    pub drawing: Drawing,
+    /// Sum of its bytes.
+    pub sha256: Digest,
+    /// Ready for its tower.
+    pub medium: Medium,
+}
+
+impl SuitePrompt {
+    fn of_ids(name: String, ids: Vec<u32>) -> Self {
+        Self { name, prompt: Prompt::from_ids(ids), media: Vec::new(), until_end: false }
+    }
+}
+
+/// The prompts of a gate, and why some are not among them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Suite {
+    /// In the order in which they are asked.
+    pub prompts: Vec<SuitePrompt>,
+    /// What was left out.
+    pub left_out: Vec<String>,
 }
 
 /// What a user wants the suite to be.
@@ -64,7 +97,7 @@ pub struct SuitePrompt {
 pub enum GivenPrompt {
     /// A text to be continued.
     Text(String),
-    /// A user's turn, by the chat template.
+    /// A user's turn, by the chat template. The answer ends where the model ends its own.
     User(String),
     /// Ids as they are.
     Ids(Vec<u32>),
@@ -75,26 +108,105 @@ pub fn new_tokens(context: usize) -> usize {
     NEW_TOKENS.min(context / 2).max(1)
 }
 
+/// The suite for a model: the user's prompts or the built-in ones, and pictures and sounds where it takes them.
+pub fn suite(model: &Model, given_prompts: Option<&[GivenPrompt]>) -> Result<Suite, ForgeError> {
+    let mut suite =
+        Suite { prompts: given_prompts.map_or_else(|| built_in(model), |prompts| given(model, prompts))?, left_out: Vec::new() };
+    for (i, (name, drawings)) in drawings(model).into_iter().enumerate() {
+        let prompt = with_media(model, name.clone(), &drawings, SENTENCES[7 * i % SENTENCES.len()])?;
+        let (rows, most) = (prompt.prompt.ids().len(), most_rows(model));
+        if rows <= most {
+            // Among the first, so that a suite that is cut short still has one.
+            suite.prompts.insert((3 * i + 2).min(suite.prompts.len()), prompt);
+        } else {
+            suite.left_out.push(format!("{name}: its {rows} rows do not fit the context, which has room for {most}"));
+        }
+    }
+    Ok(suite)
+}
+
 /// The built-in suite for a model.
-pub fn built_in(model: &Model) -> Result<Vec<SuitePrompt>, ForgeError> {
+fn built_in(model: &Model) -> Result<Vec<SuitePrompt>, ForgeError> {
     let mut prompts = Vec::new();
     for (i, length) in lengths(model.context_limit()).into_iter().enumerate() {
-        prompts.push(SuitePrompt { name: format!("len{length}"), ids: ids(model, i, length)? });
+        prompts.push(SuitePrompt::of_ids(format!("len{length}"), ids(model, i, length)?));
     }
     if model.template().is_ok() {
         for (i, sentence) in SENTENCES.iter().step_by(SENTENCES.len() / CONVERSATIONS).enumerate() {
             let ids = conversation(model, sentence)?;
             if ids.len() + new_tokens(model.context_limit()) <= model.context_limit() {
-                prompts.insert(2 * i + 1, SuitePrompt { name: format!("chat{}", i + 1), ids });
+                prompts.insert(2 * i + 1, SuitePrompt::of_ids(format!("chat{}", i + 1), ids));
             }
         }
     }
     Ok(prompts)
 }
 
+/// The most rows that a prompt may have.
+fn most_rows(model: &Model) -> usize {
+    model.context_limit() - new_tokens(model.context_limit()) + 1
+}
+
+/// The pictures and sounds of each media case: wide and high, one and two, short and longer.
+fn drawings(model: &Model) -> Vec<(String, Vec<Drawing>)> {
+    let image = |width, height, seed| Drawing::Image { width, height, seed };
+    let mut cases = Vec::new();
+    let has_image = model.media().image.is_some();
+    if has_image {
+        cases.push(("image1".into(), vec![image(96, 64, 1)]));
+        cases.push(("image2".into(), vec![image(56, 120, 2), image(80, 80, 3)]));
+    }
+    if let Some(front_end) = &model.media().audio {
+        let rate = front_end.sampling_rate;
+        let sound = |tenths: usize, seed| {
+            let samples = (rate as usize * tenths / 10).clamp(front_end.frame_length, front_end.max_samples.max(front_end.frame_length));
+            Drawing::Audio { rate, samples, seed }
+        };
+        cases.push(("sound1".into(), vec![sound(8, 1)]));
+        cases.push(("sound2".into(), vec![sound(19, 2)]));
+        if has_image {
+            cases.push(("image and sound".into(), vec![image(72, 48, 4), sound(11, 3)]));
+        }
+    }
+    cases
+}
+
+/// A prompt with media before a text: as a conversation where there is a template that takes them, else as a text, else among ids.
+fn with_media(model: &Model, name: String, drawings: &[Drawing], text: &str) -> Result<SuitePrompt, ForgeError> {
+    let drawn = drawings
+        .iter()
+        .map(|&drawing| draw(drawing, model.name(), model.media()).map(|(medium, sha256)| Drawn { drawing, sha256, medium }));
+    let drawn = drawn.collect::<Result<Vec<_>, _>>()?;
+    let media: Vec<Medium> = drawn.iter().map(|drawn| drawn.medium.clone()).collect();
+    let prompt = match (model.tokenizer(), model.template()) {
+        (Some(_), Ok(_)) => {
+            let chat = Chat { now: Some(NOW), ..Chat::new(vec![Message::with_media("user", media.clone(), text)]) };
+            Prompt::chat(model, &chat).or_else(|_| Prompt::completion_with_media(model, text, &media))
+        }
+        (Some(_), Err(_)) => Prompt::completion_with_media(model, text, &media),
+        (None, _) => among_ids(model, &media),
+    };
+    Ok(SuitePrompt { name, prompt: prompt?, media: drawn, until_end: false })
+}
+
+/// Media with random ids around each.
+fn among_ids(model: &Model, media: &[Medium]) -> Result<Prompt, Error> {
+    let tokens: Vec<u32> = [MediaKind::Image, MediaKind::Audio].iter().filter_map(|&kind| Some(model.placeholder(kind)?.token)).collect();
+    let mut plain = random_ids(model, media.len() + 100).filter(|id| !tokens.contains(id));
+    let mut ids: Vec<u32> = plain.by_ref().take(4).collect();
+    for medium in media {
+        let Some(placeholder) = model.placeholder(medium.kind()) else { continue };
+        ids.extend(placeholder.begin);
+        ids.extend(std::iter::repeat_n(placeholder.token, model.soft_rows(medium)?));
+        ids.extend(placeholder.end);
+        ids.extend(plain.by_ref().take(5));
+    }
+    Prompt::from_ids_with_media(model, ids, media)
+}
+
 /// The user's prompts for a model.
-pub fn given(model: &Model, prompts: &[GivenPrompt]) -> Result<Vec<SuitePrompt>, ForgeError> {
-    let most = model.context_limit() - new_tokens(model.context_limit()) + 1;
+fn given(model: &Model, prompts: &[GivenPrompt]) -> Result<Vec<SuitePrompt>, ForgeError> {
+    let most = most_rows(model);
     let mut suite = Vec::new();
     for (i, prompt) in prompts.iter().enumerate() {
         let ids = match prompt {
@@ -112,7 +224,8 @@ pub fn given(model: &Model, prompts: &[GivenPrompt]) -> Result<Vec<SuitePrompt>,
         if ids.len() > most {
             return Err(wrong(format!("has {} ids; with the answer at most {most} fit the model's context", ids.len())));
         }
-        suite.push(SuitePrompt { name: format!("prompt{}", i + 1), ids });
+        let until_end = matches!(prompt, GivenPrompt::User(_));
+        suite.push(SuitePrompt { until_end, ..SuitePrompt::of_ids(format!("prompt{}", i + 1), ids) });
     }
     Ok(suite)
 }
@@ -161,10 +274,9 @@ fn lengths(context: usize) -> Vec<usize> {
 /// `length` ids: those of sentences from number `start` on, or random ones.
 fn ids(model: &Model, start: usize, length: usize) -> Result<Vec<u32>, ForgeError> {
     let limit = model.vocabulary().ids as u32;
-    let Some(_) = model.tokenizer() else {
-        let mut state = 0x9E37_79B9_7F4A_7C15u64.wrapping_mul(start as u64 + 1);
-        return Ok((0..length).map(|_| (random(&mut state) % u64::from(limit)) as u32).collect());
-    };
+    if model.tokenizer().is_none() {
+        return Ok(random_ids(model, start).take(length).collect());
+    }
     let mut text = String::new();
     for sentence in SENTENCES.iter().cycle().skip(5 * start) {
         text += sentence;
@@ -189,13 +301,11 @@ fn conversation(model: &Model, text: &str) -> Result<Vec<u32>, ForgeError> {
     Ok(Prompt::chat(model, &chat)?.ids().to_vec())
 }
 
-/// SplitMix64.
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
+/// Ids without end, by SplitMix64.
+fn random_ids(model: &Model, start: usize) -> impl Iterator<Item = u32> + use<> {
+    const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+    let (first, limit) = (STEP.wrapping_mul(start as u64 + 1), model.vocabulary().ids as u64);
+    (1..).map(move |i| (mix(first.wrapping_add(STEP.wrapping_mul(i))) % limit) as u32)
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! The f32 pass: prompts and answers through the f32 program, stage by stage over all of them, so that memory is one stage's weights plus activations.
+//! The f32 pass: media through the f32 towers, then prompts and answers through the f32 text program, stage by stage over all of them, so that memory is one stage's weights plus activations.
 //!
 //! Every row of a case is there at once, so no key or value comes from an earlier call: the program is rewritten without KV slots, and a stage is cut out
 //! with the keys and values it shares as ordinary inputs. Weights are decoded from the checkpoint as a stage needs them and dropped after it: of look-up
 //! tables only the rows that the cases use, of the output head a block of rows at a time.
 
+use super::whole::StageErrors;
 use crate::{
     ForgeError,
     model::{Recipe, Written},
@@ -13,7 +14,7 @@ use qhx_ir::{
     Bindings, Call, Checked, DType, Device, Generator, InputData, KeyValue, LoadOptions, Name, Op, OpKind, Program, Segment, Weight,
     WeightTensor, Weights,
 };
-use qhx_runtime::Cancel;
+use qhx_runtime::{Cancel, Medium, MediumNumbers, WholeInputs, placement::tower_stage};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     ops::Range,
@@ -23,13 +24,17 @@ use std::{
 /// f32 numbers of the output head that are in memory at a time.
 const HEAD_BLOCK: usize = 4 << 20;
 
-/// One reading of a case: all its rows in one epoch.
+/// One reading of a case, all its rows in one epoch, or of one of its media.
 #[derive(Clone, Debug)]
 pub(super) struct Pass {
     /// Which case.
     pub(super) case: usize,
-    /// Its ids: prompt and answer, but for the answer's last.
-    pub(super) ids: Vec<u32>,
+    /// Which of its media; none for the text.
+    pub(super) medium: Option<usize>,
+    /// Rows of the call.
+    pub(super) rows: usize,
+    /// What the inputs are made of.
+    feed: Feed,
     /// The program's epoch.
     pub(super) epoch: usize,
     /// Rows whose logits are wanted …
@@ -40,25 +45,37 @@ pub(super) struct Pass {
     pub(super) is_last: bool,
 }
 
-/// The readings of a case. A step is decided in the epoch of its length, so a case that crosses into another is read once for each.
-pub(super) fn passes(program: &Program, case: usize, prompt: &[u32], answer: &[u32]) -> Vec<Pass> {
-    let mut passes: Vec<Pass> = Vec::new();
+#[derive(Clone, Debug)]
+enum Feed {
+    Text(WholeInputs),
+    Medium(Medium),
+}
+
+/// The readings of a case. A step is decided in the epoch of its length, so a case that crosses into another is read once for each. `inputs` makes the inputs
+/// of some ids: prompt and answer, but for the answer's last.
+pub(super) fn passes(program: &Program, case: usize, prompt: &[u32], answer: &[u32], inputs: impl Fn(&[u32]) -> WholeInputs) -> Vec<Pass> {
+    let ids: Vec<u32> = prompt.iter().chain(answer).copied().collect();
+    let mut spans: Vec<(usize, Range<usize>)> = Vec::new();
     for step in 0..answer.len() {
-        let rows = prompt.len() + step;
-        let epoch = program.epoch(rows);
-        let ids = || prompt.iter().chain(&answer[..step]).copied().collect();
-        match passes.last_mut() {
-            Some(pass) if pass.epoch == epoch => {
-                pass.wanted.end = rows;
-                pass.ids = ids();
-            }
-            _ => passes.push(Pass { case, ids: ids(), epoch, wanted: rows - 1..rows, first_step: step, is_last: false }),
+        let epoch = program.epoch(prompt.len() + step);
+        match spans.last_mut() {
+            Some((last, steps)) if *last == epoch => steps.end = step + 1,
+            _ => spans.push((epoch, step..step + 1)),
         }
     }
-    if let Some(last) = passes.last_mut() {
-        last.is_last = true;
-    }
-    passes
+    let count = spans.len();
+    let pass = |(i, (epoch, steps)): (usize, (usize, Range<usize>))| {
+        let rows = prompt.len() + steps.end - 1;
+        let (feed, wanted) = (Feed::Text(inputs(&ids[..rows])), rows - steps.len()..rows);
+        Pass { case, medium: None, rows, feed, epoch, wanted, first_step: steps.start, is_last: i + 1 == count }
+    };
+    spans.into_iter().enumerate().map(pass).collect()
+}
+
+/// The reading of a medium by its tower.
+pub(super) fn medium_pass(case: usize, number: usize, medium: &Medium) -> Pass {
+    let feed = Feed::Medium(medium.clone());
+    Pass { case, medium: Some(number), rows: medium.rows(), feed, epoch: 0, wanted: 0..0, first_step: 0, is_last: true }
 }
 
 /// Who listens to the f32 pass.
@@ -67,16 +84,18 @@ pub(super) trait Audience {
     fn stage(&mut self, stage: &str, pass: &Pass, values: &[f32]);
     /// Logits of a pass's wanted rows, `[wanted, width]`, for the ids from `first_id` on.
     fn logits(&mut self, pass: &Pass, first_id: usize, width: usize, logits: &[f32]);
+    /// An output of a tower.
+    fn output(&mut self, pass: &Pass, name: &str, values: &[f32]);
     /// Told before each stage: how many are done.
     fn progress(&mut self, done: usize, all: usize);
 }
 
 /// Other forms of the same model whose stages are run on the f32 program's inputs.
 pub(super) struct Variant<'a> {
-    /// Its text program.
+    /// Its program.
     pub(super) written: &'a Written,
-    /// By stage: sums of squares of the difference from the f32 stage, and of the f32 stage itself.
-    pub(super) errors: BTreeMap<Name, (f64, f64)>,
+    /// How far its stages are from the f32 program's.
+    pub(super) errors: StageErrors,
 }
 
 /// What runs the pass.
@@ -98,7 +117,7 @@ impl Teacher<'_> {
         let program = Checked::new(without_kv_slots(&written.program))?;
         let others: Vec<Checked> =
             variants.iter().map(|v| Ok(Checked::new(without_kv_slots(&v.written.program))?)).collect::<Result<_, ForgeError>>()?;
-        let used: BTreeSet<u32> = passes.iter().flat_map(|pass| pass.ids.iter().copied()).collect();
+        let used: BTreeSet<u32> = passes.iter().flat_map(Pass::used_ids).collect();
         let used: Vec<u32> = used.into_iter().collect();
         let parts = parts(&program);
         let mut values: Vec<Values> = vec![Values::new(); passes.len()];
@@ -116,7 +135,15 @@ impl Teacher<'_> {
                         let first_id = rows.as_ref().map_or(0, |rows| rows.start);
                         audience.logits(pass, first_id, logits.len() / pass.wanted.len(), logits);
                     } else if let Some(tap) = made.tap {
-                        audience.stage(&part.stage, pass, &tap);
+                        match pass.medium {
+                            None => audience.stage(&part.stage, pass, &tap),
+                            Some(_) => audience.stage(&tower_stage(&program, &part.stage), pass, &tap),
+                        }
+                    }
+                    for output in program.outputs.iter().filter(|_| pass.medium.is_some()) {
+                        if let Some(values) = made.outputs.get(&output.name) {
+                            audience.output(pass, &output.name, values);
+                        }
                     }
                     values.extend(made.outputs);
                 }
@@ -146,20 +173,27 @@ impl Teacher<'_> {
         let cut = program.cut(|op| part.paths.contains(&op.path))?;
         let (cut, weights) = self.load(cut, recipes, rows, used)?;
         let most = |count: &dyn Fn(&Pass) -> usize| passes.iter().map(count).max().unwrap_or(1);
-        let options =
-            LoadOptions { max_rows: most(&|p| p.ids.len()), max_soft_rows: 0, max_wanted: most(&|p| p.wanted.len()), artifacts: None };
+        let options = LoadOptions {
+            max_rows: most(&|p| p.rows),
+            max_soft_rows: most(&|p| p.feed.soft_rows()),
+            max_wanted: most(&|p| p.wanted.len()),
+            artifacts: None,
+        };
         let device = |e: qhx_ir::DeviceError| ForgeError::from(qhx_runtime::Error::from(e));
         let mut executable = self.device.load(&cut, &weights, &options).map_err(device)?;
         let mut made = Vec::new();
         for (pass, values) in passes.iter().zip(values) {
-            let mut state = executable.new_state(pass.ids.len()).map_err(device)?;
+            let mut state = executable.new_state(pass.rows).map_err(device)?;
             let inputs = cut.inputs.iter().map(|input| Given::of(input, pass, used, values)).collect::<Result<Vec<_>, _>>()?;
             let lent: Vec<InputData<'_>> = inputs.iter().map(Given::lend).collect();
             let mut tap = None;
             let mut take = |it: qhx_ir::Tap<'_>| tap = Some(it.values.to_vec());
-            let mut segments = [Segment { state: Some(&mut *state), first_row: 0, valid_rows: pass.ids.len() }];
+            let mut segments = [Segment { state: None, first_row: 0, valid_rows: pass.rows }];
+            if pass.medium.is_none() {
+                segments[0].state = Some(&mut *state);
+            }
             let mut call = Call {
-                bindings: Bindings { rows: pass.ids.len(), soft_rows: 0, wanted: pass.wanted.len() },
+                bindings: Bindings { rows: pass.rows, soft_rows: pass.feed.soft_rows(), wanted: pass.wanted.len() },
                 inputs: &lent,
                 segments: &mut segments,
                 epoch: pass.epoch,
@@ -263,7 +297,8 @@ fn parts(program: &Checked) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     for stage in &program.stages {
         let ops: Vec<&Op> = program.ops.iter().filter(|op| program.stage_of(&op.path).is_some_and(|s| s.name == stage.name)).collect();
-        let is_last = program.stages.last().is_some_and(|last| last.name == stage.name);
+        let is_last =
+            program.stages.last().is_some_and(|last| last.name == stage.name) && program.outputs.iter().any(|o| *o.name == *"logits");
         let matrix = ops.iter().rposition(|op| matches!(op.op, OpKind::Linear { .. }));
         let by_number = |op: &&Op| matches!(op.op, OpKind::Softcap { .. } | OpKind::Scale { weight: None, .. } | OpKind::Clamp { .. });
         let split = matrix.filter(|&at| is_last && at > 0 && ops[at + 1..].iter().all(by_number));
@@ -306,37 +341,68 @@ fn table(program: &Program, op: &Op) -> Option<Name> {
     matches!(input.generator, Generator::Ids | Generator::IdsMediaAsPad).then(|| table.clone())
 }
 
+impl Pass {
+    /// The ids that look-up tables are asked for.
+    fn used_ids(&self) -> impl Iterator<Item = u32> {
+        [Generator::Ids, Generator::IdsMediaAsPad].into_iter().flat_map(|generator| self.feed.ids(&generator)).map(|&id| id as u32)
+    }
+}
+
+impl Feed {
+    fn soft_rows(&self) -> usize {
+        match self {
+            Self::Text(inputs) => inputs.soft_rows(),
+            Self::Medium(_) => 0,
+        }
+    }
+
+    fn ids(&self, generator: &Generator) -> &[i32] {
+        match self {
+            Self::Text(inputs) => match inputs.get(generator) {
+                Some(InputData::I32(ids)) => ids,
+                _ => &[],
+            },
+            Self::Medium(_) => &[],
+        }
+    }
+
+    fn get(&self, generator: &Generator) -> Option<Given<'_>> {
+        match self {
+            Self::Text(inputs) => inputs.get(generator).map(Given::Lent),
+            Self::Medium(medium) => medium.numbers(std::iter::once(generator)).pop().map(Given::Made),
+        }
+    }
+}
+
 /// An input of a call.
 enum Given<'v> {
-    Floats(&'v [f32]),
+    Lent(InputData<'v>),
+    Made(MediumNumbers<'v>),
     Numbers(Vec<i32>),
 }
 
 impl<'v> Given<'v> {
-    fn of(input: &qhx_ir::Input, pass: &Pass, used: &[u32], values: &'v Values) -> Result<Self, ForgeError> {
-        let rows = pass.ids.len() as i32;
+    fn of(input: &qhx_ir::Input, pass: &'v Pass, used: &[u32], values: &'v Values) -> Result<Self, ForgeError> {
+        let unknown = |what: &str| ForgeError::Gate(format!("the value `{}` is read before {what} that makes it", input.name));
         Ok(match (&input.generator, input.dtype) {
-            (Generator::Ids | Generator::IdsMediaAsPad, _) => {
-                Self::Numbers(pass.ids.iter().map(|id| used.partition_point(|u| u < id) as i32).collect())
+            (generator @ (Generator::Ids | Generator::IdsMediaAsPad), _) => {
+                Self::Numbers(pass.feed.ids(generator).iter().map(|&id| used.partition_point(|&u| u < id as u32) as i32).collect())
             }
-            (Generator::PositionsSequence, _) => Self::Numbers((0..rows).collect()),
-            (Generator::PositionsMrope, _) => Self::Numbers((0..3).flat_map(|_| 0..rows).collect()),
             (Generator::WantedRows, _) => Self::Numbers(pass.wanted.clone().map(|row| row as i32).collect()),
             (Generator::Carried, dtype) => match (values.get(&input.name), dtype) {
-                (Some(values), DType::F32) => Self::Floats(values),
+                (Some(values), DType::F32) => Self::Lent(InputData::F32(values)),
                 // Chosen experts come as floats.
                 (Some(values), DType::I32) => Self::Numbers(values.iter().map(|&x| x as i32).collect()),
-                (None, _) => return Err(ForgeError::Gate(format!("the value `{}` is read before the stage that makes it", input.name))),
+                (None, _) => return Err(unknown("the stage")),
             },
-            // A text has no soft rows.
-            (_, DType::F32) => Self::Floats(&[]),
-            (_, DType::I32) => Self::Numbers(Vec::new()),
+            (generator, _) => pass.feed.get(generator).ok_or_else(|| unknown("the front end"))?,
         })
     }
 
     fn lend(&self) -> InputData<'_> {
         match self {
-            Self::Floats(values) => InputData::F32(values),
+            Self::Lent(values) => *values,
+            Self::Made(values) => values.lend(),
             Self::Numbers(values) => InputData::I32(values),
         }
     }

@@ -13,7 +13,7 @@ pub fn uniform(seed: u64, draw: u64) -> f64 {
 }
 
 /// The finaliser of SplitMix64 (Steele, Lea, Flood 2014).
-fn mix(mut z: u64) -> u64 {
+pub fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)

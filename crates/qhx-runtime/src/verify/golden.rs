@@ -171,7 +171,8 @@ fn one(
             notes.take(first, tap);
         }
     };
-    play(&mut session, &prompt.ids, Answer::Given(&prompt.greedy), cancel, &mut logits, &mut taps)?;
+    let read = crate::Prompt::from_ids(prompt.ids.clone());
+    play(&mut session, &read, Answer::Given(&prompt.greedy), cancel, &mut logits, &mut taps)?;
     if strict && (errors.is_nan() || errors > STRICT) {
         report.problems.push(format!("`{}`: logits differ by {errors:.2e} of the largest (at most {STRICT:.0e} is allowed)", prompt.name));
     }

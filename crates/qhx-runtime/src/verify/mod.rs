@@ -4,13 +4,15 @@
 //! compares tokens, logits and what each stage made, and [`golden`] does the same for a folder that other software wrote. The forge uses the same pieces
 //! to make the oracle in the first place.
 
+mod drawn;
 pub mod golden;
 mod notes;
 mod play;
 mod replay;
 mod sums;
 
-pub use notes::{Notes, check_numbers, row_stages};
+pub use drawn::draw;
+pub use notes::{Notes, check_numbers, encode_noted, row_stages, share, tower_stages};
 pub use play::{Answer, play, top};
 pub use replay::{Difference, Report, StageDifference, Verdict, oracle, replay, tolerance};
 pub use sums::weight_sums;

@@ -1,5 +1,6 @@
 //! What stages made of some rows: kept while a case is played, and the few numbers that stand for it in an oracle.
 
+use crate::{Cancel, Error, Medium, Model, placement::tower_stage};
 use qhx_ir::{Checked, Dim, Name, Tap};
 use std::collections::HashMap;
 
@@ -9,18 +10,45 @@ pub fn row_stages(program: &Checked) -> Vec<Name> {
     program.stages.iter().filter(|stage| stage.tap.as_ref().is_some_and(by_rows)).map(|stage| stage.name.clone()).collect()
 }
 
+/// The stages of a tower that show what they made, in order, as people call them.
+pub fn tower_stages(program: &Checked) -> Vec<Name> {
+    program.stages.iter().filter(|stage| stage.tap.is_some()).map(|stage| tower_stage(program, &stage.name).as_str().into()).collect()
+}
+
+/// Encodes a medium, whatever was made of it before, and notes what every stage of its tower made of some rows of the call.
+pub fn encode_noted(model: &Model, medium: &Medium, rows: &[usize], cancel: &Cancel) -> Result<Notes, Error> {
+    let Some(program) = model.tower_program(medium.kind()) else { return model.encode(medium, cancel).map(|_| Notes::default()) };
+    let mut notes = Notes::new(&tower_stages(program), rows);
+    model.encode_traced(medium, cancel, &mut |tap| notes.take_share(medium.rows(), &tower_stage(program, tap.stage), tap))?;
+    Ok(notes)
+}
+
 /// What stages made of some rows of a session. A row that is computed again replaces what it was.
 #[derive(Clone, Debug, Default)]
 pub struct Notes {
     rows: Vec<usize>,
+    /// In the order in which they were asked for.
+    names: Vec<Name>,
     stages: HashMap<Name, Vec<Vec<f32>>>,
 }
 
 impl Notes {
     /// For these rows, rising, and these stages.
     pub fn new(stages: &[Name], rows: &[usize]) -> Self {
-        let stages = stages.iter().map(|stage| (stage.clone(), vec![Vec::new(); rows.len()])).collect();
-        Self { rows: rows.to_vec(), stages }
+        let noted = stages.iter().map(|stage| (stage.clone(), vec![Vec::new(); rows.len()])).collect();
+        Self { rows: rows.to_vec(), names: stages.to_vec(), stages: noted }
+    }
+
+    /// The stages, in order.
+    pub fn stages(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().map(|name| &**name)
+    }
+
+    /// Forgets the rows from `end` on.
+    pub fn truncate(&mut self, end: usize) {
+        let kept = self.rows.partition_point(|&row| row < end);
+        self.rows.truncate(kept);
+        self.stages.values_mut().for_each(|rows| rows.truncate(kept));
     }
 
     /// The rows.
@@ -30,13 +58,23 @@ impl Notes {
 
     /// Takes what it wants of a tap of a call whose first row is `first`.
     pub fn take(&mut self, first: usize, tap: Tap<'_>) {
-        let Some(noted) = self.stages.get_mut(tap.stage) else { return };
+        self.note(tap.stage, tap, |row, count| row.checked_sub(first).filter(|at| *at < count));
+    }
+
+    /// Takes what it wants of a tap of a call of `rows` rows, which may have fewer: of each row that is noted the one at the same share of them.
+    fn take_share(&mut self, rows: usize, stage: &str, tap: Tap<'_>) {
+        self.note(stage, tap, |row, count| share(row, rows, count));
+    }
+
+    /// Takes those rows of a tap for which `place` gives their place among its rows, whose number it is told.
+    fn note(&mut self, stage: &str, tap: Tap<'_>, place: impl Fn(usize, usize) -> Option<usize>) {
+        let Some(noted) = self.stages.get_mut(stage) else { return };
         let count = tap.shape.first().copied().unwrap_or(0).max(1);
         let width = tap.values.len() / count;
         for (row, values) in self.rows.iter().zip(noted) {
-            if (first..first + count).contains(row) {
+            if let Some(at) = place(*row, count) {
                 values.clear();
-                values.extend_from_slice(&tap.values[(row - first) * width..][..width]);
+                values.extend_from_slice(&tap.values[at * width..][..width]);
             }
         }
     }
@@ -50,6 +88,11 @@ impl Notes {
     pub fn numbers(&self, stage: &str) -> Vec<f32> {
         self.stage(stage).iter().flat_map(|row| check_numbers(stage, row)).collect()
     }
+}
+
+/// The row of a value of `count` rows that stands for row `row` of a call of `rows`; none where there is no such row.
+pub fn share(row: usize, rows: usize, count: usize) -> Option<usize> {
+    (row < rows && count > 0).then(|| row * count / rows)
 }
 
 /// A row in three numbers: its norm and two sums with random signs that depend on the stage's name alone.
@@ -77,6 +120,14 @@ mod tests {
         notes.take(1, Tap { stage: "a", shape: &[1, 2], values: &[0.5, 0.5] });
         assert_eq!(notes.stage("a"), [vec![0.5, 0.5], vec![8.0, 9.0]]);
         assert_eq!(notes.numbers("a").len(), 6);
+    }
+
+    #[test]
+    fn rows_of_a_tower_by_their_share() {
+        let mut notes = Notes::new(&["v.0".into()], &[0, 5, 7, 9]);
+        notes.take_share(8, "v.0", Tap { stage: "0", shape: &[2, 2], values: &[1.0, 2.0, 3.0, 4.0] });
+        assert_eq!(notes.stage("v.0"), [vec![1.0, 2.0], vec![3.0, 4.0], vec![3.0, 4.0], vec![]]);
+        assert_eq!((share(7, 8, 8), share(7, 8, 16), share(8, 8, 8), share(0, 0, 1)), (Some(7), Some(14), None, None));
     }
 
     #[test]

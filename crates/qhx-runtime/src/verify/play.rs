@@ -1,21 +1,28 @@
 //! One prompt and its answer on a session, with everything shown on the way.
 
-use crate::{Cancel, Error, Session, ShowTap, sample::argmax};
+use crate::{Cancel, Error, Prompt, Session, ShowTap, sample::argmax};
 
 /// Where the tokens of an answer come from.
 #[derive(Clone, Copy, Debug)]
 pub enum Answer<'a> {
     /// Chosen greedily, this many; end-of-answer ids are as any other.
     Greedy(usize),
+    /// Chosen greedily, at most `most`, the last of them the first that is among `ends`.
+    Until {
+        /// The longest answer.
+        most: usize,
+        /// Ids that end it.
+        ends: &'a [u32],
+    },
     /// Given, whatever the model would choose.
     Given(&'a [u32]),
 }
 
-/// Reads `prompt` on the session, forgetting what it held, then puts in the answer token by token, as decoding does. The logits of each token's step go to
+/// Reads `prompt` on the session, its media included, forgetting what it held, then puts in the answer token by token, as decoding does. The logits of each token's step go to
 /// `logits`, what stages made to `taps`. Gives the answer.
 pub fn play(
     session: &mut Session,
-    prompt: &[u32],
+    prompt: &Prompt,
     answer: Answer<'_>,
     cancel: &Cancel,
     logits: &mut dyn FnMut(usize, &[f32]),
@@ -23,19 +30,27 @@ pub fn play(
 ) -> Result<Vec<u32>, Error> {
     session.reset();
     let count = match answer {
-        Answer::Greedy(count) => count,
+        Answer::Greedy(count) | Answer::Until { most: count, .. } => count,
         Answer::Given(ids) => ids.len(),
     };
     let mut ids: Vec<u32> = Vec::with_capacity(count);
     while ids.len() < count {
-        let next = if ids.is_empty() { prompt } else { &ids[ids.len() - 1..] };
-        session.append_traced(next, 1, cancel, &mut |_, _| {}, &mut |first, tap| taps(first, tap))?;
+        let mut taps = |first: usize, tap: qhx_ir::Tap<'_>| taps(first, tap);
+        match ids.last() {
+            None => session.append_prompt_traced(prompt, 1, cancel, &mut |_, _| {}, &mut taps)?,
+            Some(&last) => session.append_traced(&[last], 1, cancel, &mut |_, _| {}, &mut taps)?,
+        }
         let row = session.logits().unwrap_or_default();
         logits(ids.len(), row);
         ids.push(match answer {
-            Answer::Greedy(_) => argmax(row)? as u32,
+            Answer::Greedy(_) | Answer::Until { .. } => argmax(row)? as u32,
             Answer::Given(given) => given[ids.len()],
         });
+        if let (Answer::Until { ends, .. }, Some(last)) = (answer, ids.last())
+            && ends.contains(last)
+        {
+            break;
+        }
     }
     Ok(ids)
 }

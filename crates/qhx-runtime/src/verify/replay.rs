@@ -1,10 +1,10 @@
 //! The oracle of a bundle, replayed: every stored weight read, every prompt answered again, every stage compared.
 
-use super::{Answer, Notes, VerifyError, play, sums, top, weight_sums};
-use crate::{Cancel, Model};
+use super::{Answer, Notes, VerifyError, draw, encode_noted, play, sums, top, tower_stages, weight_sums};
+use crate::{Cancel, MediaKind, Medium, Model, Prompt};
 use qhx_bundle::{
     Bundle,
-    parity::{Case, MAX_PARITY_BYTES, Parity},
+    parity::{Case, CaseMedium, MAX_PARITY_BYTES, Parity, StageCheck},
 };
 use qhx_ir::{Checked, Encoding, OpKind};
 use serde::Serialize;
@@ -29,6 +29,8 @@ pub struct Report {
     pub damaged_weights: Vec<String>,
     /// Prompts replayed.
     pub prompts: usize,
+    /// Pictures and sounds among them, each encoded again.
+    pub media: usize,
     /// Tokens compared.
     pub tokens: usize,
     /// Tokens that differ, in order.
@@ -143,8 +145,17 @@ pub fn oracle(bundle: &Bundle) -> Result<Parity, VerifyError> {
 struct Replay<'a> {
     model: &'a Model,
     report: Report,
-    /// By stage, the head last: sum of squared relative differences, and their number.
-    sums: Vec<(String, f64, usize)>,
+    /// By stage: those of towers, then those of the text, the head last.
+    sums: Vec<StageSum>,
+}
+
+/// What is known of a stage so far.
+struct StageSum {
+    stage: String,
+    tolerance: f64,
+    /// Of squared relative differences.
+    sum: f64,
+    count: usize,
 }
 
 impl<'a> Replay<'a> {
@@ -160,14 +171,18 @@ impl<'a> Replay<'a> {
             weights: 0,
             damaged_weights: Vec::new(),
             prompts: parity.cases.len(),
+            media: parity.cases.iter().map(|case| case.media.len()).sum(),
             tokens: 0,
             differences: Vec::new(),
             max_logit_error: 0.0,
             stages: Vec::new(),
             worst_stage: None,
         };
-        let sums = model.program().stages.iter().map(|stage| (stage.name.to_string(), 0.0, 0)).collect();
-        Self { model, report, sums }
+        let new = |stage: String, tolerance: f64| StageSum { stage, tolerance, sum: 0.0, count: 0 };
+        let towers = [MediaKind::Image, MediaKind::Audio].into_iter().filter_map(|kind| model.tower_program(kind));
+        let towers = towers.flat_map(|program| tower_stages(program).into_iter().map(|stage| new(stage.to_string(), tolerance(program))));
+        let text = model.program().stages.iter().map(|stage| new(stage.name.to_string(), tolerance(model.program())));
+        Self { model, report, sums: towers.chain(text).collect() }
     }
 
     /// Every weight that either side knows must be on the other, with the same sums.
@@ -193,51 +208,78 @@ impl<'a> Replay<'a> {
     fn case(&mut self, case: &Case, cancel: &Cancel, progress: &mut dyn FnMut(usize)) -> Result<(), VerifyError> {
         let stages: Vec<_> = case.stages.iter().map(|stage| stage.stage.as_str().into()).collect();
         let mut notes = Notes::new(&stages, &case.rows);
+        let prompt = self.prompt(case, cancel)?;
         let mut session = self.model.session()?;
         let mut steps = Vec::new();
         let mut logits = |step: usize, logits: &[f32]| {
             steps.push(Step::compare(case, step, logits));
             progress(step + 1);
         };
-        play(&mut session, &case.prompt_ids, Answer::Given(&case.ids), cancel, &mut logits, &mut |first, tap| notes.take(first, tap))?;
+        play(&mut session, &prompt, Answer::Given(&case.ids), cancel, &mut logits, &mut |first, tap| notes.take(first, tap))?;
         self.report.tokens += steps.len();
         for step in steps {
             self.report.max_logit_error = self.report.max_logit_error.max(step.logit_error);
             self.report.differences.extend(step.difference);
             self.note_last_stage(step.relative_error);
         }
-        for expected in &case.stages {
+        self.compare_stages(&case.stages, &notes);
+        Ok(())
+    }
+
+    /// The prompt of a case. Its media are drawn and encoded, and what the towers made is compared.
+    fn prompt(&mut self, case: &Case, cancel: &Cancel) -> Result<Prompt, VerifyError> {
+        let ids = case.prompt_ids.clone();
+        if case.media.is_empty() {
+            return Ok(Prompt::from_ids(ids));
+        }
+        let media = case.media.iter().map(|medium| self.medium(medium)).collect::<Result<Vec<_>, _>>()?;
+        let prompt = Prompt::from_ids_with_media(self.model, ids, &media)?;
+        for (expected, medium) in case.media.iter().zip(&media) {
+            let notes = encode_noted(self.model, medium, &expected.rows, cancel)?;
+            self.compare_stages(&expected.stages, &notes);
+        }
+        Ok(prompt)
+    }
+
+    fn medium(&self, expected: &CaseMedium) -> Result<Medium, VerifyError> {
+        let (medium, sum) = draw(expected.drawing, self.model.name(), self.model.media())?;
+        if sum != expected.sha256 {
+            let reason = format!("this qhx makes another {}: forge the bundle again", medium.name());
+            return Err(VerifyError::Oracle { bundle: self.model.name().into(), reason });
+        }
+        Ok(medium)
+    }
+
+    fn compare_stages(&mut self, expected: &[StageCheck], notes: &Notes) {
+        for expected in expected {
             let found = notes.numbers(&expected.stage);
-            let Some(sums) = self.sums.iter_mut().find(|(stage, ..)| *stage == expected.stage) else {
+            let Some(sum) = self.sums.iter_mut().find(|sum| sum.stage == expected.stage) else {
                 self.report.problems.push(format!("the oracle has a stage `{}`, which the program has not", expected.stage));
                 continue;
             };
             for (expected, found) in expected.numbers.chunks_exact(3).zip(found.chunks_exact(3)) {
                 let scale = f64::from(expected[0]).max(1e-20);
                 let error = expected.iter().zip(found).map(|(e, f)| (f64::from(*e) - f64::from(*f)).abs() / scale);
-                add(sums, error.fold(0.0, larger));
+                sum.add(error.fold(0.0, larger));
             }
         }
-        Ok(())
     }
 
     fn note_last_stage(&mut self, error: f64) {
         if let Some(last) = self.sums.last_mut() {
-            add(last, error);
+            last.add(error);
         }
     }
 
     fn finish(self) -> Report {
-        let Self { model, mut report, sums } = self;
-        let tolerance = tolerance(model.program());
-        let measured = sums.into_iter().filter(|(.., count)| *count > 0);
-        report.stages =
-            measured.map(|(stage, sum, count)| StageDifference { stage, error: (sum / count as f64).sqrt(), tolerance }).collect();
-        report.worst_stage = report.stages.iter().max_by(|a, b| a.error.total_cmp(&b.error)).cloned();
+        let Self { mut report, sums, .. } = self;
+        report.stages = sums.into_iter().filter(|sum| sum.count > 0).map(StageSum::difference).collect();
+        let share = |stage: &StageDifference| stage.error / stage.tolerance;
+        report.worst_stage = report.stages.iter().max_by(|a, b| share(a).total_cmp(&share(b))).cloned();
         if let Some(first) = report.stages.iter().find(|stage| stage.error.is_nan() || stage.error > stage.tolerance) {
             report.problems.push(format!(
-                "stage {}: departs from the oracle by {:.2e} (at most {tolerance:.0e} is allowed)",
-                first.stage, first.error
+                "stage {}: departs from the oracle by {:.2e} (at most {:.0e} is allowed)",
+                first.stage, first.error, first.tolerance
             ));
             report.stage.get_or_insert(first.stage.clone());
         }
@@ -265,9 +307,15 @@ impl<'a> Replay<'a> {
     }
 }
 
-fn add((_, sum, count): &mut (String, f64, usize), error: f64) {
-    *sum += error * error;
-    *count += 1;
+impl StageSum {
+    fn add(&mut self, error: f64) {
+        self.sum += error * error;
+        self.count += 1;
+    }
+
+    fn difference(self) -> StageDifference {
+        StageDifference { stage: self.stage, error: (self.sum / self.count as f64).sqrt(), tolerance: self.tolerance }
+    }
 }
 
 /// The larger of two; what is no number is larger than any.

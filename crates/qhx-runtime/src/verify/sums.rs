@@ -6,7 +6,7 @@
 //! equal on every machine, for any number of threads, and are compared nearly to the last digit.
 
 use super::VerifyError;
-use crate::{Cancel, Error};
+use crate::{Cancel, Error, sample::random::mix};
 use qhx_bundle::{Bundle, parity::WeightSum};
 use qhx_ir::{Name, WeightTensor};
 use std::{
@@ -110,13 +110,6 @@ pub(super) fn signs(key: u64, block: u64) -> u64 {
 /// A number for a name.
 pub(super) fn key(name: &str) -> u64 {
     mix(name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)))
-}
-
-/// The finaliser of SplitMix64.
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]
