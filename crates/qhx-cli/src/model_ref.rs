@@ -1,9 +1,10 @@
-//! What MODEL may be: a bundle, a Hugging Face folder or a GGUF file. The latter two are forged once into the user's cache and then found there.
+//! What MODEL may be: a bundle, a Hugging Face folder or a GGUF file. The latter two are forged once into the user's cache, through a quick gate, and
+//! then found there.
 
 use crate::{
     builtin,
     failure::Failure,
-    forging::{Order, forge},
+    forging::{GateOrder, Order, measured},
     interrupt::Interrupt,
     load::open_bundle,
     output,
@@ -11,15 +12,19 @@ use crate::{
 use qhx_bundle::{
     Bundle, Digest, cache_dir,
     manifest::{MANIFEST_FILE, SCHEMA_VERSION},
+    parity::PARITY_PAGE,
 };
-use qhx_forge::{Precision, forge_checkpoint};
+use qhx_forge::{Material, Precision};
 use qhx_ir::PROGRAM_VERSION;
 use std::{
     fs::{self, File, Metadata},
     io::{self, Read},
     path::{Path, PathBuf},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
+
+/// About how long the gate of a bundle in the cache may take: somebody waits for an answer.
+const GATE_BUDGET: Duration = Duration::from_secs(20);
 
 /// What a path holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +95,19 @@ fn open_checkpoint(source: &Path, interrupt: &Interrupt) -> Result<Bundle, Failu
         replace = true;
     }
     output::dim_note(&format!("forging {} into {} (once)", source.display(), place.display()));
-    forge(Order { out: &place, precision, replace }, interrupt, |options| forge_checkpoint(source, options))?;
+    let material = Material::open(source)?;
+    let gate = GateOrder { kind: None, auto: false, prompts: None, budget: Some(GATE_BUDGET), reproducible: false };
+    let gated = measured(Order { out: &place, precision, replace }, gate, interrupt, &material)?;
+    let gate = &gated.parity.gate;
+    if !gate.passed {
+        let (source, report) = (source.display(), gated.path.join(PARITY_PAGE));
+        return Err(Failure::work(format!("{source} as it is stored is not through its gate: {}", gate.result)).hint(format!(
+            "see {}; `qhx forge {source} --precision f32 --out DIR` makes a bundle in f32, and with --gate none one that is held to nothing",
+            report.display()
+        )));
+    }
+    let limited = gate.limited.as_ref().map_or(String::new(), |limited| format!(" (within {limited})"));
+    output::dim_note(&format!("gate: {}{limited}", gate.result));
     open_bundle(&place, interrupt)
 }
 
@@ -102,8 +119,11 @@ fn cached_place(source: &Path, precision: Precision) -> Result<PathBuf, Failure>
     })?;
     let cannot = |error: io::Error| Failure::work(format!("cannot look at {}: {error}", source.display()));
     let source = source.canonicalize().map_err(cannot)?;
-    let key =
-        format!("{}\n{precision} {SCHEMA_VERSION} {PROGRAM_VERSION}\n{}", env!("CARGO_PKG_VERSION"), identity(&source).map_err(cannot)?);
+    let key = format!(
+        "{}\n{precision} gated {SCHEMA_VERSION} {PROGRAM_VERSION}\n{}",
+        env!("CARGO_PKG_VERSION"),
+        identity(&source).map_err(cannot)?
+    );
     let name = if source.is_dir() { source.file_name() } else { source.file_stem() };
     let name = name.map_or("model".into(), |name| name.to_string_lossy().into_owned());
     Ok(cache.join("models").join(&Digest::of(key.as_bytes()).to_string()[..24]).join(name))

@@ -161,9 +161,9 @@ fn checkpoints_are_forged_once_and_again_when_they_change() {
         found
     };
     let first = answer(&gguf);
-    assert!(first.stderr.contains("(once)"), "{}", first.stderr);
+    assert!(first.stderr.contains("(once)") && first.stderr.contains("prompts exact"), "forged and gated: {}", first.stderr);
     let second = answer(&gguf);
-    assert!(!second.stderr.contains("(once)"), "{}", second.stderr);
+    assert!(!second.stderr.contains("(once)") && !second.stderr.contains("prompts exact"), "{}", second.stderr);
     assert_eq!(first.stdout, second.stdout);
     assert_eq!(common::listing(&cache.join("models")).len(), 1);
     // A checkpoint that was touched may have changed.
