@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match arguments[..] {
-        ["demo"] => demo("What is the capital of France?"),
+        ["demo"] => demo("Name three kinds of trees."),
         ["demo", prompt] => demo(prompt),
         ["test"] => suites::test(),
         ["builtin"] => builtin(),
