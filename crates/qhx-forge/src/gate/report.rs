@@ -90,7 +90,11 @@ fn section(body: &mut String, title: &str, text: &str, content: &str) {
 
 /// `1 − cosine` by stage, on a logarithmic scale.
 fn stages(stages: &[StageResult]) -> String {
-    let (width, height, left, bottom) = (900.0, 260.0, 52.0, 64.0);
+    let label = |stage: &StageResult| stage.stage.replace("layers.", "");
+    // Slanted labels hang below the plot.
+    let longest = stages.iter().map(|stage| label(stage).len()).max().unwrap_or(0);
+    let bottom = (20.0 + 4.6 * longest as f64).max(64.0);
+    let (width, height, left) = (900.0, 196.0 + bottom, 52.0);
     let floor = 1e-9f64;
     let distance = |cosine: f64| (1.0 - cosine).clamp(floor, 1.0).log10();
     let lowest = stages.iter().map(|s| distance(s.cosine)).fold(0.0, f64::min).floor().max(-9.0);
@@ -120,11 +124,10 @@ fn stages(stages: &[StageResult]) -> String {
         );
         if i % every == 0 || i + 1 == stages.len() {
             let (tx, ty) = (x + 3.0, height - bottom + 14.0);
-            let name = stage.stage.replace("layers.", "");
             let _ = write!(
                 svg,
                 "<text x=\"{tx:.1}\" y=\"{ty:.1}\" text-anchor=\"end\" transform=\"rotate(-45 {tx:.1} {ty:.1})\">{}</text>",
-                escape(&name)
+                escape(&label(stage))
             );
         }
     }
@@ -134,36 +137,37 @@ fn stages(stages: &[StageResult]) -> String {
 /// f32 margins against logit errors, both on logarithmic scales.
 fn margins(cases: &[Case]) -> String {
     let (width, height, left, bottom) = (900.0, 320.0, 52.0, 40.0);
-    let (low, high) = (-6.0f64, 2.0f64);
-    let log = |x: f32| f64::from(x).max(1e-6).log10().clamp(low, high);
-    let x = |v: f64| left + (v - low) / (high - low) * (width - left - 10.0);
-    let y = |v: f64| 8.0 + (high - v) / (high - low) * (height - bottom - 8.0);
+    let log = |x: f32| f64::from(x).clamp(1e-6, 1e2).log10();
+    let range = |list: &mut dyn Iterator<Item = f32>| {
+        let (low, high) = list.map(log).fold((2.0f64, -6.0f64), |(low, high), x| (low.min(x), high.max(x)));
+        (low.floor().min(high - 1.0), high.ceil())
+    };
+    let (x_low, x_high) = range(&mut cases.iter().flat_map(|case| case.logit_errors.iter().copied()));
+    let (y_low, y_high) = range(&mut cases.iter().flat_map(|case| case.f32_margins.iter().copied()));
+    let x = |v: f64| left + (v - x_low) / (x_high - x_low) * (width - left - 10.0);
+    let y = |v: f64| 8.0 + (y_high - v.clamp(y_low, y_high)) / (y_high - y_low) * (height - bottom - 8.0);
     let mut svg = open(width, height);
-    let turn = 0.25f64.log10();
-    let half = 0.5f64.log10();
-    let _ = write!(
-        svg,
-        "<polygon class=\"shade\" points=\"{:.1},{:.1} {:.1},{:.1} {:.1},{:.1} {:.1},{:.1} {:.1},{:.1}\"/>",
-        x(low),
-        y(low),
-        x(low),
-        y(low + 2f64.log10()),
-        x(turn),
-        y(half),
-        x(high),
-        y(half),
-        x(high),
-        y(low)
-    );
-    for power in low as i32..=high as i32 {
-        let (gx, gy) = (x(f64::from(power)), y(f64::from(power)));
+    // Below min(0.5, 2 · error).
+    let edge = (0..=100).map(|i| x_low + f64::from(i) / 100.0 * (x_high - x_low));
+    let edge: Vec<_> = edge.map(|v| format!("{:.1},{:.1}", x(v), y((v + 2f64.log10()).min(0.5f64.log10())))).collect();
+    let floor = y(y_low);
+    let _ = write!(svg, "<polygon class=\"shade\" points=\"{:.1},{floor:.1} {} {:.1},{floor:.1}\"/>", x(x_low), edge.join(" "), x(x_high));
+    for power in y_low as i32..=y_high as i32 {
+        let at = y(f64::from(power));
         let _ = write!(
             svg,
-            "<line class=\"axis\" x1=\"{left}\" x2=\"{width}\" y1=\"{gy:.1}\" y2=\"{gy:.1}\"/><text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">1e{power}</text>",
+            "<line class=\"axis\" x1=\"{left}\" x2=\"{width}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/><text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">1e{power}</text>",
             left - 6.0,
-            gy + 4.0
+            at + 4.0
         );
-        let _ = write!(svg, "<text x=\"{gx:.1}\" y=\"{:.1}\" text-anchor=\"middle\">1e{power}</text>", height - bottom + 16.0);
+    }
+    for power in x_low as i32..=x_high as i32 {
+        let _ = write!(
+            svg,
+            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">1e{power}</text>",
+            x(f64::from(power)),
+            height - bottom + 16.0
+        );
     }
     let _ = write!(
         svg,

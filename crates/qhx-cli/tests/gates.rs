@@ -1,0 +1,104 @@
+//! `qhx forge` with its gate and `qhx verify`, by the real binary.
+#![cfg(feature = "cpu")]
+
+mod common;
+
+use common::{fail, fixture, json, listing, qhx, ran, run, scratch, succeed};
+use serde_json::{Value, json};
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn forged_gated_verified() {
+    let folder = scratch();
+    let (source, out) = (fixture("qwen3"), folder.path().join("model"));
+    let found = json(["forge", text(&source), "--out", text(&out), "--precision", "f32", "--json"]);
+    assert_eq!((&found["gate"], &found["parity"]["passed"]), (&json!("strict"), &json!(true)), "{found}");
+    assert!(found["parity"]["result"].as_str().unwrap().contains("prompts exact"), "{found}");
+    assert!(found["memory"]["own_bytes"].as_u64().unwrap() > 0, "{found}");
+    assert!(listing(&out).contains(&"parity.html".to_string()) && listing(&out).contains(&"parity.json".to_string()));
+    assert_eq!(json(["inspect", text(&out), "--json"])["gated"], true);
+    let table = succeed(["verify", text(&out), "--threads", "1"]);
+    assert!(table.contains("pass: ") && table.contains("worst stage"), "{table}");
+    let report = json(["verify", text(&out), "--json"]);
+    assert_eq!((&report["passed"], &report["differences"]), (&json!(true), &json!([])), "{report}");
+    let golden = json(["verify", text(&out), "--golden", text(&source), "--json"]);
+    assert_eq!((&golden["passed"], &golden["strict"]), (&json!(true), &json!(true)), "{golden}");
+    fail(["verify", text(&out), "--golden", "/no/such/folder"], 1, &["oracle.json", "cannot be read"]);
+
+    // A damaged weight is found by its sum, and where that was made to fit, by its numbers.
+    let manifest: Value = common::read_json(&out.join("qhx.json"));
+    let file = manifest["weights"][0].as_str().unwrap().to_owned();
+    let mut weights = fs::read(out.join(&file)).unwrap();
+    let place = weights.len() - 100 * 1024;
+    weights[place / 4 * 4 + 3] ^= 0x80;
+    fs::write(out.join(&file), &weights).unwrap();
+    fail(["verify", text(&out)], 1, &["is damaged or was changed: sha256 must be"]);
+    let mut manifest = manifest;
+    manifest["files"][&file]["sha256"] = qhx_bundle::Digest::of(&weights).to_string().into();
+    fs::write(out.join("qhx.json"), manifest.to_string()).unwrap();
+    let damaged = run(["verify", text(&out), "--json"]);
+    assert_eq!(damaged.code, Some(1), "{damaged:?}");
+    let report: Value = serde_json::from_str(&damaged.stdout).unwrap();
+    assert_eq!(report["damaged_weights"].as_array().unwrap().len(), 1, "{report}");
+    let stage = report["stage"].as_str().unwrap();
+    assert!(damaged.stderr.contains(&format!("not verified: stage {stage}")), "{damaged:?}");
+}
+
+#[test]
+fn below_its_gate() {
+    let folder = scratch();
+    let out = folder.path().join("model");
+    let prompts = folder.path().join("prompts.json");
+    fs::write(&prompts, r#"[[1, 2, 3], "a text", {"user": "a turn"}]"#).unwrap();
+    let arguments =
+        ["forge", text(&fixture("llama")), "--out", text(&out), "--precision", "w4", "--gate", "strict", "--prompts", text(&prompts)]
+            .map(str::to_owned);
+    fail(&arguments, 1, &["not through its gate", "flips", "model.rejected"]);
+    assert_eq!(listing(folder.path()), ["model.rejected", "prompts.json"]);
+    assert!(listing(&folder.path().join("model.rejected")).contains(&"parity.html".to_string()));
+    for (bad, expected) in
+        [("{", "not valid JSON"), ("[]", "at least one prompt"), ("[[400000]]", "has the id 400000"), ("[{}]", "prompt 1 must be")]
+    {
+        fs::write(&prompts, bad).unwrap();
+        fail(&arguments, 1, &[expected]);
+    }
+    fs::remove_file(&prompts).unwrap();
+    fail(&arguments, 1, &["cannot read"]);
+    fail(["verify", text(&common::bundle("llama"))], 1, &["carries no oracle", "hint: forge it again with a gate"]);
+}
+
+#[test]
+fn a_gate_can_be_stopped() {
+    let folder = scratch();
+    let place = folder.path().join("place");
+    fs::create_dir(&place).unwrap();
+    let out = place.join("bundle");
+    // Many prompts: the gate takes seconds, the forging before it a moment.
+    let prompts = folder.path().join("prompts.json");
+    fs::write(&prompts, Value::from((0..400u32).map(|i| vec![i % 300; 600]).collect::<Vec<_>>()).to_string()).unwrap();
+    let arguments =
+        ["forge", text(&fixture("llama")), "--out", text(&out), "--precision", "f32", "--prompts", text(&prompts)].map(str::to_owned);
+    let child = qhx(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let begun = Instant::now();
+    // The manifest is the last that is written before the gate begins.
+    let gating = |place: &Path| fs::read_dir(place).unwrap().any(|entry| entry.unwrap().path().join("qhx.json").exists());
+    while !gating(&place) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "forging did not begin");
+        thread::sleep(Duration::from_millis(5));
+    }
+    thread::sleep(Duration::from_millis(300));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let ended = ran(child.wait_with_output().unwrap());
+    assert!(ended.code == Some(1) && ended.stderr.contains("cancelled: nothing was written"), "{ended:?}");
+    assert_eq!(listing(&place), [""; 0], "nothing is left");
+}
