@@ -13,7 +13,7 @@ struct Fetched {
     variable: &'static str,
 }
 
-const FETCHED: [Fetched; 4] = [
+const FETCHED: [Fetched; 5] = [
     Fetched { name: "real model", fetch: assets::smollm2, package: "qhx-cli", test: "smollm2", variable: "QHX_SMOLLM2" },
     Fetched {
         name: "real tokenizers",
@@ -24,6 +24,7 @@ const FETCHED: [Fetched; 4] = [
     },
     Fetched { name: "NPU emulator", fetch: assets::qnn, package: "qhx-npu", test: "*", variable: "QHX_QNN_DIR" },
     Fetched { name: "NPU commands", fetch: assets::qnn, package: "qhx-cli", test: "npu", variable: "QHX_QNN_DIR" },
+    Fetched { name: "doctor", fetch: assets::qnn, package: "qhx-cli", test: "doctor", variable: "QHX_QNN_DIR" },
 ];
 
 /// All suites. In CI a suite that cannot run is a failure; elsewhere it is named and passed over.

@@ -62,6 +62,11 @@ impl Failure {
         &self.message
     }
 
+    /// What to do about it, where something is known.
+    pub(crate) fn advice(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+
     /// Prints the block and gives the exit code.
     pub(crate) fn report(&self) -> ExitCode {
         if !self.is_quiet() {

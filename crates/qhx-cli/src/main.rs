@@ -8,6 +8,7 @@
 mod answer;
 mod builtin;
 mod commands;
+mod contexts;
 mod cost;
 mod failure;
 mod flags;

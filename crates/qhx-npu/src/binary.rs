@@ -10,8 +10,9 @@ use crate::{
     graph::DataType,
     library::{Build, HTP_BACKEND, Library, function, text},
 };
+use memmap2::Mmap;
 use sha2::{Digest, Sha256};
-use std::ptr;
+use std::{fs::File, io, path::Path, ptr};
 
 /// More graphs, tensors or axes than any real binary has: a sign that the metadata is damaged.
 const MOST: u32 = 65_536;
@@ -117,6 +118,12 @@ pub struct ExpectedTensor {
 }
 
 impl Library {
+    /// What a file with a context binary says of itself, once it has been found to be the one that is expected.
+    pub fn inspect_file(&self, file: &Path, expected: &Expected) -> Result<Metadata> {
+        let expected = expected.named(file);
+        expected.check_file(self, &map(file, &expected.name)?)
+    }
+
     /// What a context binary says of itself. Needs no device.
     pub fn inspect(&self, name: &str, binary: &[u8]) -> Result<Metadata> {
         let table = &self.system()?.interface.table;
@@ -153,9 +160,34 @@ impl Library {
     }
 }
 
+/// Maps a file, which must not be empty.
+pub(crate) fn map(file: &Path, name: &str) -> Result<Mmap> {
+    let wrong = |e: io::Error| Error::Binary { name: name.into(), reason: format!("cannot be read: {e}") };
+    let open = File::open(file).map_err(wrong)?;
+    if open.metadata().map_err(wrong)?.len() == 0 {
+        return Err(Error::Binary { name: name.into(), reason: "the file is empty: copy it again".into() });
+    }
+    // SAFETY: as for every mapped file of a bundle, nobody may cut it off while it is read.
+    unsafe { Mmap::map(&open) }.map_err(wrong)
+}
+
 impl Expected {
+    /// The same under the name of a file.
+    pub(crate) fn named(&self, file: &Path) -> Self {
+        Self { name: file.display().to_string(), ..self.clone() }
+    }
+
     /// Whether a binary may be loaded on a processor: size and sum, then what it says of itself.
     pub fn check(&self, library: &Library, arch: Arch, binary: &[u8]) -> Result<Metadata> {
+        let metadata = self.check_file(library, binary)?;
+        match metadata.obstacle(library, arch) {
+            Some(reason) => Err(Error::Binary { name: self.name.clone(), reason }),
+            None => Ok(metadata),
+        }
+    }
+
+    /// Whether a binary is the one that is expected, for whatever processor it is.
+    fn check_file(&self, library: &Library, binary: &[u8]) -> Result<Metadata> {
         let wrong = |reason: String| Err(Error::Binary { name: self.name.clone(), reason });
         if let Some(bytes) = self.bytes
             && bytes != binary.len() as u64
@@ -169,10 +201,10 @@ impl Expected {
             }
         }
         let metadata = library.inspect(&self.name, binary)?;
-        if let Some(reason) = metadata.obstacle(library, arch).or_else(|| self.mismatch(&metadata)) {
-            return wrong(reason);
+        match self.mismatch(&metadata) {
+            Some(reason) => wrong(reason),
+            None => Ok(metadata),
         }
-        Ok(metadata)
     }
 
     /// The first graph or tensor that is missing or different.

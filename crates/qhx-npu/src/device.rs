@@ -2,19 +2,17 @@
 #![allow(unsafe_code)] // Calls the library.
 
 use crate::{
-    binary::Expected,
+    binary::{self, Expected},
     compile::{self, CompileOptions},
     context::{self, Context},
-    error::{Error, Result},
+    error::Result,
     ffi,
     graph::Graph,
     library::{Library, function},
     log,
 };
-use memmap2::Mmap;
 use std::{
     fmt,
-    fs::File,
     path::Path,
     ptr,
     sync::{Arc, Mutex, PoisonError},
@@ -124,15 +122,9 @@ impl Device {
 
     /// Loads a context binary from a file, which is mapped and not copied.
     pub fn load_file(&self, file: &Path, expected: &Expected) -> Result<Context> {
-        let named = Expected { name: file.display().to_string(), ..expected.clone() };
-        let wrong = |e: std::io::Error| Error::Binary { name: named.name.clone(), reason: format!("cannot be read: {e}") };
-        let open = File::open(file).map_err(wrong)?;
-        if open.metadata().map_err(wrong)?.len() == 0 {
-            return Err(Error::Binary { name: named.name, reason: "the file is empty: copy it again".into() });
-        }
-        // SAFETY: as for every mapped file of a bundle, nobody may cut it off while it is read; the mapping ends with this function.
-        let map = unsafe { Mmap::map(&open) }.map_err(wrong)?;
-        self.load(&map, &named)
+        let expected = expected.named(file);
+        let map = binary::map(file, &expected.name)?;
+        self.load(&map, &expected)
     }
 
     fn open(&self) -> Result<Arc<Opened>> {

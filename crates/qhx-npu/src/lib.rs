@@ -20,6 +20,7 @@ pub mod graph;
 mod library;
 mod log;
 pub mod lower;
+pub mod probe;
 mod quiet;
 mod run;
 

@@ -33,6 +33,8 @@ struct Recent {
 
 static RECENT: Mutex<Recent> = Mutex::new(Recent { next: 0, lines: VecDeque::new() });
 
+// Where `vsnprintf` is no function of its own.
+#[cfg_attr(windows, link(name = "legacy_stdio_definitions"))]
 unsafe extern "C" {
     // `va_list` is passed as a pointer by the System V and the AArch64 calling conventions.
     fn vsnprintf(buffer: *mut c_char, size: usize, format: *const c_char, arguments: *mut c_void) -> c_int;
@@ -51,10 +53,7 @@ pub(crate) unsafe extern "C" fn callback(format: *const c_char, level: u32, _tim
     let mut buffer = [0u8; 1024];
     // SAFETY: the library hands over a format and its arguments; at most the buffer's size is written, zero byte included.
     let written = unsafe { vsnprintf(buffer.as_mut_ptr().cast(), buffer.len(), format, arguments) };
-    if written < 0 {
-        return;
-    }
-    let Ok(text) = CStr::from_bytes_until_nul(&buffer) else { return };
+    let (true, Ok(text)) = (written >= 0, CStr::from_bytes_until_nul(&buffer)) else { return };
     // A panic must not travel through the library.
     let _ = std::panic::catch_unwind(|| record(level, text.to_string_lossy().trim()));
 }

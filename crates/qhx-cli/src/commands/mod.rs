@@ -4,6 +4,7 @@ mod bench;
 mod chat;
 mod devices;
 mod diff;
+mod doctor;
 mod forge;
 mod generate;
 mod inspect;
@@ -28,6 +29,7 @@ pub(crate) enum Command {
     Bench(bench::Bench),
     Inspect(inspect::Inspect),
     Devices(devices::Devices),
+    Doctor(doctor::Doctor),
 }
 
 impl Command {
@@ -44,6 +46,7 @@ impl Command {
             Self::Bench(command) => command.run(interrupt),
             Self::Inspect(command) => command.run(interrupt),
             Self::Devices(command) => command.run(),
+            Self::Doctor(command) => command.run(interrupt),
         }
     }
 }

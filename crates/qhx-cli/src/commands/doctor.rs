@@ -1,0 +1,185 @@
+//! `qhx doctor`: whether a bundle will load here, on which device, and if not why and what to do.
+
+use crate::{contexts, failure::Failure, interrupt::Interrupt, load::open_bundle, output};
+use clap::Args;
+use qhx_bundle::{Bundle, manifest::TEXT_PROGRAM};
+use qhx_npu::probe::{Finding, Probe, State, Surroundings};
+use qhx_runtime::{DeviceChoice, LoadOptions, LoadPlan, registry};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Say for each device whether a bundle will load here and, if not, exactly why and what to do
+///
+/// Checks every file's sum, the memory, the libraries and what context binaries say of themselves. Loads no model and opens no NPU.
+/// Exit code 0: at least one device will load it; 1: none will.
+#[derive(Args)]
+#[command(after_help = "Example:\n  qhx doctor\n  qhx doctor smol\n  qhx doctor smol/v81/decode.bin --qnn-dir ./onnxruntime_qnn")]
+pub(crate) struct Doctor {
+    /// The bundle, a folder of it, or a context binary; without one the machine alone is looked at
+    bundle: Option<PathBuf>,
+    /// Folder with QNN's libraries [default: what QHX_QNN_DIR names, then where the system keeps libraries]
+    #[arg(long, value_name = "DIR")]
+    qnn_dir: Option<PathBuf>,
+    /// Longest session in tokens that memory must suffice for [default: the model's own limit, at most 4096]
+    #[arg(long, value_name = "N", value_parser = crate::flags::at_least_one())]
+    context: Option<usize>,
+    /// Print one JSON object instead of lines
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    bundle: Option<String>,
+    devices: Vec<DeviceReport>,
+}
+
+/// What was found for a device.
+#[derive(Serialize)]
+struct DeviceReport {
+    device: &'static str,
+    /// Whether it will load the bundle; without a bundle, whether it is there.
+    ready: bool,
+    findings: Vec<FindingReport>,
+}
+
+#[derive(Serialize)]
+struct FindingReport {
+    subject: String,
+    state: String,
+    found: String,
+    advice: Option<String>,
+}
+
+impl Doctor {
+    pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
+        let report = self.report(interrupt)?;
+        let ready = report.devices.iter().any(|device| device.ready);
+        if self.json {
+            output::print_json(&report)?
+        } else {
+            output::print(&report.lines())?
+        }
+        match (&report.bundle, ready) {
+            (Some(bundle), false) => Err(Failure::work(format!("no device of this machine will load {bundle}"))),
+            _ => Ok(()),
+        }
+    }
+
+    fn report(&self, interrupt: &Interrupt) -> Result<Report, Failure> {
+        if let Some(path) = self.bundle.as_deref().filter(|path| !path.exists() && !crate::builtin::is_meant(path)) {
+            return Err(Failure::work(format!("{} does not exist", path.display())));
+        }
+        let is_context = self.bundle.as_deref().is_some_and(Path::is_file);
+        let mut devices = Vec::new();
+        if !is_context {
+            devices.push(DeviceReport::new(DeviceChoice::Cpu, self.cpu(interrupt)?));
+            devices.push(DeviceReport::new(DeviceChoice::Gpu, vec![absent(DeviceChoice::Gpu)]));
+        }
+        devices.push(DeviceReport::new(DeviceChoice::Npu, self.npu()));
+        Ok(Report { bundle: self.bundle.as_ref().map(|path| path.display().to_string()), devices })
+    }
+
+    fn cpu(&self, interrupt: &Interrupt) -> Result<Vec<Finding>, Failure> {
+        let described = match registry::candidates(DeviceChoice::Cpu, None) {
+            Ok(devices) => devices.first().map(|device| device.describe().description).unwrap_or_default(),
+            Err(error) => return Ok(vec![wrong("processor", error.to_string(), "use a build of qhx with the feature `cpu`")]),
+        };
+        let mut findings = vec![fine("processor", described)];
+        let Some(path) = &self.bundle else { return Ok(findings) };
+        let bundle = match open_bundle(path, interrupt) {
+            Ok(bundle) => bundle,
+            Err(failure) => {
+                let advice = failure.advice().unwrap_or("fetch or forge the bundle again").to_owned();
+                findings.push(wrong("bundle", failure.message().to_owned(), &advice));
+                return Ok(findings);
+            }
+        };
+        findings.push(match bundle.verify_all(Some(&interrupt.flag())) {
+            Ok(()) => fine("files", format!("all {} are whole: their sums are right", bundle.manifest().files.len())),
+            Err(_) if interrupt.flag().load(std::sync::atomic::Ordering::Relaxed) => return Err(Failure::work("cancelled")),
+            Err(error) => wrong("files", error.to_string(), "fetch or forge the bundle again"),
+        });
+        findings.push(self.plan(&bundle));
+        Ok(findings)
+    }
+
+    /// Whether the processor takes the program, and the memory suffices.
+    fn plan(&self, bundle: &Bundle) -> Finding {
+        let Some(program) = bundle.program(TEXT_PROGRAM) else {
+            return wrong("program", "the bundle has no text program".into(), "forge it anew");
+        };
+        let options = LoadOptions { device: DeviceChoice::Cpu, context: self.context, ..LoadOptions::default() };
+        match LoadPlan::new(program, bundle.manifest().model.context_length, &options) {
+            Err(error) => wrong("program", error.to_string(), "use a newer qhx, or another device"),
+            Ok(plan) if plan.memory.fits() => fine("memory", plan.memory.to_string()),
+            Ok(plan) => {
+                wrong("memory", plan.memory.to_string(), "close other programs, choose a smaller --context, or a bundle of lower precision")
+            }
+        }
+    }
+
+    fn npu(&self) -> Vec<Finding> {
+        let surroundings = Surroundings::here(self.qnn_dir.as_deref());
+        let probe = surroundings.probe();
+        let mut findings = self.bundle.as_deref().map(|path| contexts::examine(path, &probe)).unwrap_or_default();
+        let Probe { findings: machine, .. } = probe;
+        findings.splice(..0, machine);
+        findings
+    }
+}
+
+impl Report {
+    fn lines(&self) -> String {
+        let device = |device: &DeviceReport| {
+            let verdict = match (self.bundle.is_some(), device.ready) {
+                (true, true) => "will load it",
+                (true, false) => "will not load it",
+                (false, true) => "is there",
+                (false, false) => "cannot be used",
+            };
+            let findings: String = device.findings.iter().map(FindingReport::lines).collect();
+            format!("{}: {verdict}\n{findings}", device.device)
+        };
+        self.devices.iter().map(device).collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl DeviceReport {
+    fn new(choice: DeviceChoice, findings: Vec<Finding>) -> Self {
+        let ready = findings.iter().all(|finding| finding.state != State::Wrong);
+        let findings = findings.into_iter().map(|Finding { subject, state, found, advice }| FindingReport {
+            subject,
+            state: state.to_string(),
+            found,
+            advice,
+        });
+        Self { device: choice.name(), ready, findings: findings.collect() }
+    }
+}
+
+impl FindingReport {
+    fn lines(&self) -> String {
+        let Self { subject, state, found, advice } = self;
+        let found = found.replace('\n', "\n      ");
+        let advice = advice.as_ref().map_or_else(String::new, |advice| format!("      → {advice}\n"));
+        format!("  {state:<8}  {subject}: {found}\n{advice}")
+    }
+}
+
+fn fine(subject: &str, found: String) -> Finding {
+    Finding { subject: subject.into(), state: State::Fine, found, advice: None }
+}
+
+fn wrong(subject: &str, found: String, advice: &str) -> Finding {
+    Finding { subject: subject.into(), state: State::Wrong, found, advice: Some(advice.into()) }
+}
+
+/// A device that this build has not.
+fn absent(choice: DeviceChoice) -> Finding {
+    match registry::candidates(choice, None) {
+        Ok(_) => fine("device", "is there".into()),
+        Err(qhx_runtime::Error::NoDevice { reason, .. }) => wrong("device", format!("this build of qhx {reason}"), "use the CPU"),
+        Err(error) => wrong("device", error.to_string(), "use the CPU"),
+    }
+}

@@ -1,0 +1,207 @@
+//! The context binaries of a bundle, as `qhx doctor` sees them: files and what they say of themselves, held against this machine.
+
+use qhx_npu::{
+    Arch, Expected, Metadata,
+    probe::{Finding, Probe, State},
+};
+use qhx_runtime::memory::show_bytes;
+use serde_json::Value;
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Larger ones do not load on phones.
+const MOST_BYTES: u64 = 3_500_000_000;
+const MOST_MANIFEST_BYTES: u64 = 4 << 20;
+
+/// A context binary, and what a manifest beside it says.
+#[derive(Default)]
+struct Named {
+    /// The manifests that name it.
+    by: Vec<String>,
+    bytes: Option<u64>,
+    sha256: Option<[u8; 32]>,
+}
+
+/// What there is to say of all context binaries of a bundle, of a folder of it, or of one file.
+pub(crate) fn examine(path: &Path, probe: &Probe) -> Vec<Finding> {
+    let binaries = if path.is_file() { BTreeMap::from([(path.to_path_buf(), Named::default())]) } else { binaries(path) };
+    if binaries.is_empty() {
+        let advice = "for phones: qhx forge SRC --out DIR --target v79,v81";
+        let (state, found) = match probe.emulated {
+            true => (State::Doubtful, "the bundle has none: the emulator compiles programs when they are loaded, which takes time"),
+            false => (State::Wrong, "the bundle has none"),
+        };
+        return vec![finding("context binaries", state, found.into(), Some(advice))];
+    }
+    // Folders of other generations are no trouble: a phone takes its own.
+    let own = |file: &&PathBuf| match (probe.arch, file.ancestors().skip(1).find_map(arch_of)) {
+        (Some(here), Some(folder)) => here == folder,
+        _ => true,
+    };
+    let chosen: Vec<&PathBuf> = binaries.keys().filter(own).collect();
+    if let (true, Some(arch)) = (chosen.is_empty(), probe.arch) {
+        let found = format!("none of the {} is in a folder for {arch}", binaries.len());
+        return vec![finding(
+            "context binaries",
+            State::Wrong,
+            found,
+            Some(&format!("qhx forge SRC --out DIR --target {arch} makes them")),
+        )];
+    }
+    chosen.into_iter().map(|file| examine_one(path, file, &binaries[file], probe)).collect()
+}
+
+fn examine_one(root: &Path, file: &Path, named: &Named, probe: &Probe) -> Finding {
+    let subject = file.strip_prefix(root).ok().filter(|rest| !rest.as_os_str().is_empty()).unwrap_or(file).display().to_string();
+    let wrong = |found: String, advice: &str| finding(&subject, State::Wrong, found, Some(advice));
+    let Ok(size) = fs::metadata(file).map(|data| data.len()) else {
+        return wrong(format!("is missing, though {} names it", named.by.join(", ")), "copy it again");
+    };
+    let Some(library) = &probe.library else {
+        return finding(&subject, State::Doubtful, format!("{}; without QNN's libraries it cannot be looked into", show_bytes(size)), None);
+    };
+    let expected = Expected { name: String::new(), bytes: named.bytes, sha256: named.sha256, graphs: Vec::new() };
+    let metadata = match library.inspect_file(file, &expected) {
+        Ok(metadata) => metadata,
+        Err(error) => return wrong(error.to_string(), "copy it again or forge it anew"),
+    };
+    let Metadata { arch, build, graphs, .. } = &metadata;
+    let described = format!("{}, Hexagon v{arch}, made with {build}, {} graphs", show_bytes(size), graphs.len());
+    let Some(here) = probe.arch.or(Arch::from_number(*arch)) else {
+        return wrong(described, "qhx runs binaries for v79 and v81");
+    };
+    match metadata.obstacle(library, here) {
+        Some(obstacle) => finding(&subject, State::Wrong, format!("{described}: it {obstacle}"), None),
+        None if size > MOST_BYTES => finding(
+            &subject,
+            State::Doubtful,
+            described,
+            Some("contexts of more than about 3.5 GB do not load on phones: forge it anew in more parts"),
+        ),
+        None => finding(&subject, State::Fine, described, None),
+    }
+}
+
+/// Context binaries in a folder and in its arch folders: those that are there and those that a manifest there names.
+fn binaries(folder: &Path) -> BTreeMap<PathBuf, Named> {
+    let mut found: BTreeMap<PathBuf, Named> = BTreeMap::new();
+    let inside = entries(folder).into_iter().filter(|entry| entry.is_dir() && arch_of(entry).is_some());
+    for folder in std::iter::once(folder.to_path_buf()).chain(inside) {
+        for entry in entries(&folder) {
+            let extension = entry.extension().and_then(|extension| extension.to_str());
+            match extension {
+                Some("bin") if entry.is_file() => drop(found.entry(entry).or_default()),
+                Some("json") => read_manifest(&folder, &entry, &mut found),
+                _ => {}
+            }
+        }
+    }
+    found
+}
+
+/// `v79`, `v81-w8` … are folders for a generation.
+fn arch_of(folder: &Path) -> Option<Arch> {
+    let name = folder.file_name()?.to_str()?;
+    name.split('-').next()?.parse().ok()
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let list = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    list.map(|entry| entry.path()).collect()
+}
+
+/// Takes down the context binaries that a manifest names, as plain strings, with their sizes and sums where it lists files.
+fn read_manifest(folder: &Path, file: &Path, found: &mut BTreeMap<PathBuf, Named>) {
+    let small = fs::metadata(file).is_ok_and(|data| data.len() <= MOST_MANIFEST_BYTES);
+    let Some(manifest) = small.then(|| fs::read(file).ok()).flatten().and_then(|text| serde_json::from_slice::<Value>(&text).ok()) else {
+        return;
+    };
+    let mut names = Vec::new();
+    strings(&manifest, &mut names);
+    for name in names {
+        let relative = Path::new(name);
+        let plain = relative.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+        if !plain || relative.extension().is_none_or(|extension| extension != "bin") {
+            continue;
+        }
+        let entry = found.entry(folder.join(relative)).or_default();
+        let listed = &manifest["files"][name];
+        entry.bytes = listed["bytes"].as_u64().or(entry.bytes);
+        entry.sha256 = listed["sha256"].as_str().and_then(sum).or(entry.sha256);
+        entry.by.push(file.file_name().unwrap_or_default().to_string_lossy().into_owned());
+    }
+}
+
+/// All strings of a JSON value, the names of its fields included.
+fn strings<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
+    match value {
+        Value::String(text) => found.push(text),
+        Value::Array(list) => list.iter().for_each(|value| strings(value, found)),
+        Value::Object(fields) => fields.iter().for_each(|(name, value)| {
+            found.push(name);
+            strings(value, found);
+        }),
+        _ => {}
+    }
+}
+
+/// A sum of 64 hexadecimal digits.
+fn sum(text: &str) -> Option<[u8; 32]> {
+    let mut sum = [0; 32];
+    if text.len() != 64 || !text.is_ascii() {
+        return None;
+    }
+    for (at, byte) in sum.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(sum)
+}
+
+fn finding(subject: &str, state: State, found: String, advice: Option<&str>) -> Finding {
+    Finding { subject: subject.into(), state, found, advice: advice.map(str::to_owned) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(arch: Option<Arch>) -> Probe {
+        Probe { emulated: false, arch, library: None, findings: vec![] }
+    }
+
+    #[test]
+    fn binaries_that_a_manifest_names_must_be_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let v81 = folder.path().join("v81-w8");
+        fs::create_dir(&v81).unwrap();
+        fs::write(v81.join("a.bin"), "x").unwrap();
+        fs::write(v81.join("model.json"), r#"{"plan":[{"context":"a.bin"},{"context":"parts/b.bin"},"../c.bin"]}"#).unwrap();
+        let found = examine(folder.path(), &machine(Some(Arch::V81)));
+        let told: Vec<(&str, State)> = found.iter().map(|finding| (&*finding.subject, finding.state)).collect();
+        assert_eq!(told, [("v81-w8/a.bin", State::Doubtful), ("v81-w8/parts/b.bin", State::Wrong)]);
+        assert!(found[1].found.contains("though model.json names it"), "{found:?}");
+        let other = examine(folder.path(), &machine(Some(Arch::V79)));
+        assert!(other.len() == 1 && other[0].advice.as_ref().unwrap().contains("--target v79"), "{other:?}");
+        fs::remove_dir_all(&v81).unwrap();
+        assert!(examine(folder.path(), &machine(None))[0].found.contains("the bundle has none"));
+    }
+
+    #[test]
+    fn sums_are_read_or_left_out() {
+        assert_eq!(sum(&"0f".repeat(32)), Some([15; 32]));
+        for text in ["", "0f", &"0g".repeat(32), &"é".repeat(32)] {
+            assert_eq!(sum(text), None, "{text}");
+        }
+        let manifest = format!(r#"{{"files":{{"a.bin":{{"bytes":7,"sha256":"{}"}}}}}}"#, "0f".repeat(32));
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("qhx.json");
+        fs::write(&file, manifest).unwrap();
+        let mut found = BTreeMap::new();
+        read_manifest(folder.path(), &file, &mut found);
+        let named = &found[&folder.path().join("a.bin")];
+        assert_eq!((named.bytes, named.sha256), (Some(7), Some([15; 32])));
+    }
+}

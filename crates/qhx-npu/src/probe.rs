@@ -1,0 +1,393 @@
+//! What this machine has of the NPU: files, devices and versions, looked at without opening the processor.
+
+use crate::{
+    Arch, Library,
+    library::{Build, DIRECTORY_VARIABLE, HTP, SYSTEM},
+};
+use memmap2::Mmap;
+use std::{
+    env, fmt,
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// Where the processor's own loader looks for its libraries: a list with `;` between.
+const DSP_VARIABLES: [&str; 2] = ["ADSP_LIBRARY_PATH", "DSP_LIBRARY_PATH"];
+/// Where it looks besides.
+const DSP_FOLDERS: [&str; 5] = ["vendor/lib/rfsa/adsp", "vendor/dsp/cdsp", "vendor/lib64/rfs/dsp", "usr/lib/rfsa/adsp", "usr/lib/dsp/cdsp"];
+/// How programs reach the processor.
+const DSP_NODES: [&str; 3] = ["dev/fastrpc-cdsp", "dev/fastrpc-cdsp-secure", "dev/adsprpc-smd"];
+const RPC_LIBRARY: &str = "libcdsprpc.so";
+const SYSTEM_FOLDERS: [&str; 6] =
+    ["vendor/lib64", "system/vendor/lib64", "system/lib64", "usr/lib/aarch64-linux-gnu", "usr/lib", "usr/local/lib"];
+
+/// Chips and the generation of their processor.
+const CHIPS: [(&str, u32); 6] = [("SM8450", 69), ("SM8475", 69), ("SM8550", 73), ("SM8650", 75), ("SM8750", 79), ("SM8850", 81)];
+
+/// Where to look: this machine, or a folder that is laid out like one.
+#[derive(Clone, Debug)]
+pub struct Surroundings {
+    /// The root of the file system.
+    pub root: PathBuf,
+    /// The folder with QNN's libraries; without one they are where the system keeps libraries.
+    pub libraries: Option<PathBuf>,
+    /// Folders in which the processor looks for its own libraries.
+    pub dsp_folders: Vec<PathBuf>,
+    /// The chip's name, where the system tells it.
+    pub chip: Option<String>,
+    /// Whether this is a PC, on which the processor is emulated.
+    pub emulated: bool,
+}
+
+/// How a finding stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// As it should be.
+    Fine,
+    /// May be a reason for trouble.
+    Doubtful,
+    /// Will stop it.
+    Wrong,
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Fine => "fine",
+            Self::Doubtful => "doubtful",
+            Self::Wrong => "wrong",
+        })
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What.
+    pub subject: String,
+    /// How it stands.
+    pub state: State,
+    /// What was found.
+    pub found: String,
+    /// What to do, where something is to be done.
+    pub advice: Option<String>,
+}
+
+/// What a machine has of the NPU.
+#[derive(Clone, Debug)]
+pub struct Probe {
+    /// Whether the processor is emulated: then programs are compiled when they are loaded.
+    pub emulated: bool,
+    /// The processor's generation; on a PC, which emulates all, and for unknown chips there is none.
+    pub arch: Option<Arch>,
+    /// The library, if it could be loaded.
+    pub library: Option<Library>,
+    /// What was found, in the order in which it is needed.
+    pub findings: Vec<Finding>,
+}
+
+impl Surroundings {
+    /// This machine, with QNN's libraries in a folder or where `QHX_QNN_DIR` says.
+    pub fn here(libraries: Option<&Path>) -> Self {
+        let root = PathBuf::from("/");
+        let listed = DSP_VARIABLES.iter().find_map(|name| env::var(name).ok()).unwrap_or_default();
+        let chip = property("ro.soc.model").or_else(|| fs::read_to_string(root.join("sys/devices/soc0/machine")).ok());
+        Self {
+            libraries: libraries.map(Path::to_path_buf).or_else(|| env::var_os(DIRECTORY_VARIABLE).map(PathBuf::from)),
+            dsp_folders: listed.split(';').filter(|folder| !folder.is_empty()).map(PathBuf::from).collect(),
+            chip: chip.map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()),
+            emulated: cfg!(target_arch = "x86_64"),
+            root,
+        }
+    }
+
+    /// Looks. The processor is not opened; QNN's library is loaded to ask for its version.
+    pub fn probe(&self) -> Probe {
+        let mut probe = Probe { emulated: self.emulated, arch: None, library: None, findings: Vec::new() };
+        if self.emulated {
+            let generations = Arch::ALL.map(|arch| arch.to_string()).join(" and ");
+            probe.note("processor", State::Fine, format!("none in a PC: {generations} are emulated"), None);
+        } else {
+            self.look_for_processor(&mut probe);
+        }
+        self.look_for_libraries(&mut probe);
+        if let (false, Some(arch)) = (self.emulated, probe.arch) {
+            self.look_for_dsp_libraries(arch, &mut probe);
+        }
+        probe
+    }
+
+    fn look_for_processor(&self, probe: &mut Probe) {
+        let Some(name) = &self.chip else {
+            let advice = "if it has a Hexagon processor of generation v79 or v81, the folder of that name will run";
+            return probe.note("processor", State::Doubtful, "the system does not tell its chip".into(), Some(advice.into()));
+        };
+        let generation = CHIPS.iter().find(|(chip, _)| name.starts_with(chip)).map(|(_, generation)| *generation);
+        probe.arch = generation.and_then(Arch::from_number);
+        match (generation, probe.arch) {
+            (_, Some(arch)) => probe.note("processor", State::Fine, format!("{name}: Hexagon {arch}"), None),
+            (Some(generation), None) => {
+                let advice = "qhx compiles for v79 and v81: use the CPU";
+                probe.note("processor", State::Wrong, format!("{name}: Hexagon v{generation}"), Some(advice.into()));
+            }
+            (None, None) => {
+                let advice = "known are SM8750 (v79) and SM8850 (v81): use the CPU on others";
+                probe.note("processor", State::Doubtful, format!("{name}, a chip that qhx does not know"), Some(advice.into()));
+            }
+        }
+        match DSP_NODES.iter().map(|node| self.root.join(node)).find(|node| node.exists()) {
+            Some(node) => probe.note("way to it", State::Fine, node.display().to_string(), None),
+            None => probe.note(
+                "way to it",
+                State::Doubtful,
+                "none of /dev/fastrpc-cdsp and /dev/adsprpc-smd is visible".into(),
+                Some("apps of a phone reach it by a service; elsewhere the kernel's FastRPC driver is missing".into()),
+            ),
+        }
+        let folders = SYSTEM_FOLDERS.iter().map(|folder| self.root.join(folder));
+        match folders.map(|folder| folder.join(RPC_LIBRARY)).find(|file| file.is_file()) {
+            Some(file) => probe.note("its driver", State::Fine, file.display().to_string(), None),
+            None => probe.note(
+                "its driver",
+                State::Wrong,
+                format!("{RPC_LIBRARY} is in none of /vendor/lib64, /system/lib64, /usr/lib"),
+                Some("it comes with the phone's system or with Qualcomm's FastRPC package".into()),
+            ),
+        }
+    }
+
+    fn look_for_libraries(&self, probe: &mut Probe) {
+        let name = |file: &str| self.libraries.as_ref().map_or_else(|| PathBuf::from(file), |folder| folder.join(file));
+        let (htp, system) = (name(HTP), name(SYSTEM));
+        match Library::open_files(&htp, &system) {
+            Ok(library) => {
+                probe.note(HTP, State::Fine, format!("{}, {}", library.build(), htp.display()), None);
+                match library.system() {
+                    Ok(_) => probe.note(SYSTEM, State::Fine, system.display().to_string(), None),
+                    Err(e) => probe.note(SYSTEM, State::Wrong, e.to_string(), None),
+                }
+                probe.library = Some(library);
+            }
+            Err(e) => {
+                // A library of another machine cannot be loaded, but it tells which it is.
+                let other = elf_machine(&htp).filter(|machine| *machine != THIS_MACHINE);
+                let found =
+                    other.map_or_else(|| e.to_string(), |machine| format!("{} is for {machine}, this is {THIS_MACHINE}", htp.display()));
+                let advice = other.map(|_| format!("point {DIRECTORY_VARIABLE} to the libraries of this kind of machine"));
+                probe.note(HTP, State::Wrong, found, advice);
+            }
+        }
+    }
+
+    /// The library's two halves for one generation: a stub on this side and a skel on the processor's.
+    fn look_for_dsp_libraries(&self, arch: Arch, probe: &mut Probe) {
+        let own = self.libraries.iter().cloned();
+        let system = SYSTEM_FOLDERS.iter().map(|folder| self.root.join(folder));
+        let (stub, skel) = (format!("libQnnHtpV{}Stub.so", arch.number()), format!("libQnnHtpV{}Skel.so", arch.number()));
+        let release = probe.library.as_ref().map(|library| library.build().clone());
+        let found = own.clone().chain(system).map(|folder| folder.join(&stub)).find(|file| file.is_file());
+        probe.note_half(&stub, found, release.as_ref(), "push it beside libQnnHtp.so");
+        let dsp = self.dsp_folders.iter().cloned().chain(own).chain(DSP_FOLDERS.iter().map(|folder| self.root.join(folder)));
+        let found = dsp.map(|folder| folder.join(&skel)).find(|file| file.is_file());
+        let listed = found.as_ref().and_then(|file| file.parent()).is_none_or(|folder| self.is_searched(folder));
+        probe.note_half(&skel, found, release.as_ref(), "push it, and set ADSP_LIBRARY_PATH to its folder");
+        if !listed {
+            let advice = "export ADSP_LIBRARY_PATH=FOLDER (several with ; between) before starting qhx";
+            probe.note("ADSP_LIBRARY_PATH", State::Wrong, format!("does not name the folder of {skel}"), Some(advice.into()));
+        }
+    }
+
+    /// Whether the processor's loader looks into a folder.
+    fn is_searched(&self, folder: &Path) -> bool {
+        self.dsp_folders.iter().any(|searched| searched == folder) || DSP_FOLDERS.iter().any(|searched| self.root.join(searched) == folder)
+    }
+}
+
+impl Probe {
+    /// What will stop the NPU here, if anything.
+    pub fn obstacle(&self) -> Option<&Finding> {
+        self.findings.iter().find(|finding| finding.state == State::Wrong)
+    }
+
+    fn note(&mut self, subject: &str, state: State, found: String, advice: Option<String>) {
+        self.findings.push(Finding { subject: subject.into(), state, found, advice });
+    }
+
+    /// A library that must be there and of the same release as the first.
+    fn note_half(&mut self, name: &str, found: Option<PathBuf>, release: Option<&Build>, advice: &str) {
+        let Some(file) = found else {
+            return self.note(name, State::Wrong, "is not there".into(), Some(format!("{advice}; it is part of the same QAIRT release")));
+        };
+        let build = build_of(&file);
+        match (&build, release) {
+            (Some(build), Some(release)) if build.release != release.release => {
+                let advice = "take all libraries from one QAIRT release: others fail with error 1008";
+                self.note(name, State::Wrong, format!("{}, {build}, but {HTP} is {release}", file.display()), Some(advice.into()));
+            }
+            (Some(build), _) => self.note(name, State::Fine, format!("{build}, {}", file.display()), None),
+            (None, _) => self.note(name, State::Fine, file.display().to_string(), None),
+        }
+    }
+}
+
+const THIS_MACHINE: &str = if cfg!(target_arch = "x86_64") {
+    "x86-64"
+} else if cfg!(target_arch = "aarch64") {
+    "64-bit Arm"
+} else {
+    "another machine"
+};
+
+/// What kind of machine a library is for.
+fn elf_machine(file: &Path) -> Option<&'static str> {
+    use std::io::Read;
+    let mut header = [0; 20];
+    File::open(file).ok()?.read_exact(&mut header).ok()?;
+    match (header.starts_with(b"\x7fELF"), u16::from_le_bytes([header[18], header[19]])) {
+        (true, 62) => Some("x86-64"),
+        (true, 183) => Some("64-bit Arm"),
+        (true, 164) => Some("the Hexagon processor itself"),
+        (true, 40) => Some("32-bit Arm"),
+        _ => None,
+    }
+}
+
+/// The QAIRT release that a library names in its text, `v2.51.0.260929181845`.
+#[allow(unsafe_code)] // Maps a file.
+fn build_of(file: &Path) -> Option<Build> {
+    let open = File::open(file).ok().filter(|open| open.metadata().is_ok_and(|data| data.len() > 0))?;
+    // SAFETY: nobody writes to an installed library; the mapping ends with this function.
+    let map = unsafe { Mmap::map(&open) }.ok()?;
+    let starts = map.windows(3).enumerate().filter(|(_, window)| window == b"v2.").map(|(at, _)| at);
+    starts.filter_map(|at| build_at(&map[at..map.len().min(at + 40)])).next()
+}
+
+/// A build's text at the beginning of some bytes: three numbers and a date.
+fn build_at(bytes: &[u8]) -> Option<Build> {
+    let end = bytes.iter().skip(1).position(|byte| !byte.is_ascii_digit() && *byte != b'.')? + 1;
+    let text = std::str::from_utf8(&bytes[..end]).ok()?;
+    let dated = text.split('.').count() == 4 && text.rsplit('.').next().is_some_and(|date| date.len() >= 6);
+    Some(Build::parse(text)).filter(|build| dated && build.release.is_some())
+}
+
+/// A property of an Android system.
+fn property(name: &str) -> Option<String> {
+    if !cfg!(target_os = "android") {
+        return None;
+    }
+    let output = Command::new("getprop").arg(name).output().ok()?;
+    Some(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tempfile::TempDir;
+
+    fn write(folder: &Path, file: &str, content: &[u8]) {
+        let file = folder.join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, content).unwrap();
+    }
+
+    /// A phone with everything in its place, but for a library that this machine could load.
+    fn phone(chip: &str) -> (TempDir, Surroundings) {
+        let root = TempDir::new().unwrap();
+        let arch = if chip.starts_with("SM8750") { 79 } else { 81 };
+        write(root.path(), "dev/fastrpc-cdsp", b"");
+        write(root.path(), "vendor/lib64/libcdsprpc.so", b"x");
+        write(root.path(), &format!("qnn/libQnnHtpV{arch}Stub.so"), b"..v2.51.0.260929181845\0..");
+        write(root.path(), &format!("dsp/libQnnHtpV{arch}Skel.so"), b"..v2.51.0.260929181845\0..");
+        let surroundings = Surroundings {
+            libraries: Some(root.path().join("qnn")),
+            dsp_folders: vec![root.path().join("dsp")],
+            chip: Some(chip.into()),
+            emulated: false,
+            root: root.path().to_path_buf(),
+        };
+        (root, surroundings)
+    }
+
+    fn states(probe: &Probe) -> Vec<(&str, State)> {
+        probe.findings.iter().map(|finding| (&*finding.subject, finding.state)).collect()
+    }
+
+    fn finding<'a>(probe: &'a Probe, subject: &str) -> &'a Finding {
+        probe.findings.iter().find(|finding| finding.subject == subject).unwrap_or_else(|| panic!("{subject} in {probe:?}"))
+    }
+
+    #[test]
+    fn a_phone_is_described_in_the_order_of_need() {
+        let (_root, surroundings) = phone("SM8850-AC");
+        let probe = surroundings.probe();
+        assert_eq!(probe.arch, Some(Arch::V81));
+        let expected = [
+            ("processor", State::Fine),
+            ("way to it", State::Fine),
+            ("its driver", State::Fine),
+            (HTP, State::Wrong),
+            ("libQnnHtpV81Stub.so", State::Fine),
+            ("libQnnHtpV81Skel.so", State::Fine),
+        ];
+        assert_eq!(states(&probe), expected);
+        assert!(finding(&probe, "libQnnHtpV81Stub.so").found.starts_with("QAIRT 2.51.0, "));
+        assert_eq!(probe.obstacle().unwrap().subject, HTP);
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_what_to_do() {
+        let (root, mut surroundings) = phone("SM8750");
+        for file in ["dev/fastrpc-cdsp", "vendor/lib64/libcdsprpc.so", "qnn/libQnnHtpV79Stub.so", "dsp/libQnnHtpV79Skel.so"] {
+            fs::remove_file(root.path().join(file)).unwrap();
+        }
+        let probe = surroundings.probe();
+        assert_eq!(finding(&probe, "way to it").state, State::Doubtful);
+        for subject in ["its driver", "libQnnHtpV79Stub.so", "libQnnHtpV79Skel.so"] {
+            let finding = finding(&probe, subject);
+            assert!(finding.state == State::Wrong && finding.advice.is_some(), "{finding:?}");
+        }
+        // Beside the library, but the processor does not look there.
+        write(root.path(), "qnn/libQnnHtpV79Skel.so", b"x");
+        assert_eq!(finding(&surroundings.probe(), "ADSP_LIBRARY_PATH").state, State::Wrong);
+        surroundings.dsp_folders = vec![root.path().join("qnn")];
+        assert!(surroundings.probe().findings.iter().all(|finding| finding.subject != "ADSP_LIBRARY_PATH"));
+    }
+
+    #[test]
+    fn chips() {
+        let arch = |chip: Option<&str>| {
+            let (_root, mut surroundings) = phone("SM8850");
+            surroundings.chip = chip.map(str::to_owned);
+            let probe = surroundings.probe();
+            (probe.arch, finding(&probe, "processor").state)
+        };
+        assert_eq!(arch(Some("SM8750P")), (Some(Arch::V79), State::Fine));
+        assert_eq!(arch(Some("SM8650")), (None, State::Wrong));
+        assert_eq!(arch(Some("MT6989")), (None, State::Doubtful));
+        assert_eq!(arch(None), (None, State::Doubtful));
+    }
+
+    #[test]
+    fn libraries_of_other_machines_and_releases() {
+        let (root, surroundings) = phone("SM8850");
+        let mut header = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x03\0".to_vec();
+        header.extend(if cfg!(target_arch = "x86_64") { 183u16 } else { 62 }.to_le_bytes());
+        write(root.path(), &format!("qnn/{HTP}"), &header);
+        let probe = surroundings.probe();
+        let found = finding(&probe, HTP);
+        assert!(found.found.contains("is for ") && found.advice.is_some(), "{found:?}");
+        let mut other = Probe { emulated: false, arch: None, library: None, findings: vec![] };
+        other.note_half("half", Some(root.path().join("qnn/libQnnHtpV81Stub.so")), Some(&Build::parse("v2.47.0.260601")), "");
+        assert!(other.findings[0].state == State::Wrong && other.findings[0].found.contains("but libQnnHtp.so is QAIRT 2.47.0"));
+    }
+
+    #[test]
+    fn builds_in_texts() {
+        let build = |text: &str| build_at(text.as_bytes()).map(|build| build.to_string());
+        assert_eq!(build("v2.51.0.260929181845\0").as_deref(), Some("QAIRT 2.51.0"));
+        for text in ["v2.51.0\0", "v2.51\0", "v2.x.0.260929181845\0", "v2.51.0.260929181845"] {
+            assert_eq!(build(text), None, "{text}");
+        }
+    }
+}
