@@ -13,7 +13,7 @@ struct Fetched {
     variable: &'static str,
 }
 
-const FETCHED: [Fetched; 5] = [
+const FETCHED: [Fetched; 6] = [
     Fetched { name: "real model", fetch: assets::smollm2, package: "qhx-cli", test: "smollm2", variable: "QHX_SMOLLM2" },
     Fetched {
         name: "real tokenizers",
@@ -23,6 +23,7 @@ const FETCHED: [Fetched; 5] = [
         variable: "QHX_REAL_TOKENIZERS",
     },
     Fetched { name: "NPU emulator", fetch: assets::qnn, package: "qhx-npu", test: "*", variable: "QHX_QNN_DIR" },
+    Fetched { name: "NPU families", fetch: assets::qnn, package: "qhx-forge", test: "npu", variable: "QHX_QNN_DIR" },
     Fetched { name: "NPU commands", fetch: assets::qnn, package: "qhx-cli", test: "npu", variable: "QHX_QNN_DIR" },
     Fetched { name: "doctor", fetch: assets::qnn, package: "qhx-cli", test: "doctor", variable: "QHX_QNN_DIR" },
 ];

@@ -57,6 +57,11 @@ pub trait Device: Send + Sync {
     /// Whether it takes an op of a program; the error is the reason for which placement moves the stage elsewhere.
     fn accepts(&self, program: &Checked, op: &crate::Op) -> Result<(), DeviceError>;
 
+    /// Whether an op that it accepts is work which the host does for it: looking rows up, placing them, choosing experts.
+    fn on_host(&self, _program: &Checked, _op: &crate::Op) -> bool {
+        false
+    }
+
     /// Makes what must be made ahead of time (called by the forge). Devices that compile at load make nothing.
     fn prepare(&self, _program: &Checked, _weights: &Arc<dyn Weights>, _target: &Target) -> Result<Vec<Artifact>, DeviceError> {
         Ok(Vec::new())

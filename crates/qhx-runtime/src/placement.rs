@@ -4,9 +4,9 @@
 //! `auto` the first device that takes every stage is chosen, and what the others refused is recorded.
 
 use crate::{Error, registry::DeviceChoice};
-use qhx_ir::{Checked, Device, is_under};
+use qhx_ir::{Checked, Device, Name, is_under};
 use serde::Serialize;
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 /// Where every stage of a program runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -52,8 +52,11 @@ pub fn place(program: &Checked, choice: DeviceChoice, candidates: &[Arc<dyn Devi
                 DeviceChoice::Auto => "the first device here that takes every stage".to_owned(),
                 _ => format!("asked for by name: {name}"),
             };
-            let stages =
-                program.stages.iter().map(|s| PlacedStage { stage: s.name.to_string(), device: name.clone(), reason: reason.clone() });
+            let host = host_stages(program, &**device);
+            let stages = program.stages.iter().map(|s| match host.contains(&s.name) {
+                true => PlacedStage { stage: s.name.to_string(), device: "host".into(), reason: format!("what the host does for {name}") },
+                false => PlacedStage { stage: s.name.to_string(), device: name.clone(), reason: reason.clone() },
+            });
             let fallback = |(stage, from, reason)| Fallback { stage, from, to: name.clone(), reason };
             let placement = Placement { stages: stages.collect(), fallbacks: refusals.into_iter().map(fallback).collect() };
             return Ok((device.clone(), placement));
@@ -75,6 +78,15 @@ pub fn place_tower(program: &Checked, choice: DeviceChoice, candidates: &[Arc<dy
 /// A tower's stage as it is told from those of the text program: `vision.patch_embed`, `vision.3`.
 pub fn tower_stage(program: &Checked, stage: &str) -> String {
     if is_under(stage, &program.name) { stage.to_owned() } else { format!("{}.{stage}", program.name) }
+}
+
+/// The stages of which the host does everything.
+fn host_stages(program: &Checked, device: &dyn Device) -> HashSet<Name> {
+    let stages = |host: bool| {
+        let ops = program.ops.iter().filter(move |op| device.on_host(program, op) == host);
+        ops.filter_map(|op| Some(program.stage_of(&op.path)?.name.clone())).collect::<HashSet<_>>()
+    };
+    &stages(true) - &stages(false)
 }
 
 /// The stages that `device` refuses, each with the first reason.

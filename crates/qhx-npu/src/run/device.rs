@@ -1,8 +1,11 @@
 //! The device: what `qhx-npu` is to the rest.
 
 use super::{executable::NpuExecutable, prepare::prepare};
-use crate::{Arch, Device as QnnDevice, Library, lower};
-use qhx_ir::{Artifact, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Op, Target, Weights};
+use crate::{
+    Arch, Device as QnnDevice, Library,
+    lower::{self, Work},
+};
+use qhx_ir::{Artifact, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Op, OpKind, Target, Weights};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// How the NPU is to be used.
@@ -61,6 +64,11 @@ impl Device for NpuDevice {
             None => Ok(()),
             Some(reason) => Err(DeviceError::Refused { device: "npu".into(), path: op.path.clone(), reason }),
         }
+    }
+
+    fn on_host(&self, program: &Checked, op: &Op) -> bool {
+        // What experts compute, they compute in a graph: the host only fills in their weights.
+        lower::parts::work_of(program, op) == Work::Host && !matches!(op.op, OpKind::Experts { .. })
     }
 
     fn prepare(&self, program: &Checked, weights: &Arc<dyn Weights>, target: &Target) -> Result<Vec<Artifact>, DeviceError> {

@@ -1,4 +1,4 @@
-//! The NPU as a device, in the emulator. Needs the QNN libraries: `QHX_QNN_DIR`; without it nothing is run.
+//! The NPU as a device, in the emulator.
 
 mod paths;
 mod prepared;
