@@ -26,7 +26,7 @@ mod defaults {
     /// All image processors.
     pub(super) const RESCALE_FACTOR: f64 = 1.0 / 255.0;
     pub(super) const BICUBIC: u64 = 3;
-    /// `Gemma4AudioFeatureExtractor`; its other values are those of [`AudioFrontEnd::default`].
+    /// `Gemma4AudioFeatureExtractor`; its other values are those of [`super::AudioFrontEnd::default`].
     pub(super) const FRAME_LENGTH_MS: f64 = 20.0;
     pub(super) const HOP_LENGTH_MS: f64 = 10.0;
 }
