@@ -1,8 +1,8 @@
 use super::*;
 use crate::read::safetensors;
 use crate::read::testing::Random;
+use qhx_ir::AlignedBytes;
 use qhx_ir::encoding::{Encoding, WeightTensor};
-use qhx_ir::{ALIGNMENT, AlignedBytes};
 use std::path::Path;
 
 const TYPES: [SourceType; 8] = [
@@ -80,9 +80,9 @@ fn splitting_loses_nothing() {
 /// The same through the bundle's own tensor type, as the forge will store it.
 #[test]
 fn the_bundle_layout_decodes_to_the_same_numbers() {
-    fn padded<T: bytemuck::NoUninit>(numbers: &[T]) -> AlignedBytes {
+    fn padded<T: bytemuck::NoUninit>(numbers: &[T], length: usize) -> AlignedBytes {
         let bytes: &[u8] = bytemuck::cast_slice(numbers);
-        let mut padded = AlignedBytes::zeroed(bytes.len().next_multiple_of(ALIGNMENT));
+        let mut padded = AlignedBytes::zeroed(length);
         padded.as_mut()[..bytes.len()].copy_from_slice(bytes);
         padded
     }
@@ -97,13 +97,14 @@ fn the_bundle_layout_decodes_to_the_same_numbers() {
                 scales.iter().for_each(|at| block[at + 1] = block[at + 1] & 0x83 | 0x20); // finite
             });
             let row = split_row(source_type, &source);
+            let row_bytes = Encoding::Block(encoding).row_bytes(blocks * numbers).unwrap();
             let stored = |xs: &[f32]| match encoding.scale {
-                ScaleType::F16 => padded(&xs.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>()),
-                ScaleType::F32 => padded(xs),
+                ScaleType::F16 => padded(&xs.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>(), row_bytes.scale),
+                ScaleType::F32 => padded(xs, row_bytes.scale),
             };
             let minima = encoding.min.then(|| stored(&row.minima).into());
             let shape = vec![1, blocks * numbers];
-            let (quants, scales) = (padded(&row.quants).into(), stored(&row.scales).into());
+            let (quants, scales) = (padded(&row.quants, row_bytes.data).into(), stored(&row.scales).into());
             let tensor = WeightTensor::new(Encoding::Block(encoding), shape, quants, Some(scales), minima).unwrap();
             let (mut plain, mut decoded) = (vec![0.0; blocks * numbers], vec![0.0; blocks * numbers]);
             decode(source_type, &source, &mut plain);
