@@ -3,29 +3,24 @@
 use crate::{Failure, assets, cargo, run, target};
 use std::{env, path::PathBuf, process::Command, time::Instant};
 
-/// A suite on fetched files.
+/// A suite on fetched files: the ignored tests of some test binaries.
 struct Fetched {
     name: &'static str,
     fetch: fn() -> Result<PathBuf, Failure>,
-    package: &'static str,
-    test: &'static str,
-    /// The variable that names the files to the test.
+    tests: &'static [&'static str],
+    /// The variable that names the files to the tests.
     variable: &'static str,
 }
 
-const FETCHED: [Fetched; 6] = [
-    Fetched { name: "real model", fetch: assets::smollm2, package: "qhx-cli", test: "smollm2", variable: "QHX_SMOLLM2" },
+const FETCHED: [Fetched; 3] = [
+    Fetched { name: "real model", fetch: assets::smollm2, tests: &["smollm2"], variable: "QHX_SMOLLM2" },
+    Fetched { name: "real tokenizers", fetch: assets::real_tokenizers, tests: &["text_real"], variable: "QHX_REAL_TOKENIZERS" },
     Fetched {
-        name: "real tokenizers",
-        fetch: assets::real_tokenizers,
-        package: "qhx-runtime",
-        test: "text_real",
-        variable: "QHX_REAL_TOKENIZERS",
+        name: "NPU emulator",
+        fetch: assets::qnn,
+        tests: &["conformance", "device", "doctor", "emulator", "npu"],
+        variable: "QHX_QNN_DIR",
     },
-    Fetched { name: "NPU emulator", fetch: assets::qnn, package: "qhx-npu", test: "*", variable: "QHX_QNN_DIR" },
-    Fetched { name: "NPU families", fetch: assets::qnn, package: "qhx-forge", test: "npu", variable: "QHX_QNN_DIR" },
-    Fetched { name: "NPU commands", fetch: assets::qnn, package: "qhx-cli", test: "npu", variable: "QHX_QNN_DIR" },
-    Fetched { name: "doctor", fetch: assets::qnn, package: "qhx-cli", test: "doctor", variable: "QHX_QNN_DIR" },
 ];
 
 /// All suites. In CI a suite that cannot run is a failure; elsewhere it is named and passed over.
@@ -47,8 +42,12 @@ pub(crate) fn test() -> Result<(), Failure> {
         for fetched in FETCHED {
             match (fetched.fetch)() {
                 Ok(files) => suite(fetched.name, &mut || {
-                    let mut test = cargo();
-                    test.args(["test", "--profile", "test-opt", "--package", fetched.package, "--test", fetched.test, "--", "--ignored"]);
+                    // Of the whole workspace, whatever is wanted of it: else dependencies would be built anew with other features.
+                    let mut test = cargo_test();
+                    for name in fetched.tests {
+                        test.args(["--test", name]);
+                    }
+                    test.args(["--", "--ignored"]);
                     run(test.env(fetched.variable, &files))
                 })?,
                 Err(e) if in_ci => return Err(format!("the suite `{}` cannot run: {e}", fetched.name)),
