@@ -74,7 +74,9 @@ pub(crate) fn fullsize(names: &str) -> Result<(), Failure> {
 pub(crate) fn lint() -> Result<(), Failure> {
     run(cargo().args(["fmt", "--all", "--", "--check"]))?;
     run(cargo().args(["clippy", "--workspace", "--all-targets", "--profile", "test-opt", "--", "-D", "warnings"]))?;
-    run(cargo().args(["doc", "--workspace", "--no-deps", "--document-private-items"]).env("RUSTDOCFLAGS", "-D warnings"))
+    run(cargo()
+        .args(["doc", "--workspace", "--no-deps", "--document-private-items", "--profile", "test-opt"])
+        .env("RUSTDOCFLAGS", "-D warnings"))
 }
 
 /// One optimised build with all checks on serves every suite.

@@ -184,7 +184,8 @@ fn gemma4_in_parts() {
     check_text("gemma4", Precision::F16, NpuOptions { part_bytes: 20_000, ..small(Arch::V79) }, &["len17"], 0.9999);
 }
 
-/// Recurrent state over 300 tokens: kept in f32 by the host, it does not drift away from the CPU's.
+/// Recurrent state over many tokens: kept in f32 by the host, it does not drift away from the CPU's. Measured over 300, tested over 100: each takes the
+/// emulator a third of a second.
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn qwen3_5_does_not_drift() {
@@ -194,7 +195,7 @@ fn qwen3_5_does_not_drift() {
     let load = |device: &dyn Device| fixture.load(device, fixture.program().clone(), &Overlay::default(), prompt);
     let (mut found, mut expected) = (load(&device), load(&*common::cpu()));
     let mut steps = vec![prompt.ids.clone()];
-    steps.extend(prompt.greedy.iter().map(|&token| vec![token]));
+    steps.extend(prompt.greedy.iter().take(100).map(|&token| vec![token]));
     let errors: Vec<f64> = steps
         .iter()
         .map(|ids| {
