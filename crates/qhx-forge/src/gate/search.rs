@@ -222,11 +222,17 @@ struct Rungs {
     levels: Vec<Level>,
     bytes: Vec<u64>,
     errors: Vec<f64>,
+    /// The place in `levels` of each level that was asked for: those that come to the same are one.
+    places: Vec<(Level, usize)>,
 }
 
 impl Rungs {
     fn bytes_at(&self, level: Level) -> Option<u64> {
-        self.levels.iter().position(|l| *l == level).map(|i| self.bytes[i])
+        self.place(level).map(|place| self.bytes[place])
+    }
+
+    fn place(&self, level: Level) -> Option<usize> {
+        self.places.iter().find(|(asked, _)| *asked == level).map(|(_, place)| *place)
     }
 }
 
@@ -239,13 +245,25 @@ impl Ladder {
         let all = measured.flat_map(|number| programs[0].programs[number].program.stages.iter().map(move |stage| (number, stage)));
         for (number, stage) in all {
             let forms: Vec<_> = programs.iter().map(|programs| stored_form(&programs.programs[number].program, &stage.name)).collect();
-            let mut rungs = Rungs { program: number, stage: stage.name.clone(), levels: Vec::new(), bytes: Vec::new(), errors: Vec::new() };
-            for (i, form) in forms.iter().enumerate() {
+            let mut rungs = Rungs {
+                program: number,
+                stage: stage.name.clone(),
+                levels: Vec::new(),
+                bytes: Vec::new(),
+                errors: Vec::new(),
+                places: Vec::new(),
+            };
+            for (i, form) in forms.iter().enumerate().filter(|(_, form)| !form.0.is_empty()) {
                 // A level that is as another one before it is no choice.
-                if !forms[..i].contains(form) && !form.0.is_empty() {
-                    rungs.levels.push(levels[i]);
-                    rungs.bytes.push(form.2);
-                }
+                let place = match forms[..i].iter().position(|earlier| earlier == form) {
+                    Some(earlier) => rungs.places[earlier].1,
+                    None => {
+                        rungs.levels.push(levels[i]);
+                        rungs.bytes.push(form.2);
+                        rungs.levels.len() - 1
+                    }
+                };
+                rungs.places.push((levels[i], place));
             }
             if rungs.levels.len() > 1 {
                 stages.push(rungs);
@@ -316,12 +334,9 @@ impl Ladder {
         plan
     }
 
-    /// Each stage at this level, or at the last one below it that it has.
+    /// Each stage at this level.
     fn uniform(&self, level: Level) -> Vec<usize> {
-        let bytes = |rungs: &Rungs| rungs.bytes_at(level).unwrap_or(u64::MAX);
-        let at =
-            |rungs: &Rungs| rungs.levels.iter().position(|l| *l == level).or_else(|| rungs.bytes.iter().rposition(|b| *b <= bytes(rungs)));
-        self.stages.iter().map(|rungs| at(rungs).unwrap_or(0)).collect()
+        self.stages.iter().map(|rungs| rungs.place(level).unwrap_or(rungs.levels.len() - 1)).collect()
     }
 
     fn bytes(&self, levels: &[usize]) -> u64 {
