@@ -9,6 +9,7 @@ tables replace those between the marks in docs/benchmarks.md.
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -45,7 +46,9 @@ def main():
                 ours, theirs = make(options, name, precision, quants, Path(place))
                 rows.append(Row(name, precision, quants, options, ours, theirs))
                 print(rows[-1].shown(), file=sys.stderr, flush=True)
-                subprocess.run(["rm", "-rf", ours, *([] if name == "smollm2" else [theirs])], check=True)
+                shutil.rmtree(ours)
+                if name != "smollm2":
+                    theirs.unlink()
     text = table(rows, options)
     print(text)
     if not options.names:
