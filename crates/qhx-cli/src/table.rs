@@ -54,7 +54,7 @@ impl Table {
 }
 
 /// Two columns without a frame: a name and what it is.
-pub(crate) fn facts<const N: usize>(facts: [(&str, String); N]) -> String {
+pub(crate) fn facts(facts: &[(&str, String)]) -> String {
     let width = facts.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
     facts.iter().map(|(name, value)| format!("{name:width$}  {value}\n")).collect()
 }
@@ -70,6 +70,6 @@ mod tests {
         table.row(["longer é".into(), "1000".into()]);
         let expected = "| name     |  t/s |\n|----------|-----:|\n| a\\|b     |    1 |\n| longer é | 1000 |\n";
         assert_eq!(table.render(), expected);
-        assert_eq!(facts([("a", "1".into()), ("bcd", "2".into())]), "a    1\nbcd  2\n");
+        assert_eq!(facts(&[("a", "1".into()), ("bcd", "2".into())]), "a    1\nbcd  2\n");
     }
 }

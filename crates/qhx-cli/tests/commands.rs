@@ -331,6 +331,15 @@ fn bench_measures() {
         table.contains("| model") && table.contains(" pp8 |") && table.contains(" ± ") && table.contains("memory bandwidth"),
         "{table}"
     );
+    assert!(!table.contains("experts used"), "{table}");
+    let moe = bundle("phimoe");
+    let arguments = ["bench", moe.to_str().unwrap(), "-p", "0", "-n", "1,24", "-r", "1", "--device", "cpu"];
+    let found = json(arguments.iter().copied().chain(["--json"]));
+    let (experts, layers) = (&found["experts"], found["experts"]["used"].as_array().unwrap());
+    let of = experts["of"].as_u64().unwrap();
+    assert_eq!(experts["tokens"], 24, "{experts}");
+    assert!(of > 2 && layers.iter().all(|used| (2..=of).contains(&used.as_u64().unwrap())), "{experts}");
+    assert!(succeed(arguments).contains("experts used"));
 }
 
 #[test]

@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             cancel: None,
             taps: None,
         })?;
-        state_commit(rows, executable.weight_bytes_read());
+        state_commit(rows, executable.weights_read().map_or(0, |read| read.bytes));
         Ok(())
     };
     let mut state = CpuDevice::new(CpuOptions { threads: Some(1), instructions })?

@@ -8,7 +8,7 @@ use crate::{
     pool::Pool,
     state::CpuState,
 };
-use qhx_ir::{AlignedBytes, Bindings, Call, Checked, DeviceError, Executable, LoadOptions, Segment, State, Tap, Weights};
+use qhx_ir::{AlignedBytes, Bindings, Call, Checked, DeviceError, Executable, LoadOptions, Segment, State, Tap, Weights, WeightsRead};
 use std::{
     sync::{
         Arc,
@@ -30,6 +30,8 @@ pub struct CpuExecutable {
     last: Option<Bindings>,
     last_stage: Duration,
     weight_bytes: AtomicU64,
+    /// For each step with experts: how many rows each expert got.
+    expert_rows: Vec<Vec<usize>>,
 }
 
 impl CpuExecutable {
@@ -44,6 +46,7 @@ impl CpuExecutable {
         let compiled = compile(program, weights, max)?;
         let arena = room(compiled.arena)?;
         let scratch = room(compiled.scratch.saturating_mul(pool.threads()))?;
+        let expert_rows = compiled.expert_counts.iter().map(|&experts| vec![0; experts]).collect();
         let (program, pool) = (program.clone(), pool.clone());
         Ok(Self {
             program,
@@ -56,12 +59,8 @@ impl CpuExecutable {
             last: None,
             last_stage: Duration::ZERO,
             weight_bytes: AtomicU64::new(0),
+            expert_rows,
         })
-    }
-
-    /// Bytes of weights that the last call read: of experts only the used ones, of tables only the rows looked up.
-    pub fn weight_bytes_read(&self) -> u64 {
-        self.weight_bytes.load(Ordering::Relaxed)
     }
 
     fn check(&self, call: &mut Call<'_>) -> Result<(), DeviceError> {
@@ -122,6 +121,7 @@ impl Executable for CpuExecutable {
                 bindings,
             },
             segments: &mut *call.segments,
+            expert_rows: &mut self.expert_rows,
         };
         // The last stage begins where the one before it is done.
         let last_stage = self.compiled.taps.iter().nth_back(1).map_or(0, |tapped| tapped.after);
@@ -160,6 +160,10 @@ impl Executable for CpuExecutable {
 
     fn last_stage_time(&self) -> Option<Duration> {
         self.last.is_some().then_some(self.last_stage)
+    }
+
+    fn weights_read(&self) -> Option<WeightsRead<'_>> {
+        self.last.map(|_| WeightsRead { bytes: self.weight_bytes.load(Ordering::Relaxed), expert_rows: &self.expert_rows })
     }
 
     fn scratch_bytes(&self) -> u64 {

@@ -53,8 +53,8 @@ fn program() -> Checked {
     .unwrap()
 }
 
-/// Bytes read by a call whose rows chose these experts, and its result. With `guarded`, every other expert lies in memory that faults when read.
-fn call(chosen: &[[i32; 2]], guarded: bool) -> (u64, Vec<f32>) {
+/// Bytes read by a call whose rows chose these experts, the rows of each expert, and the result. With `guarded`, every other expert lies in memory that faults when read.
+fn call(chosen: &[[i32; 2]], guarded: bool) -> (u64, Vec<usize>, Vec<f32>) {
     let program = program();
     let tensor = |weight: &Weight| {
         let numbers: Vec<f32> = (0..weight.shape.iter().product()).map(|i: usize| (i % 13) as f32 / 13.0 - 0.5).collect();
@@ -72,7 +72,8 @@ fn call(chosen: &[[i32; 2]], guarded: bool) -> (u64, Vec<f32>) {
     let mut segments = [Segment { state: None, first_row: 0, valid_rows: rows }];
     let bindings = Bindings { rows, soft_rows: 0, wanted: 0 };
     executable.run(&mut Call { bindings, inputs: &inputs, segments: &mut segments, epoch: 0, cancel: None, taps: None }).unwrap();
-    (executable.weight_bytes_read(), executable.output("y").unwrap().to_vec())
+    let read = executable.weights_read().unwrap();
+    (read.bytes, read.expert_rows[0].clone(), executable.output("y").unwrap().to_vec())
 }
 
 /// Pages of which those of unchosen experts are closed.
@@ -127,7 +128,9 @@ fn only_the_chosen_experts_are_read() {
     assert_eq!(call(&[[3, 11]], false).0, 2 * expert, "a decode step reads its two experts");
     assert_eq!(call(&[[3, 11]; 40], false).0, 2 * expert, "rows that chose the same experts share the reading");
     let all: Vec<[i32; 2]> = (0..40).map(|i| [i % 16, (i + 5) % 16]).collect();
-    assert_eq!(call(&all, false).0, 16 * expert, "a prompt reads each used expert once");
+    let (bytes, rows, _) = call(&all, false);
+    assert_eq!(bytes, 16 * expert, "a prompt reads each used expert once");
+    assert_eq!(rows, (0..16).map(|e| all.as_flattened().iter().filter(|&&c| c == e).count()).collect::<Vec<_>>());
 }
 
 #[test]

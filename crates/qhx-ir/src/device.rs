@@ -166,8 +166,22 @@ pub trait Executable: Send {
         None
     }
 
+    /// What the last successful call read of the weights, where the device counts it.
+    fn weights_read(&self) -> Option<WeightsRead<'_>> {
+        None
+    }
+
     /// Bytes of memory beside the weights and states (activations, packed panels).
     fn scratch_bytes(&self) -> u64;
+}
+
+/// What a call read of the weights.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightsRead<'a> {
+    /// Bytes: of experts the used ones only, of tables the rows looked up.
+    pub bytes: u64,
+    /// For each op with experts, in the program's order: how many rows each expert got.
+    pub expert_rows: &'a [Vec<usize>],
 }
 
 /// One call of an executable.

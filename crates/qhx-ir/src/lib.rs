@@ -25,6 +25,7 @@ pub use bytes::{ALIGNMENT, AlignedBytes, Bytes};
 pub use check::{CheckError, Checked, ValueType};
 pub use device::{
     Artifact, Call, Device, DeviceError, DeviceInfo, Executable, InputData, LoadOptions, Segment, SlotData, State, Tap, Target, Weights,
+    WeightsRead,
 };
 pub use dim::{Bindings, Dim, Shape, Symbol};
 pub use encoding::{BlockEncoding, Encoding, Quants, RowBytes, SCALES_AT_ONCE, ScaleType, WeightTensor};

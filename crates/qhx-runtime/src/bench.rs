@@ -59,12 +59,26 @@ pub struct BenchReport {
     pub results: Vec<BenchResult>,
     /// The most memory that this process has held.
     pub peak_rss_bytes: u64,
-    /// Bytes of weights that one decode step reads.
+    /// Bytes of weights that one decode step reads: counted over the longest `tg` test, or reckoned where there is none or the device does not count.
     pub weight_bytes_per_token: u64,
     /// What this machine can read from memory, measured here; 0 where that cannot be done.
     pub read_bandwidth_bytes_per_s: f64,
     /// The share of it that the fastest `tg` test used; 0 where either is not known.
     pub bandwidth_share: f64,
+    /// Which experts were used; none where the model has none, no `tg` test was run, or the device does not count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertUse>,
+}
+
+/// Which experts the tokens of a test chose.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ExpertUse {
+    /// Tokens written.
+    pub tokens: usize,
+    /// Experts of a layer.
+    pub of: usize,
+    /// For each layer, how many of them were used at least once.
+    pub used: Vec<usize>,
 }
 
 /// Runs the tests on `model`. Each result is shown as soon as it is there.
@@ -87,12 +101,18 @@ pub fn bench(
     }
     let mut session = model.session()?;
     let mut results = Vec::new();
+    let mut reading = Reading::default();
     for (test, tokens) in tests {
         let ids = some_ids(model, tokens);
-        test.run(&mut session, &ids, cancel)?;
+        // The run that warms up is also the one whose reading is counted.
+        let mut counted = Reading::default();
+        test.run(&mut session, &ids, cancel, &mut || counted.add(model))?;
+        if counted.tokens > reading.tokens {
+            reading = counted;
+        }
         let mut runs = Vec::with_capacity(options.repeats);
         for _ in 0..options.repeats {
-            let time = test.run(&mut session, &ids, cancel)?;
+            let time = test.run(&mut session, &ids, cancel, &mut || ())?;
             runs.push(tokens as f64 / time.as_secs_f64());
         }
         let result = BenchResult::new(format!("{}{tokens}", test.name()), runs);
@@ -100,7 +120,8 @@ pub fn bench(
         results.push(result);
     }
     let threads = model.device().threads;
-    let weight_bytes_per_token = memory::weight_bytes_per_token(model.program());
+    let reckoned = || memory::weight_bytes_per_token(model.program());
+    let weight_bytes_per_token = reading.bytes.checked_div(reading.tokens as u64).unwrap_or_else(reckoned);
     // Before the bandwidth is measured: that takes memory of its own.
     let peak_rss_bytes = memory::peak_rss_bytes();
     let read_bandwidth = read_bandwidth(threads);
@@ -115,7 +136,38 @@ pub fn bench(
         weight_bytes_per_token,
         read_bandwidth_bytes_per_s: read_bandwidth,
         bandwidth_share: if read_bandwidth > 0.0 { fastest * weight_bytes_per_token as f64 / read_bandwidth } else { 0.0 },
+        experts: reading.experts(),
     })
+}
+
+/// What tokens, written one by one, read of the weights.
+#[derive(Default)]
+struct Reading {
+    tokens: usize,
+    bytes: u64,
+    /// For each layer with experts, which were used.
+    used: Vec<Vec<bool>>,
+}
+
+impl Reading {
+    /// Counts what the last call read.
+    fn add(&mut self, model: &Model) {
+        let executable = model.executable();
+        let Some(read) = executable.weights_read() else { return };
+        self.tokens += 1;
+        self.bytes += read.bytes;
+        self.used.resize(read.expert_rows.len(), Vec::new());
+        for (used, rows) in self.used.iter_mut().zip(read.expert_rows) {
+            used.resize(rows.len(), false);
+            used.iter_mut().zip(rows).for_each(|(used, &rows)| *used |= rows > 0);
+        }
+    }
+
+    fn experts(&self) -> Option<ExpertUse> {
+        let of = self.used.first()?.len();
+        let used = self.used.iter().map(|layer| layer.iter().filter(|used| **used).count()).collect();
+        Some(ExpertUse { tokens: self.tokens, of, used })
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -132,7 +184,8 @@ impl Test {
         }
     }
 
-    fn run(self, session: &mut Session, ids: &[u32], cancel: &Cancel) -> Result<Duration, Error> {
+    /// How long the test takes; `written` is called after each token of a `tg` test.
+    fn run(self, session: &mut Session, ids: &[u32], cancel: &Cancel, written: &mut dyn FnMut()) -> Result<Duration, Error> {
         session.reset();
         let started = Instant::now();
         match self {
@@ -140,6 +193,7 @@ impl Test {
             Self::Generate => {
                 for &id in ids {
                     session.append(&[id], cancel)?;
+                    written();
                 }
             }
         }

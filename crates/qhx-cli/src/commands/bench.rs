@@ -12,7 +12,7 @@ use clap::Args;
 use qhx_bundle::Bundle;
 use qhx_runtime::{
     DEFAULT_CHUNK, DeviceChoice, LoadOptions,
-    bench::{BenchOptions, BenchReport, bench},
+    bench::{BenchOptions, BenchReport, ExpertUse, bench},
     memory::show_bytes,
 };
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use std::path::PathBuf;
 /// Measure how fast a bundle reads prompts (pp) and writes tokens (tg)
 ///
 /// Gives tokens per second as mean ± standard deviation, the peak memory, the bytes of weights read per token, and which share of the memory bandwidth, measured
-/// here as well, that is.
+/// here as well, that is; for a mixture of experts also how many of them were used.
 #[derive(Args)]
 #[command(after_help = "Example:\n  qhx bench smol -p 512 -n 64 -r 5 --threads 2")]
 pub(crate) struct Bench {
@@ -92,11 +92,17 @@ fn tables(report: &BenchReport, bundle: &Bundle) -> String {
         ]);
     }
     let share = if report.bandwidth_share > 0.0 { format!("{:.0} %", 100.0 * report.bandwidth_share) } else { "no tg test was run".into() };
-    let measured = facts([
+    let mut measured = vec![
         ("peak memory", show_bytes(report.peak_rss_bytes)),
         ("weights read per token", show_bytes(report.weight_bytes_per_token)),
         ("memory bandwidth", format!("{}/s", show_bytes(report.read_bandwidth_bytes_per_s as u64))),
         ("share of it used", share),
-    ]);
+    ];
+    if let Some(ExpertUse { tokens, of, used }) = &report.experts {
+        let mean = used.iter().sum::<usize>() as f64 / used.len() as f64;
+        let least = used.iter().min().unwrap_or(&0);
+        measured.push(("experts used", format!("{mean:.1} of {of} in each layer (at least {least}) over {tokens} tokens")));
+    }
+    let measured = facts(&measured);
     format!("{}\n{measured}", table.render())
 }

@@ -148,7 +148,7 @@ impl BundleFlags {
         let path = forging::forge(order, interrupt, |options| write_synthetic_checkpoint(config, seed, options))?;
         match self.json {
             true => output::print_json(&serde_json::json!({ "checkpoint": path })),
-            false => output::print(&facts([("checkpoint", path.display().to_string())])),
+            false => output::print(&facts(&[("checkpoint", path.display().to_string())])),
         }
     }
 }
@@ -233,7 +233,7 @@ impl<'a> Report<'a> {
             Some(ignored) => format!("{} tensors, {} ({})", ignored.count, show_bytes(ignored.bytes), ignored.prefixes.join(", ")),
             None => "none".into(),
         };
-        let made = facts([
+        let made = facts(&[
             ("bundle", self.bundle.display().to_string()),
             ("model", format!("{} ({}), {} parameters", self.model, self.family, show_count(self.parameters))),
             ("left out", ignored),

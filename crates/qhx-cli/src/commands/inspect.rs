@@ -173,7 +173,7 @@ impl<'a> Report<'a> {
             Some(ignored) => format!("{} tensors, {} ({})", ignored.count, show_bytes(ignored.bytes), ignored.prefixes.join(", ")),
             None => "nothing".into(),
         };
-        let about = facts([
+        let about = facts(&[
             ("bundle", self.bundle.to_owned()),
             ("model", model.name.clone()),
             ("kind", kind),
@@ -188,7 +188,7 @@ impl<'a> Report<'a> {
             ("left out", ignored),
         ]);
         let context = per_token.context;
-        let cost = facts([
+        let cost = facts(&[
             ("one token reads", format!("{} of weights", show_bytes(per_token.weight_bytes))),
             ("one token computes", format!("{} FLOPs", show_count(per_token.flops))),
             ("its attention", format!("{} FLOPs over {context} rows", show_count(per_token.attention_flops))),

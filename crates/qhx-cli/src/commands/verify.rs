@@ -60,7 +60,7 @@ impl Verify {
             output::print_json(&report)?;
         } else {
             let worst = report.worst_stage.as_ref();
-            let shown = facts([
+            let shown = facts(&[
                 ("bundle", bundle.place().to_string()),
                 ("device", report.device.clone()),
                 ("made", format!("{} gate, {}", kind(parity.gate.kind), parity.gate.result)),
@@ -93,7 +93,7 @@ impl Verify {
         if self.json {
             output::print_json(&report)?;
         } else {
-            let shown = facts([
+            let shown = facts(&[
                 ("bundle", bundle.place().to_string()),
                 ("oracle", folder.display().to_string()),
                 ("rule", if report.strict { "strict: f32 throughout" } else { "tolerant" }.into()),

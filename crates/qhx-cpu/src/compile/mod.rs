@@ -30,6 +30,8 @@ pub(crate) struct Compiled {
     pub(crate) scratch: usize,
     /// All dimensions that a call must make whole.
     pub(crate) quotients: Vec<Dim>,
+    /// The number of experts of each step that has some.
+    pub(crate) expert_counts: Vec<usize>,
 }
 
 /// A stage's tap.
@@ -58,6 +60,7 @@ pub(crate) fn compile(program: &Checked, weights: &Arc<dyn Weights>, max: Bindin
         taps: Vec::new(),
         prepared: HashMap::new(),
         tables: HashMap::new(),
+        expert_counts: Vec::new(),
     };
     for (place, input) in program.inputs.iter().enumerate() {
         compiler.define(&input.name, View::dense(Place::Input(place), &input.shape));
@@ -87,6 +90,7 @@ struct Compiler<'a> {
     prepared: HashMap<(Name, ActivationForm, Option<[u32; 2]>), View>,
     /// Rotary tables by positions and rotary.
     tables: HashMap<(Name, Name), View>,
+    expert_counts: Vec<usize>,
 }
 
 impl Compiler<'_> {
@@ -352,6 +356,7 @@ impl Compiler<'_> {
             weights,
             k,
             experts,
+            number: self.expert_counts.len(),
             gate,
             up,
             down,
@@ -365,6 +370,7 @@ impl Compiler<'_> {
             results,
             out,
         };
+        self.expert_counts.push(experts);
         self.push(Step::Experts(Box::new(step)), &views);
         self.define(&op.path, out);
         Ok(())
@@ -391,7 +397,8 @@ impl Compiler<'_> {
         quotients.sort_unstable();
         quotients.dedup();
         let scratch = self.steps.iter().map(Step::scratch).max().unwrap_or(0).next_multiple_of(32);
-        Ok(Compiled { steps: self.steps, taps: self.taps, outputs, offsets, arena, scratch, quotients })
+        let Self { steps, taps, expert_counts, .. } = self;
+        Ok(Compiled { steps, taps, outputs, offsets, arena, scratch, quotients, expert_counts })
     }
 }
 

@@ -24,6 +24,8 @@ pub(crate) struct Experts {
     pub(crate) k: usize,
     /// Number of experts.
     pub(crate) experts: usize,
+    /// Which step with experts of the program it is.
+    pub(crate) number: usize,
     pub(crate) gate: Matrix,
     pub(crate) up: Matrix,
     pub(crate) down: Matrix,
@@ -90,7 +92,9 @@ impl Experts {
         for_each(run.pool, cut, scratch, |_, (expert, mut tile), scratch| {
             product(&run, &self.down, expert * hidden, &inner, &mut tile, scratch);
         });
-        let used = (0..self.experts).filter(|&e| !order.rows(e).is_empty()).count();
+        let counts = &mut frame.expert_rows[self.number];
+        counts.iter_mut().enumerate().for_each(|(expert, rows)| *rows = order.rows(expert).len());
+        let used = counts.iter().filter(|&&rows| rows > 0).count();
         let bytes = ffn * (self.gate.bytes_per_row() + self.up.bytes_per_row()) + hidden * self.down.bytes_per_row();
         run.reads(used * bytes);
 

@@ -70,6 +70,8 @@ pub(crate) struct Frame<'f, 's> {
     pub(crate) run: Run<'f>,
     pub(crate) memory: Memory<'f>,
     pub(crate) segments: &'f mut [Segment<'s>],
+    /// For each step with experts: how many rows each expert got.
+    pub(crate) expert_rows: &'f mut [Vec<usize>],
 }
 
 impl Step {
