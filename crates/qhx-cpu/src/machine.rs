@@ -1,7 +1,7 @@
 //! What there is to know about the machine: its name, its memory, how fast that can be read.
 
 use crate::{
-    kernels::{Instructions, norm},
+    kernels::{Instructions, dot::Dots},
     pool::Pool,
 };
 use std::{
@@ -65,15 +65,20 @@ fn brand() -> Option<String> {
 pub fn measure_bandwidth(threads: usize) -> Option<f64> {
     const BYTES: usize = 256 << 20;
     const UNIT: usize = 1 << 17; // f32 numbers: 512 KiB
+    const ROW: usize = 1024;
     let mut numbers = Vec::<f32>::new();
     numbers.try_reserve_exact(BYTES / 4).ok()?;
     // Written, so that every page is there and distinct.
     numbers.extend((0..BYTES / 4).map(|i| (i % 1021) as f32));
     let pool = Pool::new(threads.max(1)).ok()?;
     let (units, instructions) = (numbers.len() / UNIT, Instructions::best());
+    let x = [1.0; ROW];
+    // As decoding reads: rows in a few streams, asked for ahead of their use.
     let pass = || {
         pool.run(units, &|unit, _| {
-            black_box(norm::sum_of_squares(instructions, &numbers[unit * UNIT..(unit + 1) * UNIT]));
+            let (mut out, w) = ([0.0; UNIT / ROW], &numbers[unit * UNIT..(unit + 1) * UNIT]);
+            Dots { x: &x, x_stride: ROW, x_rows: 1, w, w_stride: ROW, w_rows: out.len(), k: ROW }.into(instructions, &mut out, UNIT / ROW);
+            black_box(out);
         });
     };
     pass();

@@ -58,6 +58,9 @@ impl<E: Element> Dots<'_, E> {
     }
 }
 
+/// Bytes of stored rows that are asked for ahead of their use, at least.
+const AHEAD: usize = 2048;
+
 struct All<'a, E> {
     dots: Dots<'a, E>,
     out: *mut f32,
@@ -71,25 +74,29 @@ impl<E: Element> Kernel for All<'_, E> {
     unsafe fn run<V: Vector>(self) {
         let d = &self.dots;
         let mut j = 0;
+        let rows_ahead = AHEAD.div_ceil(d.w_stride.max(1) * size_of::<E>()).next_multiple_of(4);
         // SAFETY: `Dots::into` checked that all rows are there.
         unsafe {
             while j < d.w_rows {
                 let rows = (d.w_rows - j).min(4);
                 let w = d.w.as_ptr().add(j * d.w_stride);
+                // Beyond the last row nothing is asked for: others read what lies there.
+                let mut ahead = if j + rows_ahead + rows <= d.w_rows { rows_ahead * d.w_stride } else { 0 };
                 let mut i = 0;
                 while i < d.x_rows {
                     let x = d.x.as_ptr().add(i * d.x_stride);
                     let out = self.out.add(i * self.out_stride + j);
                     // Three rows against four keep twelve sums in registers.
                     i += match (d.x_rows - i, rows) {
-                        (3.., 4) => self.tile::<V, 3, 4>(x, w, out),
-                        (2, 4) => self.tile::<V, 2, 4>(x, w, out),
-                        (_, 4) => self.tile::<V, 1, 4>(x, w, out),
+                        (3.., 4) => self.tile::<V, 3, 4>(x, (w, ahead), out),
+                        (2, 4) => self.tile::<V, 2, 4>(x, (w, ahead), out),
+                        (_, 4) => self.tile::<V, 1, 4>(x, (w, ahead), out),
                         _ => {
-                            (0..rows).for_each(|r| drop_count(self.tile::<V, 1, 1>(x, w.add(r * d.w_stride), out.add(r))));
+                            (0..rows).for_each(|r| drop_count(self.tile::<V, 1, 1>(x, (w.add(r * d.w_stride), ahead), out.add(r))));
                             1
                         }
                     };
+                    ahead = 0;
                 }
                 j += rows;
             }
@@ -101,16 +108,20 @@ impl<E: Element> Kernel for All<'_, E> {
 fn drop_count(_: usize) {}
 
 impl<E: Element> All<'_, E> {
-    /// Gives `M`, the rows of x it did.
+    /// Gives `M`, the rows of x it did. Asks for what stands `ahead` of the stored rows as it goes, so that memory is busy all the time.
     #[inline(always)]
-    unsafe fn tile<V: Vector, const M: usize, const R: usize>(&self, x: *const f32, w: *const E, out: *mut f32) -> usize {
+    unsafe fn tile<V: Vector, const M: usize, const R: usize>(&self, x: *const f32, (w, ahead): (*const E, usize), out: *mut f32) -> usize {
         let (k, x_stride, w_stride) = (self.dots.k, self.dots.x_stride, self.dots.w_stride);
         // SAFETY: the caller's rows are all inside their slices.
         unsafe {
             let mut sums = [[V::splat(0.0); R]; M];
             let mut p = 0;
             while p + V::LANES <= k {
-                let rows: [V; R] = std::array::from_fn(|r| E::load(w.add(r * w_stride + p)));
+                let rows: [V; R] = std::array::from_fn(|r| {
+                    let at = w.add(r * w_stride + p);
+                    V::fetch(at.wrapping_add(ahead).cast());
+                    E::load(at)
+                });
                 for m in 0..M {
                     let lanes = V::load(x.add(m * x_stride + p));
                     for r in 0..R {

@@ -73,10 +73,13 @@ impl GatedDelta {
             let size = self.key_dim * self.value_dim;
             let tiles = Tiles::new(part, width, rows.len(), self.value_dim);
             for_each(run.pool, (tiles, Chunks::new(next, size)), scratch, |head, (mut tile, s), scratch| {
-                s.copy_from_slice(&current[head * size..][..size]);
+                let before = &current[head * size..][..size];
                 match rows.len() {
-                    CHUNKED.. => self.chunks(&run, &inputs, rows.clone(), head, s, &mut tile, scratch),
-                    _ => self.rows(&run, &inputs, rows.clone(), head, s, &mut tile, scratch),
+                    CHUNKED.. => {
+                        s.copy_from_slice(before);
+                        self.chunks(&run, &inputs, rows.clone(), head, s, &mut tile, scratch)
+                    }
+                    _ => self.rows(&run, &inputs, rows.clone(), head, (before, s), &mut tile, scratch),
                 }
             });
         }
@@ -103,7 +106,7 @@ impl GatedDelta {
         &inputs.v.row(row)[head * self.value_dim..][..self.value_dim]
     }
 
-    /// The rule as it is written.
+    /// The rule as it is written: from the state `before` to the state `s`.
     #[allow(clippy::too_many_arguments)] // One unit's parts, passed on once.
     fn rows(
         &self,
@@ -111,7 +114,7 @@ impl GatedDelta {
         inputs: &Inputs<'_>,
         rows: Range<usize>,
         head: usize,
-        s: &mut [f32],
+        (before, s): (&[f32], &mut [f32]),
         out: &mut Tile<'_, f32>,
         scratch: &mut [f32],
     ) {
@@ -123,7 +126,10 @@ impl GatedDelta {
             self.unit(set, &inputs.q, row, head, self.scale, query);
             self.unit(set, &inputs.k, row, head, 1.0, key);
             let (decay, step) = self.gates(inputs, row, head);
-            map::unary_in_place(set, Unary::Scale(decay.exp()), s);
+            match t {
+                0 => map::unary(set, Unary::Scale(decay.exp()), before, s),
+                _ => map::unary_in_place(set, Unary::Scale(decay.exp()), s),
+            }
             let product = |a: &[f32], s: &[f32], out: &mut [f32]| {
                 let gemm = Gemm { a, a_stride: self.key_dim, b: s, b_stride: dim, m: 1, n: dim, k: self.key_dim, add: false };
                 gemm.into(set, out, dim);

@@ -186,7 +186,7 @@ pub(crate) fn tile_shape(rows: usize, weight: &Matrix, form: ActivationForm) -> 
         MATRIX_ROWS.. => PANEL * (weight.rows / 512).clamp(1, 4),
         _ => {
             // Enough bytes to be worth a unit, enough units to share out.
-            let least = 16384usize.div_ceil(weight.bytes_per_row());
+            let least = 49152usize.div_ceil(weight.bytes_per_row());
             (weight.rows / 64).clamp(least, least.max(512)).next_multiple_of(8)
         }
     };

@@ -32,6 +32,9 @@ pub(crate) trait Vector: Copy {
     /// Number of lanes.
     const LANES: usize;
 
+    /// Asks for the cache line of an address, which need not be one of the program's.
+    #[inline(always)]
+    unsafe fn fetch(_: *const u8) {}
     /// All lanes `x`.
     unsafe fn splat(x: f32) -> Self;
     /// Reads `LANES` numbers.

@@ -46,6 +46,10 @@ impl Vector for Avx2 {
     const LANES: usize = 8;
 
     #[inline(always)]
+    unsafe fn fetch(address: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+    }
+    #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         unsafe { Self(_mm256_set1_ps(x)) }
     }
@@ -186,6 +190,10 @@ impl Vector for Avx2 {
 impl Vector for Avx512 {
     const LANES: usize = 16;
 
+    #[inline(always)]
+    unsafe fn fetch(address: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+    }
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         unsafe { Self(_mm512_set1_ps(x)) }

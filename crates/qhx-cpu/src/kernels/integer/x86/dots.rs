@@ -25,32 +25,40 @@ pub(in super::super) fn products_vnni(instructions: Instructions, w: &Weights<'_
 // SAFETY of all blocks below: the callers above. A row of quants fills whole cache lines, scales come in sixteens, activations are padded to 128 quants and
 // 16 blocks, so a vector that starts within a row ends within its padding. What padding holds is kept out of sums: quants meet zeros, and scales are masked.
 
-/// Bytes of quants that are asked for ahead of their use: quants, scales and minima lie apart, and three short streams are more than a CPU
-/// foresees by itself.
-const AHEAD: usize = 4096;
+/// Bytes of quants that are asked for ahead of their use, at least: quants, scales and minima lie apart, and a row ends where a page does, which is
+/// more than a CPU foresees by itself.
+const AHEAD: usize = 2048;
 
-/// Asks for the rows that stand `AHEAD` after `count` rows from `first` on; beyond the end nothing happens.
+/// Asks for the scales and minima of the rows `ahead` of those from `first` on, and says how many bytes ahead their quants lie: kernels ask for
+/// these line by line as they go, so that memory is busy all the time. Beyond the last row nothing is asked for: others read what lies there.
 #[inline(always)]
-fn fetch_ahead(w: &Weights<'_>, first: usize, count: usize) {
-    let ahead = AHEAD.div_ceil(w.stride);
-    fetch(w.data.as_ptr(), (first + ahead) * w.stride, count * w.stride);
+fn fetch_ahead(w: &Weights<'_>, first: usize, count: usize) -> usize {
+    let ahead = AHEAD.div_ceil(w.stride).next_multiple_of(4);
+    let row = first + ahead;
+    if row + count > w.rows {
+        return 0;
+    }
     let scales = |scales: &Scales<'_>| match *scales {
         Scales::Row(_) => {}
-        Scales::F16(numbers, stride) => fetch(numbers.as_ptr().cast(), (first + ahead) * stride * 2, count * stride * 2),
-        Scales::F32(numbers, stride) => fetch(numbers.as_ptr().cast(), (first + ahead) * stride * 4, count * stride * 4),
+        Scales::F16(numbers, stride) => fetch_lines(numbers.as_ptr().cast(), row * stride * 2, count * stride * 2),
+        Scales::F32(numbers, stride) => fetch_lines(numbers.as_ptr().cast(), row * stride * 4, count * stride * 4),
     };
     scales(&w.scales);
     if let Offsets::Min(mins) = &w.offsets {
         scales(mins);
     }
+    ahead * w.stride
 }
 
 #[inline(always)]
-fn fetch(start: *const u8, at: usize, bytes: usize) {
-    for line in (0..bytes).step_by(64) {
-        // SAFETY: a prefetch reads nothing that the program could see and never faults, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(at + line).cast()) };
-    }
+fn fetch_lines(start: *const u8, at: usize, bytes: usize) {
+    (0..bytes).step_by(64).for_each(|line| fetch(start.wrapping_add(at + line)));
+}
+
+#[inline(always)]
+fn fetch(address: *const u8) {
+    // SAFETY: a prefetch reads nothing that the program could see and never faults, whatever the address.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
 }
 
 #[allow(clippy::undocumented_unsafe_blocks, clippy::needless_range_loop)]
@@ -91,15 +99,15 @@ mod avx2 {
         unsafe {
             let mut sums = [_mm256_setzero_ps(); R];
             let data = w.data.as_ptr().add(first * w.stride);
-            fetch_ahead(w, first, R);
+            let ahead = fetch_ahead(w, first, R);
             let blocks = if STORED == 2 { w.blocks.div_ceil(2) } else { w.blocks };
             let mut b = 0;
             while b < blocks {
                 let n = (blocks - b).min(CHUNK);
                 match STORED {
-                    0 => nibbles(w, x, first, data.add(b * 16), b, n, &mut sums),
-                    1 => bytes::<false, R>(w, x, first, data.add(b * 32), b, n, &mut sums),
-                    _ => bytes::<true, R>(w, x, first, data.add(b * 32), b, n, &mut sums),
+                    0 => nibbles(w, x, first, (data.add(b * 16), ahead), b, n, &mut sums),
+                    1 => bytes::<false, R>(w, x, first, (data.add(b * 32), ahead), b, n, &mut sums),
+                    _ => bytes::<true, R>(w, x, first, (data.add(b * 32), ahead), b, n, &mut sums),
                 }
                 b += CHUNK;
             }
@@ -115,7 +123,7 @@ mod avx2 {
         w: &Weights<'_>,
         x: &Row<'_>,
         first: usize,
-        data: *const u8,
+        (data, ahead): (*const u8, usize),
         b: usize,
         n: usize,
         sums: &mut [__m256; R],
@@ -133,7 +141,11 @@ mod avx2 {
                 let (one, two) = (_mm256_loadu_si256(quants), _mm256_loadu_si256(quants.add(1)));
                 let (x_low, x_high) = (_mm256_permute2x128_si256::<0x20>(one, two), _mm256_permute2x128_si256::<0x31>(one, two));
                 for r in 0..R {
-                    let both = _mm256_loadu_si256(data.add(r * w.stride + pair * 32).cast());
+                    let at = data.add(r * w.stride + pair * 32);
+                    if pair % 2 == 0 {
+                        fetch(at.wrapping_add(ahead));
+                    }
+                    let both = _mm256_loadu_si256(at.cast());
                     let w_low = _mm256_and_si256(both, low);
                     let w_high = _mm256_and_si256(_mm256_srli_epi16::<4>(both), low);
                     // Four products of 15 and 127 fit 16 bits.
@@ -152,7 +164,7 @@ mod avx2 {
         w: &Weights<'_>,
         x: &Row<'_>,
         first: usize,
-        data: *const u8,
+        (data, ahead): (*const u8, usize),
         b: usize,
         n: usize,
         sums: &mut [__m256; R],
@@ -180,7 +192,11 @@ mod avx2 {
                     false => _mm256_set1_epi32(block as i32),
                 };
                 for r in 0..R {
-                    let weights = _mm256_loadu_si256(data.add(r * w.stride + block * 32).cast());
+                    let at = data.add(r * w.stride + block * 32);
+                    if block % 2 == 0 {
+                        fetch(at.wrapping_add(ahead));
+                    }
+                    let weights = _mm256_loadu_si256(at.cast());
                     // |w| as unsigned bytes (128 at most) times x with the sign of w: two products of 128 and 127 fit 16 bits.
                     let halves = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(quants, weights));
                     let total = _mm256_cvtepi32_ps(_mm256_madd_epi16(halves, ones));
@@ -286,15 +302,15 @@ mod vnni {
         unsafe {
             let mut sums = [_mm512_setzero_ps(); R];
             let data = w.data.as_ptr().add(first * w.stride);
-            fetch_ahead(w, first, R);
+            let ahead = fetch_ahead(w, first, R);
             let blocks = if STORED == 2 { w.blocks.div_ceil(2) } else { w.blocks };
             let mut b = 0;
             while b < blocks {
                 let n = (blocks - b).min(CHUNK);
                 match STORED {
-                    0 => nibbles(w, x, first, data.add(b * 16), b, n, &mut sums),
-                    1 => bytes(w, x, first, data.add(b * 32), b, n, &mut sums),
-                    _ => small_bytes(w, x, first, data.add(b * 32), b, n, &mut sums),
+                    0 => nibbles(w, x, first, (data.add(b * 16), ahead), b, n, &mut sums),
+                    1 => bytes(w, x, first, (data.add(b * 32), ahead), b, n, &mut sums),
+                    _ => small_bytes(w, x, first, (data.add(b * 32), ahead), b, n, &mut sums),
                 }
                 b += CHUNK;
             }
@@ -310,7 +326,7 @@ mod vnni {
         w: &Weights<'_>,
         x: &Row<'_>,
         first: usize,
-        data: *const u8,
+        (data, ahead): (*const u8, usize),
         b: usize,
         n: usize,
         sums: &mut [__m512; R],
@@ -329,7 +345,9 @@ mod vnni {
                 let x_low = _mm512_shuffle_i64x2::<0b10_00_10_00>(one, two);
                 let x_high = _mm512_shuffle_i64x2::<0b11_01_11_01>(one, two);
                 for r in 0..R {
-                    let both = _mm512_loadu_si512(data.add(r * w.stride + four * 64).cast());
+                    let at = data.add(r * w.stride + four * 64);
+                    fetch(at.wrapping_add(ahead));
+                    let both = _mm512_loadu_si512(at.cast());
                     let w_low = _mm512_and_si512(both, low);
                     let w_high = _mm512_and_si512(_mm512_srli_epi16::<4>(both), low);
                     let total = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), w_low, x_low), w_high, x_high);
@@ -346,7 +364,7 @@ mod vnni {
         w: &Weights<'_>,
         x: &Row<'_>,
         first: usize,
-        data: *const u8,
+        (data, ahead): (*const u8, usize),
         b: usize,
         n: usize,
         sums: &mut [__m512; R],
@@ -360,7 +378,7 @@ mod vnni {
             let mut spread = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
             for two in 0..n.div_ceil(2) {
                 let quants = _mm512_loadu_si512(x.quants.as_ptr().add((b + 2 * two) * 32).cast());
-                byte_rows(w.stride, data.add(two * 64), quants, spread, &factors, sums);
+                byte_rows(w.stride, (data.add(two * 64), ahead), quants, spread, &factors, sums);
                 spread = _mm512_add_epi32(spread, _mm512_set1_epi32(2));
             }
         }
@@ -372,7 +390,7 @@ mod vnni {
         w: &Weights<'_>,
         x: &Row<'_>,
         first: usize,
-        data: *const u8,
+        (data, ahead): (*const u8, usize),
         b: usize,
         n: usize,
         sums: &mut [__m512; R],
@@ -391,7 +409,7 @@ mod vnni {
                 let mut spread = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
                 for four in 0..blocks.div_ceil(4) {
                     let quants = _mm512_loadu_si512(x.quants.as_ptr().add((b + 8 * half + 2 * four) * 32).cast());
-                    byte_rows(w.stride, data.add(half * 256 + four * 64), quants, spread, &factors, sums);
+                    byte_rows(w.stride, (data.add(half * 256 + four * 64), ahead), quants, spread, &factors, sums);
                     spread = _mm512_add_epi32(spread, _mm512_set1_epi32(4));
                 }
             }
@@ -401,7 +419,7 @@ mod vnni {
     #[inline(always)]
     unsafe fn byte_rows<const R: usize>(
         stride: usize,
-        data: *const u8,
+        (data, ahead): (*const u8, usize),
         quants: __m512i,
         spread: __m512i,
         factors: &[__m512; R],
@@ -412,7 +430,9 @@ mod vnni {
             let shift = _mm512_set1_epi8(-128);
             let start = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_dpbusd_epi32(_mm512_setzero_si512(), shift, quants));
             for r in 0..R {
-                let weights = _mm512_xor_si512(_mm512_loadu_si512(data.add(r * stride).cast()), shift);
+                let at = data.add(r * stride);
+                fetch(at.wrapping_add(ahead));
+                let weights = _mm512_xor_si512(_mm512_loadu_si512(at.cast()), shift);
                 let total = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(start, weights, quants));
                 sums[r] = _mm512_fmadd_ps(total, _mm512_permutexvar_ps(spread, factors[r]), sums[r]);
             }
