@@ -86,6 +86,7 @@ class Row:
                 self.ours[result["test"]].append(result["mean"])
             self.share.append(mine["bandwidth_share"])
             self.megabytes, self.resident = mine["weight_bytes_per_token"] / 1e6, mine["peak_rss_bytes"] / 2**20
+            self.experts, self.bandwidth = mine.get("experts"), mine["read_bandwidth_bytes_per_s"] / 1e9
 
     def shown(self) -> str:
         def cells(test: str) -> str:
@@ -97,10 +98,21 @@ class Row:
         return f"| {self.name} | {self.precision} / {self.quants} | {speeds} | {self.megabytes:.0f} | {share:.0%} | {self.resident:.0f} |"
 
 
+    def notes(self) -> list:
+        """What stands below the table."""
+        notes = [f"{self.name} at {self.precision}: {self.bandwidth:.1f} GB/s can be read here"]
+        if self.experts:
+            used = self.experts["used"]
+            mean = statistics.mean(used)
+            notes.append(f"{mean:.1f} of {self.experts['of']} experts used in each layer (at least {min(used)}) over {self.experts['tokens']} tokens")
+        return notes
+
+
 def table(rows: list, options) -> str:
     tests = " | ".join(f"{test} qhx | llama.cpp | ratio" for test in rows[0].ours)
     head = f"| model | qhx / llama.cpp | {tests} | MB read per token | share of bandwidth | peak MiB |"
-    return "\n".join([head, "|---|---|" + "---:|" * 9, *(row.shown() for row in rows)])
+    notes = "; ".join(note for row in rows for note in row.notes())
+    return "\n".join([head, "|---|---|" + "---:|" * 9, *(row.shown() for row in rows), "", f"{notes}."])
 
 
 def publish(text: str):
