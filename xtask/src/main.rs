@@ -1,5 +1,6 @@
 //! The project's chores: `cargo xtask COMMAND`. Uses nothing but the standard library, so that it builds in seconds.
 
+mod aarch64;
 mod assets;
 mod peers;
 mod suites;
@@ -14,6 +15,9 @@ const HELP: &str = "cargo xtask COMMAND
 
   demo [PROMPT]   fetch a small real model, forge it and let it answer
   test            all suites, with their set-up; in CI (CI=true) a suite that cannot run fails
+  aarch64         the suite of that name alone: the CPU kernels for aarch64 in qemu
+  aarch64 COMMAND …
+                  a command of cargo for aarch64, with tools that are fetched where they are missing: build --release
   builtin         forge the model inside the binary anew from demo/qwen3_5
   bench-peers [NAME…]
                   speed beside llama.cpp, in one run, on SmolLM2 and the four full-size models; needs disk and minutes
@@ -31,6 +35,8 @@ fn main() -> ExitCode {
         ["demo"] => demo("Name three kinds of trees."),
         ["demo", prompt] => demo(prompt),
         ["test"] => suites::test(),
+        ["aarch64"] => aarch64::tools().and_then(|tools| aarch64::test(&tools)),
+        ["aarch64", ref arguments @ ..] => aarch64::pass_on(arguments),
         ["builtin"] => builtin(),
         ["bench-peers", ref names @ ..] => peers::bench(names),
         ["fullsize"] => suites::fullsize(""),

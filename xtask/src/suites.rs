@@ -1,6 +1,6 @@
 //! The test suites, their set-up and their times.
 
-use crate::{Failure, assets, cargo, run, target};
+use crate::{Failure, aarch64, assets, cargo, run, target};
 use std::{env, path::PathBuf, process::Command, time::Instant};
 
 /// A suite on fetched files: the ignored tests of some test binaries.
@@ -27,6 +27,13 @@ const FETCHED: [Fetched; 3] = [
 pub(crate) fn test() -> Result<(), Failure> {
     let mut table = Vec::new();
     let in_ci = env::var("CI").is_ok_and(|v| v == "true" || v == "1");
+    let cannot_run = |name: &str, e: Failure| match in_ci {
+        true => Err(format!("the suite `{name}` cannot run: {e}")),
+        false => {
+            eprintln!("not run: the suite `{name}`: {e}");
+            Ok(())
+        }
+    };
     let mut suite = |name: &'static str, work: &mut dyn FnMut() -> Result<(), Failure>| {
         let start = Instant::now();
         println!("── {name}");
@@ -50,11 +57,17 @@ pub(crate) fn test() -> Result<(), Failure> {
                     test.args(["--", "--ignored"]);
                     run(test.env(fetched.variable, &files))
                 })?,
-                Err(e) if in_ci => return Err(format!("the suite `{}` cannot run: {e}", fetched.name)),
-                Err(e) => eprintln!("not run: the suite `{}`: {e}", fetched.name),
+                Err(e) => cannot_run(fetched.name, e)?,
             }
         }
-        Ok(())
+        // On such a machine the suites above have run these tests.
+        if cfg!(target_arch = "aarch64") {
+            return Ok(());
+        }
+        match aarch64::tools() {
+            Ok(tools) => suite("aarch64", &mut || aarch64::test(&tools)),
+            Err(e) => cannot_run("aarch64", e),
+        }
     })();
     println!("\n{:<16} {:>8} {:>9}", "suite", "result", "seconds");
     for (name, outcome, seconds) in table {

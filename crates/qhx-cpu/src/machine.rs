@@ -30,13 +30,61 @@ pub(crate) fn memory() -> Option<MemorySize> {
 
 /// What a person would call this CPU.
 pub(crate) fn cpu_name() -> String {
-    let named = brand().filter(|name| !name.is_empty()).or_else(|| {
-        let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-        let model = |key| text.lines().find_map(|line| Some(line.strip_prefix(key)?.trim_start_matches([' ', '\t', ':']).to_string()));
-        model("model name").or_else(|| model("Hardware")).or_else(|| model("CPU part"))
-    });
+    let named = brand().filter(|name| !name.is_empty()).or_else(|| name_in(&std::fs::read_to_string("/proc/cpuinfo").ok()?));
     named.unwrap_or_else(|| format!("{} CPU", std::env::consts::ARCH))
 }
+
+/// The name that Linux's description of the cores gives. Arm's cores have numbers there; where they are of several kinds, all are named.
+fn name_in(description: &str) -> Option<String> {
+    let all =
+        |key: &'static str| description.lines().filter_map(move |line| Some(line.strip_prefix(key)?.trim_start_matches([' ', '\t', ':'])));
+    if let Some(name) = all("model name").chain(all("Hardware")).next() {
+        return Some(name.to_string());
+    }
+    let mut kinds: Vec<(String, usize)> = Vec::new();
+    for (implementer, part) in all("CPU implementer").zip(all("CPU part")) {
+        let known = ARM_CORES.iter().find(|(number, _)| implementer == "0x41" && part == *number);
+        let name = known.map_or_else(|| format!("aarch64 CPU {implementer}/{part}"), |(_, name)| name.to_string());
+        match kinds.iter_mut().find(|(kind, _)| *kind == name) {
+            Some((_, count)) => *count += 1,
+            None => kinds.push((name, 1)),
+        }
+    }
+    let names: Vec<String> =
+        kinds.iter().map(|(name, count)| if kinds.len() > 1 { format!("{count} {name}") } else { name.clone() }).collect();
+    (!names.is_empty()).then(|| names.join(", "))
+}
+
+/// Cores of Arm by their part number.
+const ARM_CORES: [(&str, &str); 27] = [
+    ("0xd03", "Cortex-A53"),
+    ("0xd05", "Cortex-A55"),
+    ("0xd07", "Cortex-A57"),
+    ("0xd08", "Cortex-A72"),
+    ("0xd09", "Cortex-A73"),
+    ("0xd0a", "Cortex-A75"),
+    ("0xd0b", "Cortex-A76"),
+    ("0xd0c", "Neoverse-N1"),
+    ("0xd0d", "Cortex-A77"),
+    ("0xd40", "Neoverse-V1"),
+    ("0xd41", "Cortex-A78"),
+    ("0xd44", "Cortex-X1"),
+    ("0xd46", "Cortex-A510"),
+    ("0xd47", "Cortex-A710"),
+    ("0xd48", "Cortex-X2"),
+    ("0xd49", "Neoverse-N2"),
+    ("0xd4b", "Cortex-A78C"),
+    ("0xd4d", "Cortex-A715"),
+    ("0xd4e", "Cortex-X3"),
+    ("0xd4f", "Neoverse-V2"),
+    ("0xd80", "Cortex-A520"),
+    ("0xd81", "Cortex-A720"),
+    ("0xd82", "Cortex-X4"),
+    ("0xd84", "Neoverse-V3"),
+    ("0xd85", "Cortex-X925"),
+    ("0xd87", "Cortex-A725"),
+    ("0xd8e", "Neoverse-N3"),
+];
 
 /// The brand string that x86 CPUs carry.
 #[cfg(target_arch = "x86_64")]
@@ -99,6 +147,16 @@ pub fn measure_bandwidth(threads: usize) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_arm_cores() {
+        let core = |part: &str| format!("processor\t: 0\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU part\t: {part}\n\n");
+        assert_eq!(name_in(&core("0xd0c").repeat(4)).unwrap(), "Neoverse-N1");
+        assert_eq!(name_in(&(core("0xd05").repeat(4) + &core("0xd44"))).unwrap(), "4 Cortex-A55, 1 Cortex-X1");
+        assert_eq!(name_in("CPU implementer\t: 0x61\nCPU part\t: 0x022\n").unwrap(), "aarch64 CPU 0x61/0x022");
+        assert_eq!(name_in("model name\t: Some CPU\n").unwrap(), "Some CPU");
+        assert_eq!(name_in(""), None);
+    }
 
     #[test]
     fn knows_this_machine() {

@@ -28,12 +28,21 @@ pub enum InstructionSet {
     Avx2,
     /// x86-64 with AVX-512 (F, BW, VL, DQ) and its integer dot products (VNNI).
     Avx512Vnni,
+    /// aarch64 with NEON, as nearly all have it.
+    Neon,
+    /// aarch64 with NEON and integer dot products.
+    NeonDotprod,
+    /// aarch64 with NEON, integer dot products and products of small integer matrices (i8mm).
+    NeonI8mm,
 }
 
 impl InstructionSet {
+    /// All sets, those of a kind of CPU plainest first.
+    const ALL: [Self; 6] = [Self::Portable, Self::Avx2, Self::Avx512Vnni, Self::Neon, Self::NeonDotprod, Self::NeonI8mm];
+
     /// The sets this CPU has, plainest first.
     pub fn available() -> Vec<Self> {
-        [Self::Portable, Self::Avx2, Self::Avx512Vnni].into_iter().filter(|set| set.is_available()).collect()
+        Self::ALL.into_iter().filter(|set| set.is_available()).collect()
     }
 
     /// Whether this CPU has it.
@@ -52,9 +61,23 @@ impl InstructionSet {
                 Self::Portable => true,
                 Self::Avx2 => avx2(),
                 Self::Avx512Vnni => avx2() && avx512(),
+                _ => false,
             }
         }
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        {
+            use std::arch::is_aarch64_feature_detected;
+            let neon = || is_aarch64_feature_detected!("neon");
+            let dotprod = || is_aarch64_feature_detected!("dotprod");
+            match self {
+                Self::Portable => true,
+                Self::Neon => neon(),
+                Self::NeonDotprod => neon() && dotprod(),
+                Self::NeonI8mm => neon() && dotprod() && is_aarch64_feature_detected!("i8mm"),
+                _ => false,
+            }
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         {
             self == Self::Portable
         }
@@ -67,6 +90,9 @@ impl fmt::Display for InstructionSet {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
             Self::Avx512Vnni => "avx512_vnni",
+            Self::Neon => "neon",
+            Self::NeonDotprod => "neon+dotprod",
+            Self::NeonI8mm => "neon+dotprod+i8mm",
         })
     }
 }
@@ -74,9 +100,8 @@ impl fmt::Display for InstructionSet {
 impl FromStr for InstructionSet {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let all = [Self::Portable, Self::Avx2, Self::Avx512Vnni];
-        all.into_iter().find(|set| set.to_string() == text).ok_or_else(|| {
-            let names: Vec<_> = all.iter().map(Self::to_string).collect();
+        Self::ALL.into_iter().find(|set| set.to_string() == text).ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(Self::to_string).collect();
             format!("unknown instruction set `{text}`; known are {}", names.join(", "))
         })
     }
@@ -119,6 +144,9 @@ pub(crate) fn run<K: Kernel>(instructions: Instructions, kernel: K) -> K::Output
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512Vnni => unsafe { vector::x86::with_avx512(kernel) },
+        // SAFETY: as above. Dot products and products of matrices are for integers.
+        #[cfg(target_arch = "aarch64")]
+        InstructionSet::Neon | InstructionSet::NeonDotprod | InstructionSet::NeonI8mm => unsafe { vector::neon::with_neon(kernel) },
         // SAFETY: portable vectors need nothing.
         _ => unsafe { kernel.run::<Portable>() },
     }

@@ -4,6 +4,8 @@
 //! activation rows (prefill). Integer sums are exact in both.
 
 pub(crate) mod activation;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -54,7 +56,7 @@ pub(crate) enum Offsets<'a> {
 
 /// Several quantised activation rows, `stride` numbers apart.
 #[derive(Clone, Copy, Debug)]
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 pub(crate) struct ActivationRows<'a> {
     pub(crate) layout: Layout,
     pub(crate) numbers: &'a [f32],
@@ -79,14 +81,15 @@ pub(crate) fn products(instructions: Instructions, w: &Weights<'_>, x: &Row<'_>,
         InstructionSet::Avx2 => x86::dots::products_avx2(instructions, w, x, out),
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512Vnni => x86::dots::products_vnni(instructions, w, x, out),
+        #[cfg(target_arch = "aarch64")]
+        InstructionSet::Neon | InstructionSet::NeonDotprod | InstructionSet::NeonI8mm => neon::products(instructions, w, x, out),
         InstructionSet::Portable => portable::products(w, x, out),
-        #[cfg(not(target_arch = "x86_64"))]
         other => unreachable!("{other} is not available on this CPU"),
     }
 }
 
 /// Row `i` of `tile` becomes the products of activation row `first + i` with all rows of `w`.
-#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(unused_variables))]
 pub(crate) fn matrix_products(
     instructions: Instructions,
     w: &Weights<'_>,
@@ -106,8 +109,11 @@ pub(crate) fn matrix_products(
         InstructionSet::Avx2 => x86::avx2::matrix_products(instructions, w, x, first, tile, scratch),
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512Vnni => x86::vnni::matrix_products(instructions, w, x, first, tile, scratch),
+        #[cfg(target_arch = "aarch64")]
+        InstructionSet::Neon | InstructionSet::NeonDotprod | InstructionSet::NeonI8mm => {
+            neon::matrix_products(instructions, w, x, first, tile, scratch)
+        }
         InstructionSet::Portable => (0..tile.rows).for_each(|row| portable::products(w, &x.row(first + row), tile.row(row))),
-        #[cfg(not(target_arch = "x86_64"))]
         other => unreachable!("{other} is not available on this CPU"),
     }
 }
@@ -117,6 +123,12 @@ pub(crate) fn panel_scratch(rows: usize, columns: usize) -> usize {
     // Quants as bytes or 16-bit numbers, a scale and an offset for each 16 numbers; rows and numbers rounded up.
     let blocks = columns.div_ceil(32);
     rows.next_multiple_of(16) * (blocks * 16 + 2 * 2 * blocks)
+}
+
+/// Whether integer sums can run over whole rows: one scale for all blocks on both sides, and sums that fit 32 bits.
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
+fn whole_rows(w: &Weights<'_>, by_row: bool) -> bool {
+    by_row && matches!(w.scales, Scales::Row(_)) && matches!(w.offsets, Offsets::None) && w.blocks * w.stored.block() <= 1 << 15
 }
 
 impl Scales<'_> {

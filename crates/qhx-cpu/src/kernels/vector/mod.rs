@@ -2,6 +2,8 @@
 #![allow(unsafe_code)] // Raw loads and stores.
 #![allow(clippy::missing_safety_doc)] // Said once, on the trait.
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86;

@@ -3,11 +3,11 @@
 //! int4 panels hold four quants of each row next to each other as bytes, whose products with activation bytes can be summed over a block in 16 bits.
 //! int8 panels hold two quants of each row as 16-bit numbers: their products are exact without care for signs.
 
-use super::{needs, whole_rows};
+use super::needs;
 use crate::{
     kernels::{
         InstructionSet, Instructions,
-        integer::{ActivationRows, Offsets, Weights},
+        integer::{ActivationRows, Offsets, Weights, whole_rows},
         quants::Stored,
     },
     work::Tile,

@@ -3,11 +3,11 @@
 //! A panel holds its rows side by side, four quants of each row next to each other: one instruction multiplies four quants of all sixteen rows with
 //! the same four of one activation row.
 
-use super::{needs, whole_rows};
+use super::needs;
 use crate::{
     kernels::{
         InstructionSet, Instructions,
-        integer::{ActivationRows, Offsets, Weights},
+        integer::{ActivationRows, Offsets, Weights, whole_rows},
         quants::Stored,
     },
     work::Tile,

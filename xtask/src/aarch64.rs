@@ -1,0 +1,173 @@
+//! aarch64 on a machine of another kind: cross-compiled, run by qemu. The CPU kernels are tested on three CPUs, so that each level of instructions meets one that has no more.
+//!
+//! Tools are those of the machine where it has them. What is missing comes from Debian's packages, unpacked into the target folder: nothing is installed, no rights are needed.
+
+use crate::{Failure, cargo, run, target};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+};
+
+const TARGET: &str = "aarch64-unknown-linux-gnu";
+
+/// CPUs that qemu can be, with the best instruction set of each.
+const CPUS: [(&str, &str); 3] = [("cortex-a72", "neon"), ("neoverse-n1", "neon+dotprod"), ("max", "neon+dotprod+i8mm")];
+
+/// What builds and runs programs for aarch64.
+pub(crate) struct Tools {
+    /// Packages that were unpacked for what the machine does not have.
+    unpacked: Option<PathBuf>,
+    /// Whether the Rust compiler is one of them.
+    compiler: bool,
+}
+
+/// Finds the tools, or fetches them.
+pub(crate) fn tools() -> Result<Tools, Failure> {
+    if !cfg!(target_os = "linux") {
+        return Err("programs of another CPU are run by qemu-user, which exists for Linux only".into());
+    }
+    let compiler = !has_library();
+    if !compiler && answers("aarch64-linux-gnu-gcc") && answers("qemu-aarch64") {
+        return Ok(Tools { unpacked: None, compiler });
+    }
+    let folder = target().join(if compiler { "assets/debian-aarch64-rust" } else { "assets/debian-aarch64" });
+    if !folder.exists() {
+        eprintln!("fetching tools for aarch64 ({} MB) …", if compiler { 180 } else { 55 });
+        fetch(&folder, compiler).map_err(|e| format!("{e}\n{HELP}"))?;
+    }
+    Ok(Tools { unpacked: Some(folder), compiler })
+}
+
+const HELP: &str = "Tools for aarch64 are fetched as Debian packages. Elsewhere install a Rust library for it (`rustup target add aarch64-unknown-linux-gnu`), \
+                    `aarch64-linux-gnu-gcc` with its C library, and `qemu-aarch64`, so that they are found on the path.";
+
+/// The kernels' tests and the conformance suite, on every CPU at once.
+pub(crate) fn test(tools: &Tools) -> Result<(), Failure> {
+    run(tools.cargo("test").args(TESTS).arg("--no-run"))?;
+    thread::scope(|scope| {
+        let runs = CPUS.map(|(cpu, instructions)| {
+            let mut test = tools.cargo("test");
+            test.args(TESTS).args(["--", "--nocapture"]);
+            // An emulated CPU is slow: fewer cases of each kind, shorter calls.
+            test.envs([("QEMU_CPU", cpu), ("QHX_INSTRUCTIONS", instructions), ("QHX_CONFORMANCE_CASES", "4"), ("QHX_EMULATED", "1")]);
+            (cpu, instructions, scope.spawn(move || test.output()))
+        });
+        let mut failed = Vec::new();
+        for (cpu, instructions, run) in runs {
+            let output = run.join().map_err(|_| "a thread of the suite ended early")?.map_err(|e| format!("cannot start cargo: {e}"))?;
+            let text = String::from_utf8_lossy(&output.stdout);
+            if output.status.success() {
+                println!("{cpu} ({instructions}): passed");
+                text.lines()
+                    .filter(|line| line.starts_with("test result") || line.ends_with(" failed"))
+                    .for_each(|line| println!("  {line}"));
+            } else {
+                println!("{cpu} ({instructions}):\n{text}{}", String::from_utf8_lossy(&output.stderr));
+                failed.push(cpu);
+            }
+        }
+        match failed.is_empty() {
+            true => Ok(()),
+            false => Err(format!("failed on {}", failed.join(", "))),
+        }
+    })
+}
+
+const TESTS: [&str; 9] = ["--profile", "test-opt", "--package", "qhx-cpu", "--lib", "--test", "conformance", "--test", "threads"];
+
+/// Any command of cargo for aarch64: `run` and `test` go through qemu.
+pub(crate) fn pass_on(arguments: &[&str]) -> Result<(), Failure> {
+    let Some((command, rest)) = arguments.split_first() else { return Err("which command of cargo?".into()) };
+    run(tools()?.cargo(command).args(rest))
+}
+
+impl Tools {
+    /// `cargo COMMAND` for aarch64 with these tools.
+    fn cargo(&self, command: &str) -> Command {
+        let mut cargo = cargo();
+        cargo.args([command, "--target", TARGET]);
+        let variable = |name: &str| format!("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_{name}");
+        let (mut linker, mut qemu, mut libraries) =
+            (PathBuf::from("aarch64-linux-gnu-gcc"), PathBuf::from("qemu-aarch64"), PathBuf::from("/usr/aarch64-linux-gnu"));
+        if let Some(root) = &self.unpacked {
+            (linker, qemu, libraries) =
+                (root.join("usr/bin").join(linker), root.join("usr/bin").join(qemu), root.join("usr/aarch64-linux-gnu"));
+            cargo.env(variable("RUSTFLAGS"), format!("-Clink-arg=--sysroot={}", root.display()));
+            cargo.env("LD_LIBRARY_PATH", root.join(format!("usr/lib/{}-linux-gnu", env::consts::ARCH)));
+            if self.compiler {
+                cargo.env("RUSTC", root.join("usr/bin/rustc"));
+            }
+        }
+        cargo.env(variable("LINKER"), linker).env(variable("RUNNER"), qemu).env("QEMU_LD_PREFIX", libraries);
+        // A folder of its own: another compiler may be at work.
+        cargo.env("CARGO_TARGET_DIR", target().join("aarch64"));
+        cargo
+    }
+}
+
+/// Whether the Rust compiler at hand has the target's library.
+fn has_library() -> bool {
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(rustc).args(["--print", "target-libdir", "--target", TARGET]).output();
+    output.is_ok_and(|o| o.status.success() && Path::new(String::from_utf8_lossy(&o.stdout).trim()).exists())
+}
+
+fn answers(program: &str) -> bool {
+    Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+/// Unpacks a linker, qemu and, where asked, a Rust compiler, with what they need beyond what is installed; the folder appears only when it is complete.
+fn fetch(folder: &Path, compiler: bool) -> Result<(), Failure> {
+    let download = folder.with_extension("download");
+    let io = |e: std::io::Error| format!("{}: {e}", download.display());
+    let _ = fs::remove_dir_all(&download);
+    let (archives, root) = (download.join("cache/archives"), download.join("root"));
+    for folder in [archives.join("partial"), download.join("state/lists/partial"), root.clone()] {
+        fs::create_dir_all(folder).map_err(io)?;
+    }
+    // apt with lists and archives of its own: it reads what is installed and changes nothing.
+    let configuration = download.join("apt.conf");
+    let architecture = output(Command::new("dpkg").arg("--print-architecture"))?;
+    let shown = download.canonicalize().map_err(io)?.display().to_string();
+    let text = format!(
+        "Dir::State \"{shown}/state\";\nDir::State::status \"/var/lib/dpkg/status\";\nDir::Cache \"{shown}/cache\";\n\
+         APT::Architectures {{ \"{}\"; \"arm64\"; }};\nAPT::Sandbox::User \"\";\nDebug::NoLocking \"1\";\n",
+        architecture.trim()
+    );
+    fs::write(&configuration, text).map_err(io)?;
+    let apt = || {
+        let mut apt = Command::new("apt-get");
+        apt.env("APT_CONFIG", &configuration).current_dir(&archives).args(["-q", "-y", "--no-install-recommends"]);
+        apt
+    };
+    output(apt().arg("update"))?;
+    let mut install = apt();
+    install.args(["install", "--download-only", "gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user"]);
+    if compiler {
+        install.arg("rustc-web");
+        // Alone: nothing of it is run here.
+        output(apt().args(["download", "libstd-rust-web-dev:arm64"]))?;
+    }
+    output(&mut install)?;
+    for archive in fs::read_dir(&archives).map_err(io)? {
+        let archive = archive.map_err(io)?.path();
+        if archive.extension().is_some_and(|extension| extension == "deb") {
+            output(Command::new("dpkg").arg("-x").arg(archive).arg(&root))?;
+        }
+    }
+    fs::rename(&root, folder).map_err(io)?;
+    fs::remove_dir_all(&download).map_err(io)
+}
+
+/// What a command prints; all of it where it fails.
+fn output(command: &mut Command) -> Result<String, Failure> {
+    let shown = format!("{command:?}");
+    let output = command.output().map_err(|e| format!("cannot start {shown}: {e}"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    match output.status.success() {
+        true => Ok(text),
+        false => Err(format!("{shown} ended with {}:\n{text}{}", output.status, String::from_utf8_lossy(&output.stderr))),
+    }
+}
