@@ -67,7 +67,7 @@ impl Default for OpenOptions {
 }
 
 impl Bundle {
-    /// Opens the bundle at `path`: its folder, or its manifest.
+    /// Opens the bundle at `path`: its folder, or its manifest. Of an arch folder's manifests the one with the most programs is taken.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, BundleError> {
         Self::open_with(path, &OpenOptions::default())
     }
@@ -78,7 +78,7 @@ impl Bundle {
         let not_a_bundle = |reason: String| BundleError::NotABundle { path: path.into(), reason };
         let metadata = fs::metadata(path).map_err(|e| not_a_bundle(e.to_string()))?;
         let (folder, file) = if metadata.is_dir() {
-            (path.to_path_buf(), MANIFEST_FILE.to_string())
+            (path.to_path_buf(), manifest_in(path).unwrap_or_else(|| MANIFEST_FILE.to_string()))
         } else {
             let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(|| not_a_bundle("has no readable name".into()))?;
             (path.parent().map(Path::to_path_buf).unwrap_or_default(), name.to_string())
@@ -86,7 +86,23 @@ impl Bundle {
         let folder = if folder.as_os_str().is_empty() { PathBuf::from(".") } else { folder };
         let source = Source::folder(&folder).map_err(BundleError::io("open", &folder))?;
         let manifest = BundlePath::new(file).map_err(|e| not_a_bundle(e.to_string()))?;
-        Self::load(folder.display().to_string(), source, &manifest, options)
+        let place = folder.display().to_string();
+        let manifest = read_manifest(&place, &source, &manifest)?;
+        Self::load(place, source, manifest, options)
+    }
+
+    /// Opens the bundle of a manifest whose files are in `root`, wherever the manifest itself is.
+    pub fn open_in(manifest: &Path, root: &Path, options: &OpenOptions) -> Result<Self, BundleError> {
+        let not_a_bundle = |reason: &str| BundleError::NotABundle { path: manifest.into(), reason: reason.into() };
+        if !fs::metadata(manifest).map_err(|e| not_a_bundle(&e.to_string()))?.is_file() {
+            return Err(not_a_bundle("is no file: a manifest is expected"));
+        }
+        let name = manifest.file_name().and_then(|name| name.to_str()).and_then(|name| BundlePath::new(name).ok());
+        let name = name.ok_or_else(|| not_a_bundle("has no readable name"))?;
+        let beside = manifest.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let folder = |path: &Path| Source::folder(path).map_err(BundleError::io("open", path));
+        let read = read_manifest(&beside.display().to_string(), &folder(beside)?, &name)?;
+        Self::load(root.display().to_string(), folder(root)?, read, options)
     }
 
     /// A bundle whose files are in memory, such as a model built into a program. Large files are trusted as the program itself is.
@@ -95,11 +111,11 @@ impl Bundle {
         let options = OpenOptions { verify: Verify::Written, cache_dir: None, cancel: None };
         let manifest =
             BundlePath::new(MANIFEST_FILE).map_err(|e| BundleError::NotABundle { path: "memory".into(), reason: e.to_string() })?;
-        Self::load("built-in bundle".into(), source, &manifest, &options)
+        let manifest = read_manifest("built-in bundle", &source, &manifest)?;
+        Self::load("built-in bundle".into(), source, manifest, &options)
     }
 
-    fn load(place: String, source: Source, manifest: &BundlePath, options: &OpenOptions) -> Result<Self, BundleError> {
-        let manifest = read_manifest(&place, &source, manifest)?;
+    fn load(place: String, source: Source, manifest: Manifest, options: &OpenOptions) -> Result<Self, BundleError> {
         let mut bundle = Self { place, source, manifest, programs: BTreeMap::new(), weights: Arc::default() };
         let cancel = options.cancel.as_deref();
         bundle.for_each_file(cancel, |path, entry| match bundle.open_file(path)? {
@@ -297,6 +313,8 @@ impl Bundle {
                         return Err(wrong(format!("is {} here and {} in another program", shown(weight), shown(other))));
                     }
                     Some(_) => {}
+                    // Its numbers are in a context binary; what the host reads, the device asks for.
+                    None if self.manifest.plan.is_some() && !stored.contains_key(&**name) => {}
                     None => drop(weights.insert(name.to_string(), assemble(name, weight, stored).map_err(wrong)?)),
                 }
             }
@@ -317,6 +335,49 @@ impl std::fmt::Debug for Bundle {
 }
 
 type StoredTensors = HashMap<String, Stored>;
+
+/// How much of a file is looked at to tell whether it is a manifest of an arch folder.
+const SNIFFED_BYTES: u64 = 8 << 10;
+
+/// The manifest of a folder: `qhx.json`, or of an arch folder's manifests the one with the most programs (the first by name of several).
+pub fn manifest_in(folder: &Path) -> Option<String> {
+    if folder.join(MANIFEST_FILE).is_file() {
+        return Some(MANIFEST_FILE.into());
+    }
+    let mut names: Vec<String> = fs::read_dir(folder)
+        .ok()?
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|n| n.ends_with(".json"))
+        .collect();
+    names.sort();
+    let programs = |name: &String| {
+        let path = folder.join(name);
+        is_target_manifest(&path).then(|| {
+            // A damaged one is taken where there is no other, so that opening it tells what is wrong.
+            let small = fs::metadata(&path).is_ok_and(|about| about.len() <= MAX_MANIFEST_BYTES);
+            let text = small.then(|| fs::read_to_string(&path).ok()).flatten();
+            text.and_then(|text| Manifest::from_json(&text).ok()).map_or(0, |manifest| manifest.programs.len())
+        })
+    };
+    let found = names.iter().filter_map(|name| Some((name, programs(name)?)));
+    // The first of the largest.
+    found
+        .fold(None, |best: Option<(&String, usize)>, new| if best.is_some_and(|b| b.1 >= new.1) { best } else { Some(new) })
+        .map(|(n, _)| n.clone())
+}
+
+/// Whether a file is a manifest of an arch folder, by its first bytes.
+pub fn is_target_manifest(path: &Path) -> bool {
+    use std::io::Read;
+    if !fs::metadata(path).is_ok_and(|about| about.is_file()) {
+        return false;
+    }
+    let mut start = Vec::new();
+    let read = fs::File::open(path).and_then(|file| file.take(SNIFFED_BYTES).read_to_end(&mut start));
+    let text = String::from_utf8_lossy(&start);
+    read.is_ok() && ["\"schema_version\"", "\"plan\"", "\"dsp_arch\""].iter().all(|field| text.contains(field))
+}
 
 /// A stored tensor: its file with all its bytes, the place in it, and what the file says about the weight.
 struct Stored {

@@ -28,13 +28,14 @@ pub mod parity;
 mod path;
 pub mod safetensors;
 mod source;
+pub mod target;
 mod verified;
 pub mod write;
 
-pub use bundle::{Bundle, OpenOptions, Verify};
+pub use bundle::{Bundle, OpenOptions, Verify, is_target_manifest, manifest_in};
 pub use error::BundleError;
 pub use hash::Digest;
 pub use manifest::{Manifest, ManifestError};
 pub use path::{BundlePath, PathError};
 pub use verified::cache_dir;
-pub use write::{BundleWriter, Staged, TensorSpec, WriteOptions};
+pub use write::{BundleWriter, Staged, TargetWriter, TensorSpec, WriteOptions};

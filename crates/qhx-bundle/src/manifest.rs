@@ -2,7 +2,7 @@
 //!
 //! This module owns the types and every check that needs no other file. It knows nothing of folders, mappings or programs.
 
-use crate::{BundlePath, Digest, json, media::Media};
+use crate::{BundlePath, Digest, json, media::Media, target::TargetPlan};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -26,6 +26,9 @@ pub struct Manifest {
     pub schema_version: u32,
     /// What the model is.
     pub model: Model,
+    /// What was prepared for the processor that `model.dsp_arch` names. In arch folders only: they hold those weights that the host reads, and no others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<TargetPlan>,
     /// A label for the precision of the weights: `f32`, `f16`, `w8`, `native` … The programs say how each weight is stored.
     pub precision: String,
     /// How a conversation becomes text.
@@ -52,6 +55,10 @@ pub struct Manifest {
     /// What the gates measured when this bundle was made, and the oracle that `verify` replays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parity: Option<BundlePath>,
+    /// Folder, inside the bundle, with what encoders made of media, so that a decoder can be tried without them: `0.safetensors` for a prompt's first medium
+    /// (`soft_rows`, f32, rows by width; `deepstack.N` likewise; and for an image `grid`, two numbers), and so on. Its files are not listed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fixture_dir: Option<BundlePath>,
     /// Every file of the bundle but the manifest itself.
     #[serde(deserialize_with = "json::unique_map")]
     pub files: BTreeMap<BundlePath, FileEntry>,
@@ -70,6 +77,12 @@ pub struct Model {
     pub architecture: Option<String>,
     /// What the bundle was made from.
     pub source_format: SourceFormat,
+    /// The generation of the Hexagon processor that an arch folder is for: `v79`, `v81`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dsp_arch: Option<String>,
+    /// The chip that stands for the generation, by QNN's number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub soc_model: Option<u32>,
     /// Parameters of all programs together.
     #[schemars(range(min = 1))]
     pub parameters: u64,
@@ -284,6 +297,12 @@ impl Manifest {
             }
         }
         self.media.check(&self.programs, model.vocab_size)?;
+        if let Some(plan) = &self.plan {
+            plan.check(&self.programs)?;
+        }
+        if self.plan.is_some() != model.dsp_arch.is_some() {
+            return wrong("model.dsp_arch", "must be there together with `plan`".into());
+        }
         if self.chat.mode == ChatMode::Template {
             if self.chat.template.is_none() {
                 return wrong("chat.template", "must name the template file, since chat.mode is `template`".into());
@@ -314,7 +333,7 @@ impl Manifest {
         let weights = self.weights.iter().enumerate().map(|(i, file)| (format!("weights[{i}]"), file));
         let single = [("tokenizer", &self.tokenizer), ("chat.template", &self.chat.template), ("parity", &self.parity)];
         let single = single.into_iter().filter_map(|(field, file)| Some((field.to_string(), file.as_ref()?)));
-        programs.chain(weights).chain(single)
+        programs.chain(weights).chain(single).chain(self.plan.iter().flat_map(TargetPlan::named_files))
     }
 
     /// What this bundle's files are, in one sum: equal for equal files, so that saved sessions know their model again.

@@ -6,7 +6,10 @@ use crate::{
     progress::{ForgeBar, GateBar},
 };
 use qhx_bundle::{BundleError, parity::GateKind};
-use qhx_forge::{ForgeError, ForgeOptions, GateOptions, Gated, Material, Precision, forge_gated, gate::suite::GivenPrompt};
+use qhx_forge::{
+    ForgeError, ForgeOptions, Forged, GateOptions, Gated, MadeTarget, Material, Precision, TargetOrder, forge_gated_with_targets,
+    forge_with_targets, gate::suite::GivenPrompt,
+};
 use std::{cell::RefCell, io::ErrorKind, path::Path, time::Duration};
 
 /// Where a bundle goes and how it is stored.
@@ -31,6 +34,20 @@ pub(crate) fn forge<T>(
     forged.map_err(|error| explain(error, order))
 }
 
+/// Makes a bundle with its arch folders and holds it to nothing.
+pub(crate) fn ungated(
+    order: Order<'_>,
+    targets: &[TargetOrder],
+    interrupt: &Interrupt,
+    material: &Material,
+) -> Result<(Forged, Vec<MadeTarget>), Failure> {
+    let bar: RefCell<Option<GateBar>> = RefCell::default();
+    let mut compiled = |progress: qhx_forge::GateProgress<'_>| {
+        bar.borrow_mut().get_or_insert_with(GateBar::new).update(progress.what, progress.done, progress.total);
+    };
+    forge(order, interrupt, |options| forge_with_targets(material, options, targets, &mut compiled))
+}
+
 /// How a bundle is gated.
 pub(crate) struct GateOrder {
     pub(crate) kind: Option<GateKind>,
@@ -42,8 +59,14 @@ pub(crate) struct GateOrder {
 }
 
 /// Makes a bundle and holds it to its gate; one that is not through is a failure that says where it is left.
-pub(crate) fn gated(order: Order<'_>, gate: GateOrder, interrupt: &Interrupt, material: &Material) -> Result<Gated, Failure> {
-    let gated = measured(order, gate, interrupt, material)?;
+pub(crate) fn gated(
+    order: Order<'_>,
+    gate: GateOrder,
+    targets: &[TargetOrder],
+    interrupt: &Interrupt,
+    material: &Material,
+) -> Result<Gated, Failure> {
+    let gated = measured(order, gate, targets, interrupt, material)?;
     if !gated.parity.gate.passed {
         let result = &gated.parity.gate.result;
         let note = gated.parity.choices.iter().map(|choices| choices.note.clone());
@@ -58,7 +81,13 @@ pub(crate) fn gated(order: Order<'_>, gate: GateOrder, interrupt: &Interrupt, ma
 }
 
 /// Makes a bundle and holds it to its gate, whatever comes of it.
-pub(crate) fn measured(order: Order<'_>, gate: GateOrder, interrupt: &Interrupt, material: &Material) -> Result<Gated, Failure> {
+pub(crate) fn measured(
+    order: Order<'_>,
+    gate: GateOrder,
+    targets: &[TargetOrder],
+    interrupt: &Interrupt,
+    material: &Material,
+) -> Result<Gated, Failure> {
     // The two take turns: a search writes and measures several times.
     let bars: RefCell<(Option<ForgeBar>, Option<GateBar>)> = RefCell::default();
     let mut written = |progress: qhx_forge::Progress<'_>| {
@@ -76,7 +105,7 @@ pub(crate) fn measured(order: Order<'_>, gate: GateOrder, interrupt: &Interrupt,
     let GateOrder { kind, auto, prompts, budget, reproducible } = gate;
     let cancel = interrupt.cancel().clone();
     let gate = GateOptions { kind, auto, prompts, budget, reproducible, threads: None, cancel, progress: &mut measured };
-    let gated = forge_gated(material, &mut options, gate);
+    let gated = forge_gated_with_targets(material, &mut options, gate, targets);
     drop(bars.take());
     gated.map_err(|error| explain(error, order))
 }

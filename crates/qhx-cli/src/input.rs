@@ -91,6 +91,11 @@ impl InputFlags {
 }
 
 impl Input {
+    /// Ids as they are.
+    pub(crate) fn of_ids(ids: Vec<u32>) -> Self {
+        Self { text: Text::Ids(ids), media: Vec::new() }
+    }
+
     /// A person's text: a message where the bundle has a chat template, else a text to continue.
     pub(crate) fn of_text(bundle: &Bundle, text: String, system: Option<&str>) -> Result<Self, Failure> {
         let text = match (bundle.manifest().chat.mode, system) {

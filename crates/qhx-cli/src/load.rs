@@ -7,8 +7,13 @@ use crate::{
     model_ref::{ModelKind, kind_of},
     output,
 };
-use qhx_bundle::{Bundle, BundleError, OpenOptions, manifest::TEXT_PROGRAM};
-use qhx_runtime::{LoadOptions, LoadPlan, Model};
+use qhx_bundle::{
+    Bundle, BundleError, OpenOptions,
+    manifest::{MANIFEST_FILE, TEXT_PROGRAM},
+    manifest_in,
+    target::MadeFor,
+};
+use qhx_runtime::{DeviceChoice, LoadOptions, LoadPlan, Model, registry};
 use std::path::Path;
 
 /// Opens a bundle; what else the path may be is told.
@@ -29,9 +34,28 @@ pub(crate) fn open_bundle(path: &Path, interrupt: &Interrupt) -> Result<Bundle, 
     })
 }
 
+/// Opens what a device runs of a bundle: for the NPU the folder of its generation, where there is one that it can load.
+pub(crate) fn open_for(path: &Path, device: DeviceChoice, interrupt: &Interrupt) -> Result<Bundle, Failure> {
+    if device != DeviceChoice::Npu || !path.join(MANIFEST_FILE).is_file() {
+        return open_bundle(path, interrupt);
+    }
+    let arches = registry::npu_arch()?.map_or_else(|| vec!["v81".to_owned(), "v79".to_owned()], |arch| vec![arch]);
+    // Folders with a precision behind the generation are for those who ask for them.
+    for folder in arches.iter().map(|arch| path.join(arch)).filter(|folder| manifest_in(folder).is_some()) {
+        let bundle = open_bundle(&folder, interrupt)?;
+        let for_phones = bundle.manifest().plan.as_ref().is_some_and(|plan| plan.made_for == MadeFor::Phone);
+        if !(for_phones && registry::npu_is_emulated()) {
+            return Ok(bundle);
+        }
+        output::dim_note(&format!("{} is made for phones: the emulator compiles the bundle itself", folder.display()));
+    }
+    open_bundle(path, interrupt)
+}
+
 /// Loads a bundle's text program. What it will need is told before, what runs elsewhere than preferred after.
 pub(crate) fn load_model(bundle: &Bundle, options: &LoadOptions) -> Result<Model, Failure> {
     if let Some(program) = bundle.program(TEXT_PROGRAM) {
+        let options = &options.of_bundle(bundle)?;
         let plan = LoadPlan::new(program, bundle.manifest().model.context_length, options)?.counting(bundle.programs(), &options.media);
         output::dim_note(&format!("memory: {}", plan.memory));
     }

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, value_parser};
 use qhx_bundle::Bundle;
-use qhx_runtime::{MediaKind, Medium, text::Message};
+use qhx_runtime::{MediaKind, Medium, staged_media, text::Message};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -62,8 +62,11 @@ impl MediaFlags {
         self.files.iter().any(|(kind, _)| *kind == MediaKind::Audio)
     }
 
-    /// The media, ready for the bundle's towers.
+    /// The media, ready for the bundle's towers; where the manifest has staged what towers make, that.
     pub(crate) fn open(&self, bundle: &Bundle) -> Result<Vec<Medium>, Failure> {
+        if let (Some(staged), Some(folder)) = (&bundle.manifest().fixture_dir, bundle.folder()) {
+            return Ok(staged_media(&folder.join(staged.as_str()), name(bundle), &bundle.manifest().media)?);
+        }
         self.files.iter().map(|(kind, path)| open(*kind, path, bundle)).collect()
     }
 

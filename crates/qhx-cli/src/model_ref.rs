@@ -6,16 +6,18 @@ use crate::{
     failure::Failure,
     forging::{GateOrder, Order, measured},
     interrupt::Interrupt,
-    load::open_bundle,
+    load::{open_bundle, open_for},
     output,
 };
 use qhx_bundle::{
-    Bundle, Digest, cache_dir,
+    Bundle, Digest, cache_dir, is_target_manifest,
     manifest::{MANIFEST_FILE, SCHEMA_VERSION},
+    manifest_in,
     parity::PARITY_PAGE,
 };
 use qhx_forge::{Material, Precision};
 use qhx_ir::PROGRAM_VERSION;
+use qhx_runtime::DeviceChoice;
 use std::{
     fs::{self, File, Metadata},
     io::{self, Read},
@@ -29,7 +31,7 @@ const GATE_BUDGET: Duration = Duration::from_secs(20);
 /// What a path holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ModelKind {
-    /// A bundle's folder, or the manifest in it; or the built-in one.
+    /// A bundle's folder or an arch folder of it, or a manifest in one; or the built-in one.
     Bundle,
     /// A Hugging Face folder.
     Folder,
@@ -44,13 +46,13 @@ pub(crate) fn kind_of(path: &Path) -> Option<ModelKind> {
     }
     let about = fs::metadata(path).ok()?;
     if about.is_dir() {
-        return match (path.join(MANIFEST_FILE).is_file(), path.join("config.json").is_file()) {
+        return match (manifest_in(path).is_some(), path.join("config.json").is_file()) {
             (true, _) => Some(ModelKind::Bundle),
             (_, true) => Some(ModelKind::Folder),
             _ => None,
         };
     }
-    if path.file_name().is_some_and(|name| name == MANIFEST_FILE) {
+    if path.file_name().is_some_and(|name| name == MANIFEST_FILE) || is_target_manifest(path) {
         return Some(ModelKind::Bundle);
     }
     let mut magic = [0; 4];
@@ -60,13 +62,13 @@ pub(crate) fn kind_of(path: &Path) -> Option<ModelKind> {
 }
 
 /// Opens the bundle that MODEL stands for, making it first where need be; the built-in one where no MODEL is given.
-pub(crate) fn open_model(path: Option<&Path>, interrupt: &Interrupt) -> Result<Bundle, Failure> {
+pub(crate) fn open_model(path: Option<&Path>, device: DeviceChoice, interrupt: &Interrupt) -> Result<Bundle, Failure> {
     let Some(path) = path else {
         output::note(builtin::NOTE);
         return builtin::open();
     };
     match kind_of(path) {
-        Some(ModelKind::Bundle) => open_bundle(path, interrupt),
+        Some(ModelKind::Bundle) => open_for(path, device, interrupt),
         Some(ModelKind::Folder | ModelKind::Gguf) => open_checkpoint(path, interrupt),
         None => {
             let found = if path.is_dir() {
@@ -97,7 +99,7 @@ fn open_checkpoint(source: &Path, interrupt: &Interrupt) -> Result<Bundle, Failu
     output::dim_note(&format!("forging {} into {} (once)", source.display(), place.display()));
     let material = Material::open(source)?;
     let gate = GateOrder { kind: None, auto: false, prompts: None, budget: Some(GATE_BUDGET), reproducible: false };
-    let gated = measured(Order { out: &place, precision, replace }, gate, interrupt, &material)?;
+    let gated = measured(Order { out: &place, precision, replace }, gate, &[], interrupt, &material)?;
     let gate = &gated.parity.gate;
     if !gate.passed {
         let (source, report) = (source.display(), gated.path.join(PARITY_PAGE));

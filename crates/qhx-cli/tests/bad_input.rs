@@ -286,7 +286,11 @@ fn flags_that_are_wrong() {
     let forge: &[(&[&str], &[&str])] = &[
         (&["--precision", "auto", "--gate", "none"], &["--precision auto needs a gate"]),
         (&["--precision", "q9"], &["`q9` is no precision; use one of native, f32"]),
-        (&["--target", "v79"], &["cannot prepare bundles for `v79` yet"]),
+        (&["--target", "cpu,gpu"], &["cannot prepare bundles for `gpu` yet"]),
+        (&["--context", "64"], &["--context is for targets with static shapes", "--target v79, v81"]),
+        (&["--target", "v81", "--prefill", "many"], &["`many` is no number of rows"]),
+        (&["--target", "v81", "--image-size", "512"], &["expected HEIGHTxWIDTH"]),
+        (&["--target", "v81", "--kv", "ring"], &["--kv ring is not available yet"]),
         (&["--target", "cpu,toaster"], &["there is no target `toaster`"]),
         (&["--gate", "loose"], &["loose", "strict"]),
         (&["--gate", "none", "--prompts", "x.json"], &["--prompts needs a gate"]),

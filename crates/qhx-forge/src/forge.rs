@@ -249,12 +249,15 @@ fn manifest(
             family: family.name.into(),
             architecture: architectures.first().map(|a| a.to_string()),
             source_format: SourceFormat::Config,
+            dsp_arch: None,
+            soc_model: None,
             parameters: weights(programs).map(numbers).sum(),
             context_length: programs.context,
             vocab_size: programs.vocabulary,
             hidden_size: programs.hidden,
             synthetic: None,
         },
+        plan: None,
         precision: precision.into(),
         chat: Chat { mode: ChatMode::Completion, template: None, bos_token: None, eos_token: None, template_arguments: BTreeMap::new() },
         tokens: Tokens::default(),
@@ -265,6 +268,7 @@ fn manifest(
         weights: Vec::new(),
         ignored_tensors: None,
         parity: None,
+        fixture_dir: None,
         files: BTreeMap::new(),
     })
 }

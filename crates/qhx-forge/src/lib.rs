@@ -5,8 +5,8 @@
 //!   folder or GGUF                          precision decides encodings      streamed, row by row
 //! ```
 //!
-//! [`read`] knows file formats, [`families`] know models, [`model`] is the pen they write with, [`precision`] and [`encode`] know how weights are stored, and
-//! [`forge`] runs the whole. Nothing here knows a device.
+//! [`read`] knows file formats, [`families`] know models, [`model`] is the pen they write with, [`precision`] and [`encode`] know how weights are stored,
+//! [`forge`] runs the whole, and [`target`] adds arch folders. Nothing here knows one device from another.
 
 pub mod config;
 pub mod encode;
@@ -22,12 +22,14 @@ pub mod read;
 pub mod rotary;
 pub mod synth;
 mod synth_checkpoint;
+pub mod target;
 
 pub use config::Config;
 pub use forge::{ForgeOptions, Forged, Material, Progress, forge_checkpoint, forge_material, forge_synthetic};
-pub use gate::{GateOptions, GateProgress, Gated, forge_gated};
+pub use gate::{GateOptions, GateProgress, Gated, forge_gated, forge_gated_with_targets};
 pub use precision::Precision;
 pub use synth_checkpoint::write_synthetic_checkpoint;
+pub use target::{MadeTarget, TargetOrder, forge_with_targets};
 
 /// Why no bundle was made.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +69,9 @@ pub enum ForgeError {
         /// What was expected and found.
         reason: String,
     },
+    /// An arch folder cannot be made as it was asked for.
+    #[error("{0}")]
+    Target(String),
     /// The gate could not measure.
     #[error("the gate cannot measure: {0}")]
     Gate(String),

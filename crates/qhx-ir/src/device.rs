@@ -67,6 +67,11 @@ pub trait Device: Send + Sync {
         Ok(Vec::new())
     }
 
+    /// The weights that must still be there when a prepared program is loaded: those that the host reads itself. A device that prepares nothing needs all.
+    fn host_weights(&self, program: &Checked) -> Vec<Name> {
+        program.weights.keys().cloned().collect()
+    }
+
     /// Gets a program ready to run. A part of a program is loaded by cutting it out first: [`Checked::cut`].
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError>;
 }
@@ -95,6 +100,10 @@ pub struct Target {
     pub rows: Vec<usize>,
     /// Longest session.
     pub context: usize,
+    /// Where files are written; absent: a fresh folder among the system's temporary ones.
+    pub folder: Option<PathBuf>,
+    /// Set by somebody who wants to stop; looked at between graphs.
+    pub cancel: Option<Arc<AtomicBool>>,
 }
 
 /// A file that [`Device::prepare`] made.
@@ -102,7 +111,7 @@ pub struct Target {
 pub struct Artifact {
     /// File name inside the target's folder.
     pub name: String,
-    /// Where the device wrote it; the forge moves it into the bundle.
+    /// Where the device wrote it.
     pub file: PathBuf,
 }
 

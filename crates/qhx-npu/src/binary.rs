@@ -252,7 +252,8 @@ impl Metadata {
         }
         if self.shared_weights && self.graphs.len() > 1 && library.emulates() {
             return Some(
-                "shares weights between its graphs, which QNN's emulator cannot load: run it on a phone, or compile it unshared".into(),
+                "shares weights between its graphs, which QNN's emulator cannot load: run it on a phone, or forge it with `--for emulator`"
+                    .into(),
             );
         }
         if library.build().older_than(&self.build) {

@@ -87,6 +87,23 @@ pub struct Probe {
     pub findings: Vec<Finding>,
 }
 
+/// Names the generation of the processor (`v79`, `v81`), where the system does not tell it, and on a PC the one that is emulated.
+pub const ARCH_VARIABLE: &str = "QHX_NPU_ARCH";
+
+/// The generation of this machine's processor, as far as the system or [`ARCH_VARIABLE`] tells; none on a PC, which emulates all.
+pub fn arch_here() -> Result<Option<Arch>, String> {
+    if let Some(named) = env::var_os(ARCH_VARIABLE) {
+        return named.to_string_lossy().parse().map(Some).map_err(|e: String| format!("{ARCH_VARIABLE}: {e}"));
+    }
+    let here = Surroundings::here(None);
+    Ok(here.chip.filter(|_| !here.emulated).and_then(|chip| generation_of(&chip)).and_then(Arch::from_number))
+}
+
+/// The generation of a chip's processor.
+fn generation_of(chip: &str) -> Option<u32> {
+    CHIPS.iter().find(|(name, _)| chip.starts_with(name)).map(|(_, generation)| *generation)
+}
+
 impl Surroundings {
     /// This machine, with QNN's libraries in a folder or where `QHX_QNN_DIR` says.
     pub fn here(libraries: Option<&Path>) -> Self {
@@ -123,7 +140,7 @@ impl Surroundings {
             let advice = "if it has a Hexagon processor of generation v79 or v81, the folder of that name will run";
             return probe.note("processor", State::Doubtful, "the system does not tell its chip".into(), Some(advice.into()));
         };
-        let generation = CHIPS.iter().find(|(chip, _)| name.starts_with(chip)).map(|(_, generation)| *generation);
+        let generation = generation_of(name);
         probe.arch = generation.and_then(Arch::from_number);
         match (generation, probe.arch) {
             (_, Some(arch)) => probe.note("processor", State::Fine, format!("{name}: Hexagon {arch}"), None),

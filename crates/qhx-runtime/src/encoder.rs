@@ -4,6 +4,7 @@
 
 use crate::{
     Cancel, Error, LoadOptions,
+    features::Features,
     inputs::{deepstack_count, soft_row_width},
     medium::{FrontEnd, MediaKind, Medium, MediumNumbers, takes},
     memory::{TowerNeed, available_bytes},
@@ -15,6 +16,7 @@ use qhx_ir::{Bindings, Call, Checked, Device, DeviceError, Dim, Executable, Gene
 use std::{
     collections::BTreeMap,
     ops::Range,
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -121,6 +123,8 @@ pub(crate) struct Encoders {
     choice: DeviceChoice,
     overcommit: bool,
     weights: Arc<dyn Weights>,
+    /// Where what was prepared is.
+    artifacts: Option<PathBuf>,
     /// Encoded media, the latest last.
     made: Mutex<Vec<Arc<Encoded>>>,
 }
@@ -153,11 +157,12 @@ impl Encoders {
         text: &Checked,
         weights: Arc<dyn Weights>,
         candidates: Vec<Arc<dyn Device>>,
+        artifacts: Option<PathBuf>,
         options: &LoadOptions,
     ) -> Result<Self, Error> {
         let LoadOptions { device: choice, overcommit, .. } = *options;
         let towers = FrontEnd::all(media).map(|front_end| Tower::new(front_end, programs, text)).collect::<Result<_, _>>()?;
-        Ok(Self { towers, candidates, choice, overcommit, weights, made: Mutex::default() })
+        Ok(Self { towers, candidates, choice, overcommit, weights, artifacts, made: Mutex::default() })
     }
 
     /// What media the model takes.
@@ -167,7 +172,8 @@ impl Encoders {
 
     /// How many soft rows a medium has.
     pub(crate) fn soft_rows(&self, model: &str, medium: &Medium) -> Result<usize, Error> {
-        self.tower(model, medium)?.soft_rows(medium.rows())
+        let tower = self.tower(model, medium)?;
+        medium.features().map_or_else(|| tower.soft_rows(medium.rows()), |features| Ok(features.rows))
     }
 
     /// The program that encodes media of a kind.
@@ -235,6 +241,9 @@ impl Encoders {
         if cancel.is_cancelled() {
             return Err(Error::Cancelled);
         }
+        if let Some(features) = medium.features() {
+            return tower.staged(medium, features);
+        }
         let mut loaded = lock(&tower.loaded);
         let loaded = self.load(tower, &mut loaded, medium)?;
         tower.run(&mut *loaded.executable, medium, cancel, taps)
@@ -251,7 +260,7 @@ impl Encoders {
                 return Err(Error::MediumDoesNotFit { medium: medium.name().to_owned(), kind: tower.kind, needed, available });
             }
             let (device, placement) = placement::place_tower(&tower.program, self.choice, &self.candidates)?;
-            let options = qhx_ir::LoadOptions { max_rows: rows, max_soft_rows: 0, max_wanted: 1, artifacts: None };
+            let options = qhx_ir::LoadOptions { max_rows: rows, max_soft_rows: 0, max_wanted: 1, artifacts: self.artifacts.clone() };
             let executable = device.load(&tower.program, &self.weights, &options)?;
             *slot = Some(Loaded { executable, max_rows: rows, placement });
         }
@@ -300,6 +309,18 @@ impl Tower {
         let first = self.output(SOFT_ROWS).and_then(|shape| shape.first().copied());
         let bound = first.map_or(Ok(0), |dim| dim.bind(&bindings));
         bound.map_err(|reason| Error::Tower { program: self.program.name.to_string(), reason })
+    }
+
+    /// What is known without running it.
+    fn staged(&self, medium: &Medium, features: &Features) -> Result<Encoded, Error> {
+        let wrong =
+            |reason: String| Error::Tower { program: self.program.name.to_string(), reason: format!("{}: {reason}", medium.name()) };
+        let shape = [features.rows, self.width];
+        Encoded::of(medium, shape, self.deepstack, |name| match name.strip_prefix("deepstack.") {
+            Some(number) => features.deepstack.get(number.parse::<usize>().ok()?).cloned(),
+            None => Some(features.soft.clone()),
+        })
+        .map_err(wrong)
     }
 
     fn run(

@@ -31,6 +31,32 @@ pub enum Error {
         /// What there is.
         offered: String,
     },
+    /// The NPU is of another generation than the bundle.
+    #[error(
+        "the bundle is for Hexagon {asked}, this machine's processor is {here}: take the folder `{here}` of the bundle, or forge it with `--target {here}`"
+    )]
+    OtherArch {
+        /// The bundle's.
+        asked: String,
+        /// The machine's.
+        here: String,
+    },
+    /// An arch folder on another device.
+    #[error("{bundle} is prepared for the NPU and holds no weights for {device}: use --device npu, or the bundle that it is a folder of")]
+    OnlyNpu {
+        /// Where it is.
+        bundle: String,
+        /// What was asked for.
+        device: String,
+    },
+    /// An arch folder for phones in an emulator.
+    #[error(
+        "{bundle} is made for phones: its graphs share their weights, which QNN's emulator cannot load; run it on a phone, run the bundle that it is a folder of, or forge it with `--for emulator`"
+    )]
+    OnlyPhones {
+        /// Where it is.
+        bundle: String,
+    },
     /// No device takes every stage.
     #[error("program `{program}` cannot run on `{device}`: {refusals}")]
     NotPlaced {

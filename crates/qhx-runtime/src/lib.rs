@@ -8,6 +8,7 @@ mod cancel;
 mod chat;
 mod encoder;
 mod error;
+mod features;
 mod files;
 pub mod generate;
 mod inputs;
@@ -31,10 +32,13 @@ pub use cancel::Cancel;
 pub use chat::Conversation;
 pub use encoder::Encoded;
 pub use error::Error;
+pub use features::staged_media;
 pub use generate::{FinishReason, GenerateOptions, Generation, Piece, generate};
 pub use inputs::WholeInputs;
 pub use medium::{MediaKind, Medium, MediumNumbers};
-pub use model::{DEFAULT_CHUNK, DEFAULT_CONTEXT, LoadOptions, LoadPlan, Model, ModelParts, ModelTemplate, Vocabulary};
+pub use model::{
+    DEFAULT_CHUNK, DEFAULT_CONTEXT, LoadOptions, LoadPlan, Model, ModelParts, ModelTemplate, Prepared as PreparedFiles, Vocabulary,
+};
 pub use prompt::{PlacedMedium, Prompt};
 pub use registry::DeviceChoice;
 pub use session::{Prepared, Session, ShowLogits, ShowTap, Work};

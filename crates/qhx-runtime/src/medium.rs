@@ -4,7 +4,8 @@
 
 use crate::{
     Error,
-    media::{Frames, Image, Sound},
+    features::Features,
+    media::{Frames, Image, MediaError, Sound, is_image},
 };
 use qhx_bundle::{
     Digest,
@@ -12,7 +13,7 @@ use qhx_bundle::{
 };
 use qhx_ir::{Generator, InputData};
 use serde::{Deserialize, Serialize};
-use std::{fmt, path::Path, sync::Arc};
+use std::{fmt, fs::File, io::Read, path::Path, sync::Arc};
 
 /// What a medium is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -25,6 +26,18 @@ pub enum MediaKind {
 }
 
 impl MediaKind {
+    /// What a file is, by its first bytes.
+    pub fn of_file(path: &Path) -> Result<Self, Error> {
+        let cannot = |source| Error::File { what: "read", path: path.to_owned(), source };
+        let mut start = Vec::new();
+        File::open(path).and_then(|file| file.take(64).read_to_end(&mut start)).map_err(cannot)?;
+        match is_image(&start) {
+            Ok(true) => Ok(Self::Image),
+            Ok(false) => Ok(Self::Audio),
+            Err(problem) => Err(MediaError { name: path.display().to_string(), problem }.into()),
+        }
+    }
+
     /// As people call several of them.
     pub fn plural(self) -> &'static str {
         match self {
@@ -57,6 +70,8 @@ struct Inner {
 enum Content {
     Image(Box<Image>),
     Audio(Frames),
+    /// What its tower would make.
+    Staged(Features),
 }
 
 /// How a medium is made ready: parameters of the bundle.
@@ -140,6 +155,24 @@ impl Medium {
         Ok(Self(Arc::new(Inner { name: name.into(), front_end, content: Content::Audio(frames), digest })))
     }
 
+    /// One of which it is known what its tower makes.
+    pub(crate) fn staged(kind: MediaKind, name: String, features: Features, model: &str, media: &Media) -> Result<Self, Error> {
+        let front_end = match kind {
+            MediaKind::Image => FrontEnd::Image(image_front_end(model, media)?.clone()),
+            MediaKind::Audio => FrontEnd::Audio(audio_front_end(model, media)?.clone()),
+        };
+        let digest = features.digest();
+        Ok(Self(Arc::new(Inner { name, front_end, content: Content::Staged(features), digest })))
+    }
+
+    /// What its tower makes, where that is known.
+    pub(crate) fn features(&self) -> Option<&Features> {
+        match &self.0.content {
+            Content::Staged(features) => Some(features),
+            Content::Image(_) | Content::Audio(_) => None,
+        }
+    }
+
     /// What it is.
     pub fn kind(&self) -> MediaKind {
         self.0.front_end.kind()
@@ -165,6 +198,8 @@ impl Medium {
         match &self.0.content {
             Content::Image(image) => image.grid().count(),
             Content::Audio(frames) => frames.count(),
+            // No tower is called.
+            Content::Staged(_) => 1,
         }
     }
 
@@ -173,6 +208,7 @@ impl Medium {
         match &self.0.content {
             Content::Image(image) => Some([image.blocks().rows, image.blocks().columns]),
             Content::Audio(_) => None,
+            Content::Staged(features) => features.grid,
         }
     }
 

@@ -10,18 +10,19 @@ use crate::{
     medium::{MediaKind, Medium, takes},
     memory::{MemoryEstimate, TowerNeed},
     placement::{self, Placement},
-    registry::{self, DeviceChoice},
+    registry::{self, DeviceChoice, NpuSettings},
     text::{ChatTemplate, Tokenizer},
 };
 use qhx_bundle::{
     Bundle, BundlePath, Manifest,
     manifest::{ChatMode, TEXT_PROGRAM},
     media::{Media, Placeholder},
+    target::MadeFor,
 };
 use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Dim, Executable, Generator, OpKind, State, Tap, Weights};
 use std::{
     collections::BTreeMap,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -48,6 +49,8 @@ pub struct LoadOptions {
     pub overcommit: bool,
     /// Media that are going to be encoded: what that takes counts in the estimate of memory.
     pub media: Vec<Medium>,
+    /// Where QNN is, and what the NPU is to be.
+    pub npu: NpuSettings,
 }
 
 impl Default for LoadOptions {
@@ -60,7 +63,30 @@ impl Default for LoadOptions {
             wanted: 1,
             overcommit: false,
             media: Vec::new(),
+            npu: NpuSettings::default(),
         }
+    }
+}
+
+impl LoadOptions {
+    /// The devices that they stand for, best first.
+    pub fn candidates(&self) -> Result<Vec<Arc<dyn Device>>, Error> {
+        registry::candidates_with(self.device, self.threads, &self.npu)
+    }
+
+    /// As they are for a bundle: an arch folder runs on the NPU, on the generation that it is for.
+    pub fn of_bundle(&self, bundle: &Bundle) -> Result<Self, Error> {
+        let mut options = self.clone();
+        let (Some(plan), Some(arch)) = (&bundle.manifest().plan, &bundle.manifest().model.dsp_arch) else { return Ok(options) };
+        options.device = match self.device {
+            DeviceChoice::Auto | DeviceChoice::Npu => DeviceChoice::Npu,
+            other => return Err(Error::OnlyNpu { bundle: bundle.place().to_owned(), device: other.to_string() }),
+        };
+        options.npu.arch = Some(arch.clone());
+        options.npu.prefill_min_rows = Some(plan.prefill_min_tokens);
+        // A call is one execution of the largest graph.
+        options.chunk = self.chunk.min(plan.prefill.last().copied().unwrap_or(1));
+        Ok(options)
     }
 }
 
@@ -89,6 +115,17 @@ pub struct ModelParts {
     pub towers: BTreeMap<String, Checked>,
     /// The id that takes the place of media placeholders where a program asks for that.
     pub pad: Option<u32>,
+    /// What was prepared ahead of time.
+    pub prepared: Option<Prepared>,
+}
+
+/// What was prepared ahead of time for a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prepared {
+    /// Where it is.
+    pub folder: PathBuf,
+    /// Fewer rows than this are read one by one.
+    pub prefill_min_rows: usize,
 }
 
 /// A model's chat template.
@@ -108,7 +145,13 @@ impl ModelParts {
             true => Ok(bundle.read_text(file)?.into_bytes()),
             false => Ok(bundle.read(file)?),
         };
-        Self::described(bundle.manifest(), bundle.programs(), bundle.weights(), &bundle.fingerprint().to_string(), &read)
+        let manifest = bundle.manifest();
+        let mut parts = Self::described(manifest, bundle.programs(), bundle.weights(), &bundle.fingerprint().to_string(), &read)?;
+        parts.prepared = manifest
+            .plan
+            .as_ref()
+            .and_then(|plan| Some(Prepared { folder: bundle.folder()?.to_path_buf(), prefill_min_rows: plan.prefill_min_tokens }));
+        Ok(parts)
     }
 
     /// The parts of what a manifest describes, its files read by `read`.
@@ -147,6 +190,7 @@ impl ModelParts {
             media: manifest.media.clone(),
             towers: programs.iter().filter(|(name, _)| *name != TEXT_PROGRAM).map(|(n, p)| (n.clone(), p.clone())).collect(),
             pad: manifest.tokens.pad,
+            prepared: None,
         })
     }
 }
@@ -181,6 +225,7 @@ struct Loaded {
     media: Media,
     encoders: Encoders,
     placeholders: Placeholders,
+    prefill_min_rows: usize,
     load_time: Duration,
 }
 
@@ -198,7 +243,7 @@ pub struct LoadPlan {
 impl LoadPlan {
     /// Chooses device, context and chunk for a program.
     pub fn new(program: &Checked, context_limit: usize, options: &LoadOptions) -> Result<Self, Error> {
-        Self::among(program, context_limit, options, &registry::candidates(options.device, options.threads)?)
+        Self::among(program, context_limit, options, &options.candidates()?)
     }
 
     /// The same with what encoding `media` takes.
@@ -235,14 +280,17 @@ impl Model {
     }
 
     fn load_since(bundle: &Bundle, options: &LoadOptions, started: Instant) -> Result<Self, Error> {
-        let candidates = registry::candidates(options.device, options.threads)?;
-        Self::load_among(ModelParts::of(bundle)?, options, &candidates, started)
+        let options = &options.of_bundle(bundle)?;
+        let for_phones = bundle.manifest().plan.as_ref().is_some_and(|plan| plan.made_for == MadeFor::Phone);
+        if for_phones && registry::npu_is_emulated() {
+            return Err(Error::OnlyPhones { bundle: bundle.place().to_owned() });
+        }
+        Self::load_among(ModelParts::of(bundle)?, options, &options.candidates()?, started)
     }
 
     /// Loads a model from its parts onto the device that `options` ask for.
     pub fn from_parts(parts: ModelParts, options: &LoadOptions) -> Result<Self, Error> {
-        let candidates = registry::candidates(options.device, options.threads)?;
-        Self::load_among(parts, options, &candidates, Instant::now())
+        Self::load_among(parts, options, &options.candidates()?, Instant::now())
     }
 
     /// Loads a model from its parts onto a device of the caller's own.
@@ -251,7 +299,8 @@ impl Model {
     }
 
     fn load_among(parts: ModelParts, options: &LoadOptions, candidates: &[Arc<dyn Device>], started: Instant) -> Result<Self, Error> {
-        let ModelParts { name, program, weights, context_limit, eos, tokenizer, template, fingerprint, media, towers, pad } = parts;
+        let ModelParts { name, program, weights, context_limit, eos, tokenizer, template, fingerprint, media, towers, pad, prepared } =
+            parts;
         let vocabulary = check_text_program(&program)?;
         let plan = LoadPlan::among(&program, context_limit, options, candidates)?;
         let LoadPlan { placement, memory, device } = plan.counting(&towers, &options.media);
@@ -260,9 +309,10 @@ impl Model {
         }
         let wanted = options.wanted.min(memory.chunk);
         let max_soft_rows = if inputs::soft_row_width(&program).is_some() { memory.chunk } else { 0 };
-        let load = qhx_ir::LoadOptions { max_rows: memory.chunk, max_soft_rows, max_wanted: wanted, artifacts: None };
+        let (prefill_min_rows, artifacts) = prepared.map_or((0, None), |p| (p.prefill_min_rows, Some(p.folder)));
+        let load = qhx_ir::LoadOptions { max_rows: memory.chunk, max_soft_rows, max_wanted: wanted, artifacts: artifacts.clone() };
         let executable = Mutex::new(device.load(&program, &weights, &load)?);
-        let encoders = Encoders::new(&media, &towers, &program, weights, candidates.to_vec(), options)?;
+        let encoders = Encoders::new(&media, &towers, &program, weights, candidates.to_vec(), artifacts, options)?;
         let placeholders = Placeholders::new(&media, pad);
         Ok(Self(Arc::new(Loaded {
             name,
@@ -281,6 +331,7 @@ impl Model {
             media,
             encoders,
             placeholders,
+            prefill_min_rows,
             load_time: started.elapsed(),
         })))
     }
@@ -333,6 +384,11 @@ impl Model {
     /// Rows per call in prefill.
     pub fn chunk(&self) -> usize {
         self.0.memory.chunk
+    }
+
+    /// Rows of the next call in prefill, where `left` are to be read.
+    pub(crate) fn chunk_of(&self, left: usize) -> usize {
+        if left < self.0.prefill_min_rows { 1 } else { self.chunk() }
     }
 
     /// The most rows per call whose logits are wanted.

@@ -5,7 +5,7 @@
 
 use crate::Error;
 use qhx_ir::{Device, DeviceInfo, reference::ReferenceDevice};
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
 /// What a user may ask for with `--device`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -58,6 +58,35 @@ impl FromStr for DeviceChoice {
     }
 }
 
+/// Where QNN is, and what the NPU is to be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NpuSettings {
+    /// QNN's libraries; absent: those that `QHX_QNN_DIR` names, or the system's.
+    pub libraries: Option<NpuLibraries>,
+    /// The generation of the processor, `v79` or `v81`; absent: this machine's, or in an emulator the newest.
+    pub arch: Option<String>,
+    /// Whether graphs that are prepared for several rows store their weights once, as phones take them and emulators do not.
+    pub share_weights: bool,
+    /// Rows of the graph that takes many at once; absent: the device's own choice.
+    pub prefill_rows: Option<usize>,
+    /// From so many rows on it is used; absent: the device's own choice.
+    pub prefill_min_rows: Option<usize>,
+}
+
+/// QNN's libraries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NpuLibraries {
+    /// All in one folder.
+    Folder(PathBuf),
+    /// The two that are loaded, each by its path.
+    Files {
+        /// `libQnnHtp.so`.
+        htp: PathBuf,
+        /// `libQnnSystem.so`.
+        system: PathBuf,
+    },
+}
+
 /// What this build and this machine offer: the devices that `auto` chooses from, best first, then those that are used only when asked for.
 pub fn devices() -> Vec<DeviceInfo> {
     let offered = [DeviceChoice::Auto, DeviceChoice::Npu].into_iter().filter_map(|choice| candidates(choice, None).ok());
@@ -66,13 +95,18 @@ pub fn devices() -> Vec<DeviceInfo> {
 
 /// The devices that `choice` stands for, best first; `threads` is for devices that work with threads of this machine (absent: their own choice).
 pub fn candidates(choice: DeviceChoice, threads: Option<usize>) -> Result<Vec<Arc<dyn Device>>, Error> {
+    candidates_with(choice, threads, &NpuSettings::default())
+}
+
+/// The same with a say in what the NPU is.
+pub fn candidates_with(choice: DeviceChoice, threads: Option<usize>, npu_settings: &NpuSettings) -> Result<Vec<Arc<dyn Device>>, Error> {
     if threads == Some(0) {
         return Err(Error::Option { option: "threads", found: "0".into(), expected: "1 or more".into() });
     }
     match choice {
         DeviceChoice::Auto | DeviceChoice::Cpu => cpu(choice, threads),
         DeviceChoice::Gpu => none(choice, "was built without a GPU device"),
-        DeviceChoice::Npu => npu(choice),
+        DeviceChoice::Npu => npu(choice, npu_settings),
         DeviceChoice::Split => none(choice, "has one device only, so there is nothing to split between"),
         DeviceChoice::Reference => Ok(vec![Arc::new(ReferenceDevice)]),
     }
@@ -90,16 +124,50 @@ fn cpu(choice: DeviceChoice, _: Option<usize>) -> Result<Vec<Arc<dyn Device>>, E
 
 /// The NPU, or on a machine without one its emulator: whatever QNN's library offers.
 #[cfg(feature = "npu")]
-fn npu(choice: DeviceChoice) -> Result<Vec<Arc<dyn Device>>, Error> {
-    match qhx_npu::Library::open(None) {
-        Ok(library) => Ok(vec![Arc::new(qhx_npu::NpuDevice::new(&library, qhx_npu::NpuOptions::default())?)]),
-        Err(e) => none(choice, &format!("cannot use QNN: {e}")),
-    }
+fn npu(choice: DeviceChoice, settings: &NpuSettings) -> Result<Vec<Arc<dyn Device>>, Error> {
+    let library = match &settings.libraries {
+        None => qhx_npu::Library::open(None),
+        Some(NpuLibraries::Folder(folder)) => qhx_npu::Library::open(Some(folder)),
+        Some(NpuLibraries::Files { htp, system }) => qhx_npu::Library::open_files(htp, system),
+    };
+    let library = match library {
+        Ok(library) => library,
+        Err(e) => return none(choice, &format!("cannot use QNN: {e}")),
+    };
+    let here = npu_arch()?;
+    let wrong = |reason: String| Error::Option { option: "NPU", found: settings.arch.clone().unwrap_or_default(), expected: reason };
+    let arch = match (&settings.arch, &here) {
+        (Some(asked), Some(here)) if asked != here => {
+            return Err(Error::OtherArch { asked: asked.clone(), here: here.clone() });
+        }
+        (Some(arch), _) | (None, Some(arch)) => arch.parse().map_err(wrong)?,
+        (None, None) => qhx_npu::NpuOptions::default().arch,
+    };
+    let mut options = qhx_npu::NpuOptions { arch, share_weights: settings.share_weights, ..Default::default() };
+    options.prefill_rows = settings.prefill_rows.unwrap_or(options.prefill_rows);
+    options.prefill_min_rows = settings.prefill_min_rows.unwrap_or(options.prefill_min_rows);
+    Ok(vec![Arc::new(qhx_npu::NpuDevice::new(&library, options)?)])
 }
 
 #[cfg(not(feature = "npu"))]
-fn npu(choice: DeviceChoice) -> Result<Vec<Arc<dyn Device>>, Error> {
+fn npu(choice: DeviceChoice, _: &NpuSettings) -> Result<Vec<Arc<dyn Device>>, Error> {
     none(choice, "was built without the feature `npu`")
+}
+
+/// The generation of this machine's NPU; none where it is not told, or where all are emulated.
+pub fn npu_arch() -> Result<Option<String>, Error> {
+    #[cfg(feature = "npu")]
+    {
+        let wrong = |found: String| Error::Option { option: qhx_npu::probe::ARCH_VARIABLE, found, expected: "v79 or v81".into() };
+        qhx_npu::probe::arch_here().map(|arch| arch.map(|arch| arch.to_string())).map_err(wrong)
+    }
+    #[cfg(not(feature = "npu"))]
+    Ok(None)
+}
+
+/// Whether an NPU of this machine is emulated.
+pub fn npu_is_emulated() -> bool {
+    cfg!(target_arch = "x86_64")
 }
 
 /// The processor with the instructions that every machine has: slower, and the same numbers everywhere. For gates of small models.

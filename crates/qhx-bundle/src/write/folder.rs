@@ -36,6 +36,13 @@ impl TemporaryFolder {
         Ok(Self { path, place, replace, published: false, _lock: lock, _ancestors: ancestors })
     }
 
+    /// A folder inside, which goes where this one goes.
+    pub(crate) fn inside(&self, name: &BundlePath) -> Result<Self, BundleError> {
+        let (path, place) = (self.path.join(name.to_relative()), self.place.join(name.to_relative()));
+        fs::create_dir(&path).map_err(BundleError::io("create the folder", &path))?;
+        Ok(Self { path, place, replace: false, published: true, _lock: None, _ancestors: CreatedAncestors::default() })
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -15,6 +15,7 @@
 //! ```
 
 mod folder;
+mod target;
 mod tensors;
 
 use crate::{
@@ -33,6 +34,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
 };
+pub use target::TargetWriter;
 pub use tensors::TensorSpec;
 use tensors::WeightFiles;
 
@@ -100,7 +102,8 @@ impl BundleWriter {
         if self.weights.is_some() {
             return Err(self.folder.wrong("weights are declared twice".into()));
         }
-        self.weights = Some(WeightFiles::create(&self.folder, tensors, self.options.weight_file_bytes)?);
+        let all = vec![(String::new(), tensors.into_iter().collect())];
+        self.weights = Some(WeightFiles::create(&self.folder, all, self.options.weight_file_bytes)?);
         Ok(())
     }
 
@@ -114,15 +117,10 @@ impl BundleWriter {
 
     /// Writes all parts of consecutive rows, given as a tensor of the same encoding and row length.
     pub fn write_tensor_rows(&self, name: &str, first_row: usize, rows: &WeightTensor) -> Result<(), BundleError> {
-        if let Some(reason) = self.weights.as_ref().and_then(|weights| weights.misfit(name, rows)) {
-            return Err(self.folder.wrong(reason));
+        match &self.weights {
+            Some(weights) => weights.write_tensor(&self.folder, name, first_row, rows, &|| self.check_cancel()),
+            None => Err(self.folder.wrong("weights are written before they are declared".into())),
         }
-        for (part, bytes) in [(Part::Data, rows.data()), (Part::Scale, rows.scale()), (Part::Min, rows.min())] {
-            if !bytes.is_empty() {
-                self.write_rows(name, part, first_row, bytes)?;
-            }
-        }
-        Ok(())
     }
 
     /// Completes all files under the temporary name. `programs`, `weights` and `files` of the manifest are filled in here.
@@ -148,10 +146,15 @@ impl BundleWriter {
     }
 
     fn check_cancel(&self) -> Result<(), BundleError> {
-        match &self.options.cancel {
-            Some(flag) if flag.load(Ordering::Relaxed) => Err(BundleError::Cancelled),
-            _ => Ok(()),
-        }
+        check_flag(self.options.cancel.as_deref())
+    }
+}
+
+/// Whether somebody asked to stop.
+fn check_flag(cancel: Option<&AtomicBool>) -> Result<(), BundleError> {
+    match cancel {
+        Some(flag) if flag.load(Ordering::Relaxed) => Err(BundleError::Cancelled),
+        _ => Ok(()),
     }
 }
 

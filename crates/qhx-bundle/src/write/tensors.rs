@@ -70,18 +70,21 @@ struct PlacedPart {
 }
 
 impl WeightFiles {
-    /// Plans the files and writes their headers.
-    pub(super) fn create(
-        folder: &TemporaryFolder,
-        specs: impl IntoIterator<Item = TensorSpec>,
-        file_bytes: u64,
-    ) -> Result<Self, BundleError> {
-        let plans = plan(specs.into_iter().collect(), usize::try_from(file_bytes).unwrap_or(usize::MAX)).map_err(|e| folder.wrong(e))?;
+    /// Plans the files, for each group of its own, and writes their headers. The names of a group's files begin with its name.
+    pub(super) fn create(folder: &TemporaryFolder, groups: Vec<(String, Vec<TensorSpec>)>, file_bytes: u64) -> Result<Self, BundleError> {
         let mut all = Self { files: Vec::new(), tensors: HashMap::new(), failed: AtomicBool::new(false) };
+        for (group, specs) in groups {
+            all.add(folder, &group, specs, usize::try_from(file_bytes).unwrap_or(usize::MAX))?;
+        }
+        Ok(all)
+    }
+
+    fn add(&mut self, folder: &TemporaryFolder, group: &str, specs: Vec<TensorSpec>, file_bytes: usize) -> Result<(), BundleError> {
+        let plans = plan(specs, file_bytes).map_err(|e| folder.wrong(e))?;
         let count = plans.len();
         for (i, plan) in plans.into_iter().enumerate() {
-            let path =
-                BundlePath::new(format!("weights/{:05}-of-{count:05}.safetensors", i + 1)).map_err(|e| folder.wrong(e.to_string()))?;
+            let path = BundlePath::new(format!("weights/{group}{:05}-of-{count:05}.safetensors", i + 1));
+            let path = path.map_err(|e| folder.wrong(e.to_string()))?;
             let header = plan.header().map_err(|e| folder.wrong(e))?;
             let place = folder.make_room(&path)?;
             let file = OpenOptions::new().create_new(true).read(true).write(true).open(&place);
@@ -91,13 +94,33 @@ impl WeightFiles {
                 let place = |(stored, offset)| PlacedPart { stored, offset: header.len() + offset, written: Mutex::default() };
                 let columns = spec.shape.last().copied().unwrap_or(0);
                 let parts = parts.into_iter().map(place).collect();
-                if all.tensors.insert(spec.name.clone(), Tensor { encoding: spec.encoding, columns, file: i, parts }).is_some() {
+                let tensor = Tensor { encoding: spec.encoding, columns, file: self.files.len(), parts };
+                if self.tensors.insert(spec.name.clone(), tensor).is_some() {
                     return Err(folder.wrong(format!("the weight `{}` is declared twice", spec.name)));
                 }
             }
-            all.files.push((path, file, header.len() + plan.bytes));
+            self.files.push((path, file, header.len() + plan.bytes));
         }
-        Ok(all)
+        Ok(())
+    }
+
+    /// Writes all parts of consecutive rows, given as a tensor of the same encoding and row length.
+    pub(super) fn write_tensor(
+        &self,
+        folder: &TemporaryFolder,
+        name: &str,
+        first_row: usize,
+        rows: &WeightTensor,
+        check_cancel: &dyn Fn() -> Result<(), BundleError>,
+    ) -> Result<(), BundleError> {
+        if let Some(reason) = self.misfit(name, rows) {
+            return Err(folder.wrong(reason));
+        }
+        let parts = [(Part::Data, rows.data()), (Part::Scale, rows.scale()), (Part::Min, rows.min())];
+        parts
+            .into_iter()
+            .filter(|(_, bytes)| !bytes.is_empty())
+            .try_for_each(|(part, bytes)| self.write_rows(folder, name, part, first_row, bytes, check_cancel))
     }
 
     /// Writes whole rows of one part.
@@ -138,7 +161,7 @@ impl WeightFiles {
     }
 
     /// Why `rows` cannot be rows of the weight `name`.
-    pub(super) fn misfit(&self, name: &str, rows: &WeightTensor) -> Option<String> {
+    fn misfit(&self, name: &str, rows: &WeightTensor) -> Option<String> {
         let tensor = self.tensors.get(name)?;
         let (expected, found) = ((tensor.encoding, tensor.columns), (rows.encoding(), rows.columns()));
         (expected != found).then(|| {

@@ -96,12 +96,15 @@ pub(crate) fn manifest() -> Manifest {
             family: "plain".into(),
             architecture: None,
             source_format: SourceFormat::Config,
+            dsp_arch: None,
+            soc_model: None,
             parameters: 1000,
             context_length: 64,
             vocab_size: 32,
             hidden_size: 8,
             synthetic: Some(Synthetic { seed: 1 }),
         },
+        plan: None,
         precision: "mixed".into(),
         chat: Chat {
             mode: ChatMode::Template,
@@ -118,6 +121,7 @@ pub(crate) fn manifest() -> Manifest {
         weights: Vec::new(),
         ignored_tensors: None,
         parity: None,
+        fixture_dir: None,
         files: BTreeMap::new(),
     }
 }

@@ -7,3 +7,4 @@ mod mutations;
 mod refusals;
 mod round_trip;
 mod schema;
+mod targets;

@@ -4,7 +4,7 @@ use crate::{
     failure::Failure,
     flags::at_least_one,
     interrupt::Interrupt,
-    load::{load_model, open_bundle},
+    load::{load_model, open_for},
     output::{self, show_count},
     table::{Align, Table, facts},
 };
@@ -55,7 +55,7 @@ impl Bench {
         if longest == 0 {
             return Err(Failure::usage("there is nothing to measure").hint("give -p or -n a number above 0"));
         }
-        let bundle = open_bundle(&self.bundle, interrupt)?;
+        let bundle = open_for(&self.bundle, self.device, interrupt)?;
         let load =
             LoadOptions { device: self.device, threads: self.threads, context: Some(longest), chunk: self.chunk, ..LoadOptions::default() };
         let model = load_model(&bundle, &load)?;

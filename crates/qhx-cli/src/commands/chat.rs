@@ -52,7 +52,7 @@ impl Chat {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
         let load_options = self.execution.load_options()?;
         let options = self.decoding.generate_options(self.max_new)?;
-        let bundle = open_model(self.model.as_deref(), interrupt)?;
+        let bundle = open_model(self.model.as_deref(), load_options.device, interrupt)?;
         needs_template(&bundle)?;
         let model = load_model(&bundle, &load_options)?;
         let conversation = Conversation::new(&model, conversation(self.system.as_deref()))?;

@@ -110,6 +110,9 @@ impl Doctor {
             return wrong("program", "the bundle has no text program".into(), "forge it anew");
         };
         let options = LoadOptions { device: DeviceChoice::Cpu, context: self.context, ..LoadOptions::default() };
+        if let Err(error) = options.of_bundle(bundle) {
+            return wrong("weights", error.to_string(), "use the NPU, or the bundle that this is a folder of");
+        }
         match LoadPlan::new(program, bundle.manifest().model.context_length, &options) {
             Err(error) => wrong("program", error.to_string(), "use a newer qhx, or another device"),
             Ok(plan) if plan.memory.fits() => fine("memory", plan.memory.to_string()),

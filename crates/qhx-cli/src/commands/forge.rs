@@ -10,6 +10,7 @@ use crate::{
     output::{self, show_count, show_seconds},
     peak::{Peak, PeakMemory},
     table::{Align, Table, facts},
+    targets::{TargetFlags, TargetReport},
 };
 use clap::{Args, ValueEnum};
 use qhx_bundle::{
@@ -17,7 +18,7 @@ use qhx_bundle::{
     manifest::{FileEntry, IgnoredTensors, Manifest},
     parity::{Choices, GateKind, GateResult, Parity},
 };
-use qhx_forge::{Forged, Gated, Material, Precision, forge_material, gate::suite::read as read_prompts, write_synthetic_checkpoint};
+use qhx_forge::{Forged, Gated, MadeTarget, Material, Precision, gate::suite::read as read_prompts, write_synthetic_checkpoint};
 use qhx_runtime::memory::show_bytes;
 use serde::Serialize;
 use std::{
@@ -31,7 +32,9 @@ use std::{
 /// The bundle appears under its name only when it is complete and through its gate; a failure or Ctrl-C leaves nothing behind, a bundle that is not
 /// through its gate is left as DIR.rejected with its report.
 #[derive(Args)]
-#[command(after_help = "Example:\n  qhx forge ./SmolLM2-135M-Instruct --out smol --precision w8")]
+#[command(
+    after_help = "Example:\n  qhx forge ./SmolLM2-135M-Instruct --out smol --precision w8\n  qhx forge ./SmolLM2-135M-Instruct --out smol --precision f16 --target cpu,v79,v81 --context 512"
+)]
 pub(crate) struct Forge {
     /// The checkpoint: a Hugging Face folder or a GGUF file
     #[arg(value_name = "SRC")]
@@ -49,9 +52,8 @@ pub(crate) struct BundleFlags {
     /// How weights are stored: native (as the checkpoint has them), f32, f16, w8, w8-f16head, moe-i8, w4, or auto (each stage as low as the gate allows)
     #[arg(long, value_name = "P", default_value = "native", value_parser = precision)]
     precision: PrecisionChoice,
-    /// What it is made for, separated by commas
-    #[arg(long, value_name = "T", default_value = "cpu", value_delimiter = ',', value_parser = target)]
-    target: Vec<String>,
+    #[command(flatten)]
+    targets: TargetFlags,
     /// How the bundle is held to the f32 program [default: strict for f32, tolerant otherwise; none for synth]
     #[arg(long, value_enum)]
     gate: Option<Gate>,
@@ -104,6 +106,7 @@ impl BundleFlags {
     /// What can be wrong with the flags alone.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         let without = |flag: &str| Failure::usage(format!("{flag} needs a gate")).hint("leave out --gate none");
+        self.targets.check()?;
         match (self.gate, self.precision) {
             (Some(Gate::None), PrecisionChoice::Auto) => Err(without("--precision auto")),
             (Some(Gate::None), _) if self.prompts.is_some() => Err(without("--prompts")),
@@ -128,16 +131,36 @@ impl BundleFlags {
             Some(Gate::Tolerant) => Some(GateKind::Tolerant),
             Some(Gate::None) | None => None,
         };
-        let (forged, parity) = if self.gate == Some(Gate::None) || self.gate.is_none() && !by_default && !asked {
-            (forging::forge(order, interrupt, |options| forge_material(material, options))?, None)
+        // Before anything is written: libraries that are not there are found at once.
+        let targets = self.targets.orders()?;
+        let (forged, made, parity) = if self.gate == Some(Gate::None) || self.gate.is_none() && !by_default && !asked {
+            let (forged, made) = forging::ungated(order, &targets, interrupt, material)?;
+            (forged, made, None)
         } else {
             let prompts = self.prompts.as_deref().map(read_prompts).transpose().map_err(Failure::work)?;
             let gate = GateOrder { kind, auto, prompts, budget: self.gate_budget, reproducible: true };
-            let Gated { path, manifest, parity } = forging::gated(order, gate, interrupt, material)?;
-            (Forged { path, manifest }, Some(parity))
+            let Gated { path, manifest, parity, targets } = forging::gated(order, gate, &targets, interrupt, material)?;
+            (Forged { path, manifest }, targets, Some(parity))
         };
-        let report = Report::new(&forged, parity.as_ref(), started.elapsed().as_secs_f64(), peak.finish())?;
-        if self.json { output::print_json(&report) } else { output::print(&report.tables()) }
+        let report = Report::new(&forged, &made, parity.as_ref(), started.elapsed().as_secs_f64(), peak.finish())?;
+        if self.json {
+            output::print_json(&report)?
+        } else {
+            output::print(&report.tables())?
+        }
+        rejected(&made)
+    }
+}
+
+/// Arch folders that are not through their gate are a failure, though the bundle is there.
+fn rejected(made: &[MadeTarget]) -> Result<(), Failure> {
+    let failed = made.iter().filter_map(|target| Some((target, &target.gate.as_ref()?.1))).filter(|(_, gate)| !gate.passed);
+    let told: Vec<String> = failed.map(|(target, gate)| format!("{}: {}", target.folder, gate.result)).collect();
+    match told.split_first() {
+        None => Ok(()),
+        Some((first, others)) => Err(Failure::work(format!("a target is not through its gate: {first}"))
+            .causes(others.iter().cloned())
+            .hint("the bundle itself is there and whole; its parity.json in that folder says which stages differ")),
     }
 }
 
@@ -168,14 +191,6 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-fn target(text: &str) -> Result<String, String> {
-    match text {
-        "cpu" => Ok(text.into()),
-        "gpu" | "v79" | "v81" => Err(format!("this build of qhx cannot prepare bundles for `{text}` yet; it prepares for cpu")),
-        _ => Err(format!("there is no target `{text}`; expected cpu, gpu, v79 or v81")),
-    }
-}
-
 /// What was made.
 #[derive(Serialize)]
 struct Report<'a> {
@@ -194,12 +209,14 @@ struct Report<'a> {
     parity: Option<&'a GateResult>,
     #[serde(skip_serializing_if = "Option::is_none")]
     choices: Option<&'a Choices>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    targets: Vec<TargetReport>,
     seconds: f64,
     memory: Peak,
 }
 
 impl<'a> Report<'a> {
-    fn new(forged: &'a Forged, parity: Option<&'a Parity>, seconds: f64, memory: Peak) -> Result<Self, Failure> {
+    fn new(forged: &'a Forged, made: &[MadeTarget], parity: Option<&'a Parity>, seconds: f64, memory: Peak) -> Result<Self, Failure> {
         let manifest: &Manifest = &forged.manifest;
         // No way to stop here: the bundle is there, and saying otherwise would be wrong.
         let options = OpenOptions { verify: Verify::Written, ..OpenOptions::default() };
@@ -218,6 +235,7 @@ impl<'a> Report<'a> {
             gate: parity.map_or("none", |parity| kind(parity.gate.kind)),
             parity: parity.map(|parity| &parity.gate),
             choices: parity.and_then(|parity| parity.choices.as_ref()),
+            targets: made.iter().map(TargetReport::new).collect(),
             seconds,
             memory,
         })
@@ -246,7 +264,8 @@ impl<'a> Report<'a> {
                 format!("{} own at the peak, {} of files mapped", show_bytes(self.memory.own_bytes), show_bytes(self.memory.file_bytes)),
             ),
         ]);
-        format!("{}\n{}\n{made}", files.render(), encodings_table(&self.encodings))
+        let targets: String = self.targets.iter().map(|target| format!("{}\n", target.line())).collect();
+        format!("{}\n{}\n{made}{targets}", files.render(), encodings_table(&self.encodings))
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{
     flags::{DecodingFlags, ExecutionFlags},
     input::InputFlags,
     interrupt::Interrupt,
-    load::{load_model, open_bundle},
+    load::{load_model, open_for},
     media::MediaFlags,
     output,
     windows::Windows,
@@ -56,7 +56,7 @@ impl Generate {
         let mut input = self.input.read()?;
 
         let started = Instant::now();
-        let bundle = open_bundle(&self.bundle, interrupt)?;
+        let bundle = open_for(&self.bundle, load_options.device, interrupt)?;
         let open_time = started.elapsed();
         let windows = Windows::open(&mut input, &self.media, &bundle)?;
         load_options.media = windows.media(&input);

@@ -6,7 +6,7 @@ use crate::{
     failure::Failure,
     flags::ExecutionFlags,
     interrupt::Interrupt,
-    load::open_bundle,
+    load::open_for,
     output::{self, show_count},
     table::{Align, Table, facts},
 };
@@ -21,7 +21,6 @@ use qhx_runtime::{
     LoadOptions, LoadPlan,
     memory::{MemoryEstimate, show_bytes, state_bytes, tensor_bytes, weight_bytes, weight_bytes_per_token},
     placement::{Fallback, place_tower},
-    registry,
 };
 use serde::Serialize;
 use std::{
@@ -115,7 +114,8 @@ struct TowerStage {
 impl Inspect {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
         let options = self.execution.load_options()?;
-        let bundle = open_bundle(&self.bundle, interrupt)?;
+        let bundle = open_for(&self.bundle, options.device, interrupt)?;
+        let options = options.of_bundle(&bundle)?;
         let manifest = bundle.manifest();
         let program = bundle.program(TEXT_PROGRAM).ok_or_else(|| Failure::work("the bundle has no text program"))?;
         let plan = LoadPlan::new(program, manifest.model.context_length, &options)?;
@@ -239,7 +239,7 @@ fn stages(program: &Checked, placed: &[qhx_runtime::placement::PlacedStage], con
 fn towers(bundle: &Bundle, options: &LoadOptions) -> Result<Vec<TowerReport>, Failure> {
     let media = &bundle.manifest().media;
     let names = media.image.iter().map(|i| &i.program).chain(media.audio.iter().map(|a| &a.program));
-    let candidates = registry::candidates(options.device, options.threads)?;
+    let candidates = options.candidates()?;
     let report = |program: &Checked| {
         let (_, placement) = place_tower(program, options.device, &candidates)?;
         let stage = |(placed, stage): (qhx_runtime::placement::PlacedStage, &qhx_ir::Stage)| TowerStage {

@@ -55,7 +55,7 @@ impl Run {
         let options = self.decoding.generate_options(self.max_new)?;
         let (path, prompt) = self.model_and_prompt()?;
 
-        let bundle = open_model(path.as_deref(), interrupt)?;
+        let bundle = open_model(path.as_deref(), load_options.device, interrupt)?;
         let mut input = Input::of_text(&bundle, prompt, self.system.as_deref())?;
         let started = Instant::now();
         let windows = Windows::open(&mut input, &self.media, &bundle)?;

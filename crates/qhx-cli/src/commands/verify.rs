@@ -4,7 +4,7 @@ use crate::{
     failure::Failure,
     flags::ExecutionFlags,
     interrupt::Interrupt,
-    load::{load_model, open_bundle},
+    load::{load_model, open_for},
     output,
     progress::GateBar,
     table::facts,
@@ -39,7 +39,7 @@ pub(crate) struct Verify {
 impl Verify {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
         let options = self.execution.load_options()?;
-        let bundle = open_bundle(&self.bundle, interrupt)?;
+        let bundle = open_for(&self.bundle, options.device, interrupt)?;
         bundle.verify_all(Some(&interrupt.flag()))?;
         match &self.golden {
             Some(folder) => self.outside(&bundle, folder, &options, interrupt),

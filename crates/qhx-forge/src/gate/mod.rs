@@ -10,6 +10,7 @@ mod paper;
 mod report;
 mod search;
 pub mod suite;
+mod target;
 mod teacher;
 mod whole;
 
@@ -19,6 +20,7 @@ use crate::{
     model::Written,
     plan::{Plan, form_of, owners},
     precision::Precision,
+    target::{MadeTarget, TargetOrder},
 };
 use judge::{Judge, Measurement, Played, compared_medium_rows, compared_rows};
 use qhx_bundle::{
@@ -28,7 +30,7 @@ use qhx_bundle::{
 };
 use qhx_ir::{Checked, Device, Name};
 use qhx_runtime::{
-    Cancel, LoadOptions, Model, ModelParts,
+    Cancel, LoadOptions, Model, ModelParts, Session,
     memory::tensor_bytes,
     placement::tower_stage,
     registry,
@@ -90,10 +92,22 @@ pub struct Gated {
     pub manifest: Manifest,
     /// What was measured; `gate.passed` is the verdict.
     pub parity: Parity,
+    /// Its arch folders.
+    pub targets: Vec<MadeTarget>,
 }
 
 /// Makes a bundle and holds it to its gate. One that is not through is left only under `NAME.rejected`.
 pub fn forge_gated(material: &Material, options: &mut ForgeOptions<'_>, gate: GateOptions<'_>) -> Result<Gated, ForgeError> {
+    forge_gated_with_targets(material, options, gate, &[])
+}
+
+/// The same with arch folders, each held to the gate in the form that its device computes. They are made once the bundle itself is through.
+pub fn forge_gated_with_targets(
+    material: &Material,
+    options: &mut ForgeOptions<'_>,
+    gate: GateOptions<'_>,
+    targets: &[TargetOrder],
+) -> Result<Gated, ForgeError> {
     let mut gate = Gate::new(material, options, gate)?;
     let outcome = if gate.options.auto { search::auto(&mut gate, options)? } else { search::fixed(&mut gate, options)? };
     let search::Outcome { mut staged, programs, measurement, choices } = outcome;
@@ -105,8 +119,15 @@ pub fn forge_gated(material: &Material, options: &mut ForgeOptions<'_>, gate: Ga
     staged.set_file(&page, report::page(&parity).as_bytes())?;
     staged.open()?;
     let manifest = staged.manifest().clone();
-    let path = if parity.gate.passed { staged.publish()? } else { staged.reject()? };
-    Ok(Gated { path, manifest, parity })
+    if !parity.gate.passed {
+        return Ok(Gated { path: staged.reject()?, manifest, parity, targets: Vec::new() });
+    }
+    let mut made = Vec::new();
+    for order in targets {
+        let own = gate.measure_target(&staged, &programs, order, options, &parity)?;
+        made.push(order.add(&staged, Some(&own), &options.cancel, &mut *gate.options.progress)?);
+    }
+    Ok(Gated { path: staged.publish()?, manifest, parity, targets: made })
 }
 
 /// The gate's own means.
@@ -174,7 +195,7 @@ impl<'m, 'o> Gate<'m, 'o> {
         let progress = &mut *self.options.progress;
         let mut tell = |done, total| progress(GateProgress { what: "f32 pass", done, total });
         let mut judge = Judge::new(&played, vocabulary, &names, &mut tell);
-        let teacher = Teacher { device: &self.device, numbers: self.material.numbers(), cancel: &self.options.cancel };
+        let teacher = teacher(self.material, &self.device, &self.options.cancel);
         whole::run(&teacher, &self.f32, &self.manifest, &played, &[], &mut judge)?;
         Ok(judge.verdict(self.kind, &stages, limited))
     }
@@ -239,27 +260,40 @@ impl<'m, 'o> Gate<'m, 'o> {
                 cut = true;
                 break;
             }
-            let SuitePrompt { name, prompt, media, until_end } = prompt;
-            let media = media.iter().map(|drawn| {
-                let notes = encode_noted(&model, &drawn.medium, &compared_medium_rows(drawn.medium.rows()), &self.options.cancel)?;
-                Ok((drawn.clone(), notes))
-            });
-            let media = media.collect::<Result<Vec<_>, ForgeError>>()?;
-            let mut notes = Notes::new(stages, &compared_rows(prompt.ids().len(), tokens));
-            let mut logits = Vec::with_capacity(tokens * vocabulary);
-            let progress = &mut *self.options.progress;
-            let mut take = |_: usize, row: &[f32]| {
-                logits.extend_from_slice(row);
-                done += 1;
-                progress(GateProgress { what: "answering prompts", done, total: all });
-            };
-            let answer = if *until_end { Answer::Until { most: tokens, ends: model.eos() } } else { Answer::Greedy(tokens) };
-            let mut taps = |first: usize, tap: qhx_ir::Tap<'_>| notes.take(first, tap);
-            let ids = play(&mut session, prompt, answer, &self.options.cancel, &mut take, &mut taps)?;
-            notes.truncate(prompt.ids().len() + ids.len() - 1);
-            played.push(Played { name: name.clone(), prompt: prompt.clone(), media, ids, logits, notes });
+            played.push(self.answer_prompt(&model, &mut session, prompt, stages, tokens, (done, all))?);
+            done += tokens;
         }
         Ok((played, vocabulary, cut))
+    }
+
+    /// Lets a model answer one prompt. `progress` is how many tokens were made before, and of how many.
+    fn answer_prompt(
+        &mut self,
+        model: &Model,
+        session: &mut Session,
+        prompt: &SuitePrompt,
+        stages: &[Name],
+        tokens: usize,
+        progress: (usize, usize),
+    ) -> Result<Played, ForgeError> {
+        let SuitePrompt { name, prompt, media, until_end } = prompt;
+        let media = media.iter().map(|drawn| {
+            let notes = encode_noted(model, &drawn.medium, &compared_medium_rows(drawn.medium.rows()), &self.options.cancel)?;
+            Ok((drawn.clone(), notes))
+        });
+        let media = media.collect::<Result<Vec<_>, ForgeError>>()?;
+        let mut notes = Notes::new(stages, &compared_rows(prompt.ids().len(), tokens));
+        let mut logits = Vec::with_capacity(tokens * model.vocabulary().logits);
+        let tell = &mut *self.options.progress;
+        let mut take = |step: usize, row: &[f32]| {
+            logits.extend_from_slice(row);
+            tell(GateProgress { what: "answering prompts", done: progress.0 + step + 1, total: progress.1 });
+        };
+        let answer = if *until_end { Answer::Until { most: tokens, ends: model.eos() } } else { Answer::Greedy(tokens) };
+        let mut taps = |first: usize, tap: qhx_ir::Tap<'_>| notes.take(first, tap);
+        let ids = play(session, prompt, answer, &self.options.cancel, &mut take, &mut taps)?;
+        notes.truncate(prompt.ids().len() + ids.len() - 1);
+        Ok(Played { name: name.clone(), prompt: prompt.clone(), media, ids, logits, notes })
     }
 
     fn load(&self, bundle: &Bundle, context: Option<usize>) -> Result<Model, ForgeError> {
@@ -302,6 +336,11 @@ impl<'m, 'o> Gate<'m, 'o> {
             weights: weight_sums(&staged.open()?, &self.options.cancel)?,
         })
     }
+}
+
+/// What runs f32 passes.
+fn teacher<'a>(material: &'a Material, device: &'a Arc<dyn Device>, cancel: &'a Cancel) -> Teacher<'a> {
+    Teacher { device, others_on: device, distinct: false, numbers: material.numbers(), cancel }
 }
 
 fn stage_result(programs: &Programs, stage: &str, cosine: f64, min_cosine: f64) -> StageResult {

@@ -11,7 +11,18 @@ use std::{
 
 /// The model that `programs` describe, and its manifest. It encodes text and counts soft rows; it cannot run.
 pub(super) fn model(material: &Material, programs: &Programs, options: &ForgeOptions<'_>) -> Result<(Model, Manifest), ForgeError> {
-    let (manifest, files) = material.describe(&Plan::from(options.precision), programs, options)?;
+    model_with(material, programs, options, &|_| {})
+}
+
+/// The same with a manifest that is changed first.
+pub(super) fn model_with(
+    material: &Material,
+    programs: &Programs,
+    options: &ForgeOptions<'_>,
+    change: &dyn Fn(&mut Manifest),
+) -> Result<(Model, Manifest), ForgeError> {
+    let (mut manifest, files) = material.describe(&Plan::from(options.precision), programs, options)?;
+    change(&mut manifest);
     let named: BTreeMap<String, Checked> =
         programs.programs.iter().map(|written| (written.program.name.to_string(), written.program.clone())).collect();
     let read = |path: &BundlePath| {

@@ -230,6 +230,11 @@ fn given(model: &Model, prompts: &[GivenPrompt]) -> Result<Vec<SuitePrompt>, For
     Ok(suite)
 }
 
+/// Those of the user's prompts that a model has room for.
+pub(super) fn fitting(model: &Model, prompts: &[GivenPrompt]) -> Vec<GivenPrompt> {
+    prompts.iter().filter(|prompt| given(model, std::slice::from_ref(prompt)).is_ok()).cloned().collect()
+}
+
 /// Reads a file of prompts: a JSON list whose items are a text, a list of ids, `{"user": TEXT}`, `{"text": TEXT}` or `{"ids": [ … ]}`.
 pub fn read(path: &Path) -> Result<Vec<GivenPrompt>, String> {
     let place = path.display();

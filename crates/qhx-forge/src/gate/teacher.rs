@@ -101,6 +101,10 @@ pub(super) struct Variant<'a> {
 /// What runs the pass.
 pub(super) struct Teacher<'a> {
     pub(super) device: &'a Arc<dyn Device>,
+    /// What runs variants.
+    pub(super) others_on: &'a Arc<dyn Device>,
+    /// Whether of stages that differ only in their number variants run the first alone.
+    pub(super) distinct: bool,
     pub(super) numbers: Numbers<'a>,
     pub(super) cancel: &'a Cancel,
 }
@@ -121,12 +125,14 @@ impl Teacher<'_> {
         let used: Vec<u32> = used.into_iter().collect();
         let parts = parts(&program);
         let mut values: Vec<Values> = vec![Values::new(); passes.len()];
+        let mut kinds = BTreeSet::new();
         for (i, part) in parts.iter().enumerate() {
             audience.progress(i, parts.len());
+            let is_new = kinds.insert(part.kind(&program)) || !self.distinct;
             for rows in part.blocks(&program) {
-                let f32_outputs = self.part(&program, &written.recipes, part, rows.clone(), passes, &used, &values)?;
-                for (variant, program) in variants.iter_mut().zip(&others) {
-                    let found = self.part(program, &variant.written.recipes, part, rows.clone(), passes, &used, &values)?;
+                let f32_outputs = self.part(self.device, &program, &written.recipes, part, rows.clone(), passes, &used, &values)?;
+                for (variant, program) in variants.iter_mut().zip(&others).filter(|_| is_new) {
+                    let found = self.part(self.others_on, program, &variant.written.recipes, part, rows.clone(), passes, &used, &values)?;
                     let sums = variant.errors.entry(part.stage.clone()).or_default();
                     found.iter().zip(&f32_outputs).for_each(|(found, expected)| add_error(sums, part, found, expected));
                 }
@@ -159,6 +165,7 @@ impl Teacher<'_> {
     #[allow(clippy::too_many_arguments)] // what it reads, apart
     fn part(
         &self,
+        device: &Arc<dyn Device>,
         program: &Checked,
         recipes: &BTreeMap<Name, Recipe>,
         part: &Part,
@@ -179,11 +186,11 @@ impl Teacher<'_> {
             max_wanted: most(&|p| p.wanted.len()),
             artifacts: None,
         };
-        let device = |e: qhx_ir::DeviceError| ForgeError::from(qhx_runtime::Error::from(e));
-        let mut executable = self.device.load(&cut, &weights, &options).map_err(device)?;
+        let failed = |e: qhx_ir::DeviceError| ForgeError::from(qhx_runtime::Error::from(e));
+        let mut executable = device.load(&cut, &weights, &options).map_err(failed)?;
         let mut made = Vec::new();
         for (pass, values) in passes.iter().zip(values) {
-            let mut state = executable.new_state(pass.rows).map_err(device)?;
+            let mut state = executable.new_state(pass.rows).map_err(failed)?;
             let inputs = cut.inputs.iter().map(|input| Given::of(input, pass, used, values)).collect::<Result<Vec<_>, _>>()?;
             let lent: Vec<InputData<'_>> = inputs.iter().map(Given::lend).collect();
             let mut tap = None;
@@ -200,7 +207,7 @@ impl Teacher<'_> {
                 cancel: Some(self.cancel.flag()),
                 taps: Some(&mut take),
             };
-            executable.run(&mut call).map_err(device)?;
+            executable.run(&mut call).map_err(failed)?;
             let outputs = cut.outputs.iter().filter_map(|o| Some((o.name.clone(), executable.output(&o.name)?.to_vec()))).collect();
             made.push(Made { outputs, tap });
         }
@@ -282,6 +289,15 @@ impl Part {
     /// The values that the part's ops read.
     fn reads<'p>(&self, program: &'p Program) -> impl Iterator<Item = &'p Name> {
         program.ops.iter().filter(|op| self.paths.contains(&op.path)).flat_map(|op| op.op.inputs())
+    }
+
+    /// What it computes, whichever layer it is of: its ops and weights with the numbers in their names left out.
+    fn kind(&self, program: &Program) -> String {
+        let ops = program.ops.iter().filter(|op| self.paths.contains(&op.path));
+        let weight = |name: &Name| program.weights.get(name).map(|w| format!("{:?} {:?}", w.encoding, w.shape)).unwrap_or_default();
+        let told: String =
+            ops.map(|op| format!("{:?} {:?};", op.op, op.op.weights().into_iter().map(weight).collect::<Vec<_>>())).collect();
+        told.split('.').map(|part| if part.parse::<u32>().is_ok() { "N" } else { part }).collect::<Vec<_>>().join(".")
     }
 
     /// The blocks in which the part is run: one of everything, or rows of the head.

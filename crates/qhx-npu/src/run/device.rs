@@ -2,10 +2,10 @@
 
 use super::{executable::NpuExecutable, prepare::prepare};
 use crate::{
-    Arch, Device as QnnDevice, Library,
+    Arch, CompileOptions, Device as QnnDevice, Library,
     lower::{self, Work},
 };
-use qhx_ir::{Artifact, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Op, OpKind, Target, Weights};
+use qhx_ir::{Artifact, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Name, Op, OpKind, Target, Weights};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// How the NPU is to be used.
@@ -49,13 +49,21 @@ impl NpuDevice {
 
 impl Device for NpuDevice {
     fn describe(&self) -> DeviceInfo {
-        let arch = self.options.arch;
-        let facts = BTreeMap::from([
+        let (arch, library, compile) = (self.options.arch, self.device.library(), CompileOptions::default());
+        let mut facts = BTreeMap::from([
             ("arch".into(), arch.to_string()),
             ("soc".into(), arch.soc_name().into()),
-            ("library".into(), self.device.library().build().to_string()),
+            ("soc_model".into(), arch.soc_model().to_string()),
+            ("library".into(), library.build().to_string()),
+            ("build".into(), library.build().text.clone()),
+            ("optimization".into(), compile.optimization.to_string()),
+            ("vtcm_mb".into(), compile.vtcm_mb.to_string()),
+            ("hvx_threads".into(), compile.hvx_threads.to_string()),
+            ("dlbc".into(), compile.dlbc.to_string()),
         ]);
-        let what = if self.device.library().emulates() { "Hexagon NPU, emulated" } else { "Hexagon NPU" };
+        // Patches of one release read each other's binaries.
+        facts.extend(library.build().release.map(|(major, minor, _)| ("oldest_library".into(), format!("{major}.{minor}"))));
+        let what = if library.emulates() { "Hexagon NPU, emulated" } else { "Hexagon NPU" };
         DeviceInfo { name: "npu".into(), description: format!("{what} ({arch})"), memory_bytes: None, threads: 1, facts }
     }
 
@@ -74,6 +82,11 @@ impl Device for NpuDevice {
     fn prepare(&self, program: &Checked, weights: &Arc<dyn Weights>, target: &Target) -> Result<Vec<Artifact>, DeviceError> {
         program.ops.iter().try_for_each(|op| self.accepts(program, op))?;
         prepare(&self.device, program, weights, target, &self.options)
+    }
+
+    fn host_weights(&self, program: &Checked) -> Vec<Name> {
+        let read = program.ops.iter().filter(|op| lower::parts::work_of(program, op) == Work::Host).flat_map(|op| op.op.weights());
+        program.weights.keys().filter(|name| read.clone().any(|read| read == *name)).cloned().collect()
     }
 
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {

@@ -18,7 +18,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -45,7 +45,7 @@ pub(super) fn prepare(
         part_bytes: options.part_bytes,
         contexts: vec![],
     };
-    let mut folder = Folder::new(program)?;
+    let mut folder = Folder::new(program, target)?;
     for (number, part) in parts(program, options.part_bytes).iter().enumerate() {
         let Work::Graph(_) = part.work else { continue };
         let graphs = part_rows(part, &rows).into_iter().map(|rows| {
@@ -83,20 +83,23 @@ pub(super) fn part_rows(part: &Part, rows: &[usize]) -> Vec<usize> {
     all
 }
 
-/// A fresh folder in which context binaries are written.
-struct Folder {
+/// The folder in which context binaries are written.
+struct Folder<'a> {
     path: PathBuf,
     program: String,
     artifacts: Vec<Artifact>,
+    cancel: Option<&'a AtomicBool>,
 }
 
-impl Folder {
-    fn new(program: &Checked) -> Result<Self, DeviceError> {
+impl<'a> Folder<'a> {
+    fn new(program: &Checked, target: &'a Target) -> Result<Self, DeviceError> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let name = format!("qhx-npu-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
+        let path = target.folder.clone().unwrap_or_else(|| {
+            let name = format!("qhx-npu-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+            std::env::temp_dir().join(name)
+        });
         std::fs::create_dir_all(&path).map_err(|e| DeviceError::Resources(format!("{}: {e}", path.display())))?;
-        Ok(Self { path, program: program.name.to_string(), artifacts: vec![] })
+        Ok(Self { path, program: program.name.to_string(), artifacts: vec![], cancel: target.cancel.as_deref() })
     }
 
     /// One context for graphs that share their weights, or one for each of them.
@@ -108,6 +111,9 @@ impl Folder {
     }
 
     fn context(&mut self, device: &Device, name: String, graphs: Vec<Graph>, shared: bool, plan: &mut Plan) -> Result<(), DeviceError> {
+        if self.cancel.is_some_and(|flag| flag.load(Ordering::Relaxed)) {
+            return Err(DeviceError::Cancelled);
+        }
         // One graph has nobody to share with; without the flag every library loads it.
         let shared_weights = shared && graphs.len() > 1;
         let options = CompileOptions { share_weights: shared_weights, ..Default::default() };

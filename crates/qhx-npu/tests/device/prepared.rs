@@ -13,7 +13,7 @@ use std::{collections::HashMap, path::Path, sync::Arc};
 
 /// Prepares a model into `folder`.
 fn prepare(device: &NpuDevice, model: &TinyModel, folder: &Path) {
-    let target = Target { name: "v81".into(), rows: vec![1, ROWS], context: CONTEXT };
+    let target = Target { name: "v81".into(), rows: vec![1, ROWS], context: CONTEXT, ..Default::default() };
     for artifact in device.prepare(&model.program, &model.weights, &target).unwrap() {
         std::fs::copy(&artifact.file, folder.join(&artifact.name)).unwrap();
         std::fs::remove_file(&artifact.file).unwrap();

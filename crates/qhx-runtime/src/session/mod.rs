@@ -354,8 +354,8 @@ impl Session {
             self.lost = false;
         }
         let most_wanted = self.model.wanted();
-        let chunk = self.model.chunk();
-        let end_of_call = |first: usize| total.min(first + chunk).min(first.max(first_wanted) + most_wanted);
+        let model = self.model.clone();
+        let end_of_call = |first: usize| total.min(first + model.chunk_of(total - first)).min(first.max(first_wanted) + most_wanted);
         if end_of_call(self.state.len()) < total {
             // More than one call: a failure in a later one should find the way back to here.
             let _ = self.take_checkpoint(false);

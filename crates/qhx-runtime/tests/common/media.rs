@@ -35,6 +35,7 @@ pub(crate) fn seeing(kind: Kind) -> ModelParts {
         media: media(),
         towers: towers.into(),
         pad: Some(0),
+        prepared: None,
         context_limit: 200,
         fingerprint: name.clone(),
         name,

@@ -109,6 +109,7 @@ impl Builder {
             media: Media::default(),
             towers: BTreeMap::new(),
             pad: None,
+            prepared: None,
         }
     }
 }

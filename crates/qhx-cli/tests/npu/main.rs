@@ -1,5 +1,8 @@
 //! `--device npu` in QNN's emulator, held to transformers; and what is said where there is no QNN.
 
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod bundles;
+#[path = "../common/mod.rs"]
 mod common;
 
 use common::{failed, fixture, forge, ids, json, qhx, ran, read_json, scratch};

@@ -1,0 +1,113 @@
+//! The plan of an arch folder: what was prepared ahead of time for a processor that runs graphs of fixed sizes.
+//!
+//! Stands in the manifest as `plan`. This module owns the types and the checks that need no file; what the graphs are is the device's business.
+
+use crate::{BundlePath, json, manifest::ManifestError};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What was prepared, and for what.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TargetPlan {
+    /// Where the context binaries load.
+    pub made_for: MadeFor,
+    /// The release of QAIRT that compiled them, with its build.
+    pub toolchain: String,
+    /// The oldest release whose libraries load them.
+    pub oldest_qairt: String,
+    /// Rows that a session can have.
+    #[schemars(range(min = 1))]
+    pub context: usize,
+    /// Rows that graphs take at once, beside one; empty: prompts go row by row.
+    pub prefill: Vec<usize>,
+    /// Prompts, and ends of prompts, with fewer rows go row by row.
+    pub prefill_min_tokens: usize,
+    /// How rows of sessions are kept.
+    pub kv: KvForm,
+    /// How graphs were compiled.
+    pub finalize: Finalize,
+    /// The files of each program.
+    #[serde(deserialize_with = "json::unique_map")]
+    pub programs: BTreeMap<String, PreparedProgram>,
+}
+
+/// Where context binaries load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MadeFor {
+    /// On phones: graphs of one part share their weights.
+    Phone,
+    /// In the emulator, and on phones: every graph has its own weights.
+    Emulator,
+}
+
+/// How rows of sessions are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum KvForm {
+    /// All of them.
+    Full,
+    /// The latest ones.
+    Ring,
+}
+
+/// How graphs were compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Finalize {
+    /// Effort, 1 to 3.
+    pub optimization: u32,
+    /// Fast memory of the processor, in megabytes.
+    pub vtcm_mb: u32,
+    /// Vector threads.
+    pub hvx_threads: u32,
+    /// Whether activations are compressed on their way to memory.
+    pub dlbc: bool,
+}
+
+/// The files of a prepared program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PreparedProgram {
+    /// Which graph is in which context binary.
+    pub graphs: BundlePath,
+    /// The context binaries.
+    pub contexts: Vec<BundlePath>,
+}
+
+impl TargetPlan {
+    /// Every check that needs no file.
+    pub(crate) fn check<P>(&self, programs: &BTreeMap<String, P>) -> Result<(), ManifestError> {
+        let wrong = |field: &str, reason: String| Err(ManifestError::Field { field: format!("plan.{field}"), reason });
+        if self.context == 0 {
+            return wrong("context", "must be at least 1".into());
+        }
+        if self.prefill.contains(&0) || self.prefill.windows(2).any(|pair| pair[0] >= pair[1]) {
+            return wrong("prefill", format!("must be numbers above 0 that rise, found {:?}", self.prefill));
+        }
+        if let Some(name) = self.programs.keys().find(|name| !programs.contains_key(*name)) {
+            return wrong("programs", format!("has the program `{name}`, which `programs` does not list"));
+        }
+        if let Some(name) = programs.keys().find(|name| !self.programs.contains_key(*name)) {
+            return wrong("programs", format!("must have every program, and has not `{name}`"));
+        }
+        // The device looks for its files beside each other.
+        for file in self.programs.values().flat_map(|program| program.contexts.iter().chain([&program.graphs])) {
+            if file.as_str().contains('/') {
+                return wrong("programs", format!("`{file}` must stand beside the manifest"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Every file that it names, with the field.
+    pub(crate) fn named_files(&self) -> impl Iterator<Item = (String, &BundlePath)> {
+        self.programs.iter().flat_map(|(name, program)| {
+            let contexts = program.contexts.iter().enumerate();
+            let contexts = contexts.map(move |(i, file)| (format!("plan.programs.{name}.contexts[{i}]"), file));
+            contexts.chain([(format!("plan.programs.{name}.graphs"), &program.graphs)])
+        })
+    }
+}

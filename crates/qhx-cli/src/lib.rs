@@ -1,0 +1,91 @@
+//! The command line: `qhx`, and `qhx_generate` in the order that published bundles document.
+//!
+//! Each command is a file in `commands`: its flags, what it does, what it prints. This file only parses, dispatches and turns the outcome into
+//! an exit code: 0 success, 1 a failure of the work, 2 wrong usage.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
+mod answer;
+mod builtin;
+mod commands;
+mod contexts;
+mod cost;
+mod failure;
+mod flags;
+mod forging;
+mod input;
+mod interrupt;
+mod lines;
+mod load;
+mod media;
+mod model_ref;
+mod output;
+mod peak;
+mod progress;
+mod published;
+mod table;
+mod targets;
+mod windows;
+
+use clap::{Parser, error::ErrorKind};
+use failure::Failure;
+use interrupt::Interrupt;
+use std::{env, ffi::OsString, process::ExitCode};
+
+/// Turns Hugging Face checkpoints into verified bundles and runs them.
+#[derive(Parser)]
+#[command(name = "qhx", version, arg_required_else_help = true, disable_help_subcommand = true)]
+#[command(after_help = "Example:\n  qhx forge ./SmolLM2-135M-Instruct --out smol\n  qhx run smol \"Why is the sky blue?\"")]
+struct Cli {
+    #[command(subcommand)]
+    command: commands::Command,
+}
+
+/// `qhx`.
+pub fn qhx() -> ExitCode {
+    let arguments: Vec<OsString> = env::args_os().collect();
+    let cli = match Cli::try_parse_from(&arguments) {
+        Ok(cli) => cli,
+        Err(error) => return not_parsed(&error, &arguments),
+    };
+    match Interrupt::install().and_then(|interrupt| cli.command.run(&interrupt)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+/// `qhx_generate`.
+pub fn qhx_generate() -> ExitCode {
+    let arguments: Vec<OsString> = env::args_os().skip(1).collect();
+    match Interrupt::install().and_then(|interrupt| published::run(&arguments, &interrupt)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+/// Help and version are successes that clap prints; anything else is wrong usage.
+fn not_parsed(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
+    if error.kind() == ErrorKind::InvalidUtf8 {
+        return failure::not_utf8(arguments).report();
+    }
+    // A closed pipe is no reason to complain about help.
+    let _ = error.print();
+    if error.exit_code() == 0 { ExitCode::SUCCESS } else { Failure::USAGE.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent_and_every_command_shows_an_example() {
+        let mut command = Cli::command();
+        command.build();
+        command.clone().debug_assert();
+        for sub in command.get_subcommands() {
+            let help = sub.clone().render_long_help().to_string();
+            assert!(help.contains("Example:\n  ") && help.contains(&format!("qhx {}", sub.get_name())), "{help}");
+        }
+    }
+}

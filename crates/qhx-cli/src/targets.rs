@@ -1,0 +1,209 @@
+//! `--target` and what goes with it: which arch folders a bundle gets, and for which sizes.
+
+use crate::failure::Failure;
+use clap::{Args, ValueEnum};
+use qhx_bundle::target::{KvForm, MadeFor};
+use qhx_forge::{
+    MadeTarget, TargetOrder,
+    target::{DEFAULT_CONTEXT, DEFAULT_PREFILL},
+};
+use qhx_runtime::{
+    DeviceChoice,
+    memory::show_bytes,
+    registry::{NpuLibraries, NpuSettings, candidates_with},
+};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// What a bundle is made for.
+#[derive(Args)]
+pub(crate) struct TargetFlags {
+    /// What it is made for, separated by commas: cpu (always there), and v79, v81: folders with context binaries for that generation of the Hexagon NPU
+    #[arg(long, value_name = "T", default_value = "cpu", value_delimiter = ',', value_parser = target)]
+    target: Vec<String>,
+    /// Where context binaries are to load: phones take graphs that share their weights, the emulator does not
+    #[arg(long = "for", value_enum, value_name = "WHERE", help_heading = "NPU targets")]
+    made_for: Option<Place>,
+    /// Longest session of an NPU target in tokens [default: the model's own limit, at most 1024]
+    #[arg(long, value_name = "N", value_parser = crate::flags::at_least_one(), help_heading = "NPU targets")]
+    context: Option<usize>,
+    /// Rows of the graphs that read prompts, separated by commas; none: prompts are read row by row [default: 128]
+    #[arg(long, value_name = "N,M", help_heading = "NPU targets")]
+    prefill: Option<String>,
+    /// How sessions keep their rows
+    #[arg(long, value_enum, value_name = "KV", help_heading = "NPU targets")]
+    kv: Option<Kv>,
+    /// The size to which pictures are scaled [default: a square that the model's own rule allows, of at most 512x512]
+    #[arg(long, value_name = "HxW", value_parser = image_size, help_heading = "NPU targets")]
+    image_size: Option<ImageSize>,
+    /// The longest sound in one piece, in seconds [default: the model's own]
+    #[arg(long, value_name = "S", value_parser = audio_seconds, help_heading = "NPU targets")]
+    audio_seconds: Option<f64>,
+    /// Folder with QNN's libraries [default: what QHX_QNN_DIR names, then where the system keeps libraries]
+    #[arg(long, value_name = "DIR", help_heading = "NPU targets")]
+    qnn_dir: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Place {
+    /// Phones: graphs of one part store their weights once
+    Phone,
+    /// QNN's emulator on a PC, and phones: every graph stores its own weights
+    Emulator,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Kv {
+    /// All rows, up to the context
+    Full,
+    /// The latest rows
+    Ring,
+}
+
+/// Height and width.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct ImageSize([usize; 2]);
+
+impl TargetFlags {
+    /// What can be wrong with the flags alone.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let flags = [
+            ("--for", self.made_for.is_some()),
+            ("--context", self.context.is_some()),
+            ("--prefill", self.prefill.is_some()),
+            ("--kv", self.kv.is_some()),
+            ("--image-size", self.image_size.is_some()),
+            ("--audio-seconds", self.audio_seconds.is_some()),
+            ("--qnn-dir", self.qnn_dir.is_some()),
+        ];
+        if let (false, Some((flag, _))) = (self.has_npu(), flags.iter().find(|(_, given)| *given)) {
+            return Err(Failure::usage(format!("{flag} is for targets with static shapes")).hint("add --target v79, v81 or both"));
+        }
+        if self.kv == Some(Kv::Ring) {
+            return Err(
+                Failure::usage("--kv ring is not available yet: sessions end at their context").hint("leave it out, or raise --context")
+            );
+        }
+        self.prefill_rows().map(drop)
+    }
+
+    /// Whether there is an arch folder to make.
+    pub(crate) fn has_npu(&self) -> bool {
+        self.target.iter().any(|target| target != "cpu")
+    }
+
+    /// The arch folders to make, each once.
+    pub(crate) fn orders(&self) -> Result<Vec<TargetOrder>, Failure> {
+        let prefill = self.prefill_rows()?;
+        let made_for = match self.made_for {
+            Some(Place::Emulator) => MadeFor::Emulator,
+            Some(Place::Phone) | None => MadeFor::Phone,
+        };
+        let mut arches: Vec<&String> = self.target.iter().filter(|target| *target != "cpu").collect();
+        arches.sort();
+        arches.dedup();
+        let order = |arch: &String| {
+            let settings = NpuSettings {
+                libraries: self.qnn_dir.clone().map(NpuLibraries::Folder),
+                arch: Some(arch.clone()),
+                share_weights: made_for == MadeFor::Phone,
+                prefill_rows: Some(prefill.last().copied().unwrap_or(1)),
+                prefill_min_rows: None,
+            };
+            Ok(TargetOrder {
+                device: candidates_with(DeviceChoice::Npu, None, &settings)?.remove(0),
+                made_for,
+                context: self.context,
+                prefill: prefill.clone(),
+                kv: KvForm::Full,
+                image_size: self.image_size.map(|size| size.0),
+                audio_seconds: self.audio_seconds,
+            })
+        };
+        arches.into_iter().map(order).collect()
+    }
+
+    fn prefill_rows(&self) -> Result<Vec<usize>, Failure> {
+        let wrong = |text: &str| Failure::usage(format!("--prefill: `{text}` is no number of rows")).hint("give 128, or 32,128, or none");
+        match self.prefill.as_deref() {
+            None => Ok(vec![DEFAULT_PREFILL]),
+            Some("none" | "0") => Ok(Vec::new()),
+            Some(text) => {
+                let rows = text
+                    .split(',')
+                    .map(|part| part.trim().parse().ok().filter(|rows| (1..=1 << 16).contains(rows)).ok_or_else(|| wrong(part)));
+                let mut rows = rows.collect::<Result<Vec<usize>, _>>()?;
+                rows.sort_unstable();
+                rows.dedup();
+                Ok(rows)
+            }
+        }
+    }
+}
+
+fn target(text: &str) -> Result<String, String> {
+    match text {
+        "cpu" | "v79" | "v81" => Ok(text.into()),
+        "gpu" => Err("this build of qhx cannot prepare bundles for `gpu` yet; it prepares for cpu, v79 and v81".into()),
+        _ => Err(format!("there is no target `{text}`; expected cpu, gpu, v79 or v81")),
+    }
+}
+
+fn image_size(text: &str) -> Result<ImageSize, String> {
+    let parsed = text.split_once(['x', 'X']).and_then(|(height, width)| Some([height.parse().ok()?, width.parse().ok()?]));
+    let sane = parsed.filter(|size: &[usize; 2]| size.iter().all(|side| (1..=1 << 14).contains(side)));
+    sane.map(ImageSize).ok_or_else(|| format!("`{text}` is no size; expected HEIGHTxWIDTH, as in 512x512"))
+}
+
+fn audio_seconds(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|s: &f64| s.is_finite() && *s > 0.0).ok_or_else(|| format!("`{text}` is no number of seconds above 0"))
+}
+
+/// An arch folder, for reports.
+#[derive(Serialize)]
+pub(crate) struct TargetReport {
+    folder: String,
+    manifests: Vec<String>,
+    contexts: usize,
+    bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    level: Option<qhx_bundle::parity::Level>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gate: Option<qhx_bundle::parity::GateResult>,
+}
+
+impl TargetReport {
+    pub(crate) fn new(made: &MadeTarget) -> Self {
+        let MadeTarget { folder, manifests, contexts, bytes, gate } = made.clone();
+        let (level, gate) = gate.unzip();
+        Self { folder, manifests, contexts, bytes, level, gate }
+    }
+
+    /// For people.
+    pub(crate) fn line(&self) -> String {
+        let level = self.level.map_or("", |level| match level {
+            qhx_bundle::parity::Level::Whole => "whole model",
+            qhx_bundle::parity::Level::Stages => "stages alone",
+        });
+        let gate = self.gate.as_ref().map_or("not gated".into(), |gate| format!("gate on the {level}: {}", gate.result));
+        format!("{}: {} contexts, {}, {gate}", self.folder, self.contexts, show_bytes(self.bytes))
+    }
+}
+
+/// The longest session that help texts name.
+const _: () = assert!(DEFAULT_CONTEXT == 1024 && DEFAULT_PREFILL == 128);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_or_refused() {
+        assert_eq!(image_size("512x256"), Ok(ImageSize([512, 256])));
+        for text in ["512", "0x5", "ax5", "5x", "99999x1"] {
+            assert!(image_size(text).is_err(), "{text}");
+        }
+        assert!(audio_seconds("0").is_err() && audio_seconds("nan").is_err() && audio_seconds("2.5") == Ok(2.5));
+        assert!(target("toaster").is_err() && target("v81").is_ok());
+    }
+}

@@ -1,0 +1,213 @@
+//! Arch folders, from the forge to an answer in QNN's emulator: complete in themselves, held to transformers, and what is said of damaged and wrong ones.
+
+use crate::common::{Ran, copy_folder, fail, failed, fixture, ids, json, listing, qhx, ran, read_json, scratch, succeed, tensors};
+use serde_json::Value;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::LazyLock,
+};
+
+const NEW: usize = 6;
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Forges a fixture for both generations, for the emulator.
+fn forge(name: &str, out: &Path, more: &[&str]) -> Value {
+    let sizes = ["--precision", "f16", "--target", "cpu,v79,v81", "--for", "emulator", "--context", "96", "--prefill", "32", "--json"];
+    json(["forge", text(&fixture(name)), "--out", text(out)].iter().chain(&sizes).chain(more))
+}
+
+/// A bundle of a model with experts, forged once, and its folder for v81 copied to a place of its own.
+static EXPERTS: LazyLock<(tempfile::TempDir, PathBuf, PathBuf)> = LazyLock::new(|| {
+    let folder = scratch();
+    let bundle = folder.path().join("phimoe");
+    forge("phimoe", &bundle, &["--gate", "none"]);
+    let alone = copy_folder(&bundle.join("v81"), &folder.path().join("elsewhere/v81"));
+    (folder, bundle, alone)
+});
+
+/// The run line of published cards, with these paths.
+fn published(manifest: &Path, root: &Path, new: usize, rest: &[&str]) -> Ran {
+    let libraries = PathBuf::from(std::env::var_os("QHX_QNN_DIR").expect("QHX_QNN_DIR names the folder with libQnnHtp.so"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_qhx_generate"));
+    command.arg(manifest).arg(libraries.join("libQnnHtp.so")).arg(libraries.join("libQnnSystem.so")).arg(root);
+    ran(command.arg(new.to_string()).args(rest).env_remove("QHX_QNN_DIR").stdin(Stdio::null()).output().unwrap())
+}
+
+fn on_npu(answer: &Value) {
+    let stages = answer["stages"].as_array().unwrap();
+    assert!(stages.len() > 3 && stages.iter().any(|stage| stage["device"] == "npu"), "{stages:?}");
+    assert!(stages.iter().all(|stage| stage["device"] == "npu" || stage["device"] == "host"), "{stages:?}");
+    assert_eq!(answer["fallbacks"], Value::Array(vec![]));
+}
+
+#[test]
+#[ignore = "needs QNN's emulator: run by `cargo xtask test`"]
+fn a_folder_alone_answers_as_transformers_does_and_bit_for_bit_again() {
+    let (folder, bundle, alone) = &*EXPERTS;
+    // Host tables only: the weights of graphs are in the context binaries.
+    let size = |place: PathBuf| fs::read_dir(place).unwrap().map(|f| f.unwrap().metadata().unwrap().len()).sum::<u64>();
+    assert!(size(alone.join("weights")) < size(bundle.join("weights")));
+    assert!(!alone.join("qhx.json").exists() && !alone.join("tokenizer.json").is_symlink());
+    let start = &fs::read_to_string(alone.join("phimoe.json")).unwrap()[..2000];
+    assert!(["\"schema_version\"", "\"plan\"", "\"dsp_arch\": \"v81\"", "\"soc_model\": 87", "QAIRT 2."].iter().all(|t| start.contains(t)));
+    let oracle = read_json(&fixture("phimoe").join("oracle.json"));
+    let prompt = oracle["prompts"].as_array().unwrap().iter().find(|prompt| prompt["name"] == "len5").unwrap();
+    let (prompt_ids, new) = (ids(&prompt["ids"]), NEW.to_string());
+    let input = ["--ids", &prompt_ids, "--max-new", &new, "--ignore-eos", "--json"];
+    let mut logits = Vec::new();
+    for (place, name) in [(alone.clone(), "a"), (alone.join("phimoe.json"), "b"), (bundle.clone(), "c"), (bundle.join("v79"), "d")] {
+        let file = folder.path().join(name);
+        let found = json(["generate", text(&place), "--device", "npu", "--logits", text(&file)].iter().chain(&input));
+        assert_eq!(found["ids"].as_array().unwrap()[..], prompt["greedy"].as_array().unwrap()[..NEW], "{place:?}");
+        on_npu(&found);
+        logits.push(tensors(&file)["step_logits"].1.clone());
+    }
+    assert!(logits[0] == logits[1] && logits[0] == logits[2], "two processes give the same bits");
+    // Fewer rows than the manifest says go through decode, to the same tokens.
+    let manifest = copy_folder(alone, &folder.path().join("short")).join("phimoe.json");
+    let mut plan = read_json(&manifest);
+    plan["plan"]["prefill_min_tokens"] = 6.into();
+    fs::write(&manifest, plan.to_string()).unwrap();
+    let found = json(["generate", text(&manifest)].iter().chain(&input));
+    assert_eq!(
+        (&found["prefill_path"], found["ids"].as_array().unwrap()[0].clone()),
+        (&"decode_over_prompt".into(), prompt["greedy"][0].clone())
+    );
+    // The text of published run lines, ids and words.
+    let line = published(&alone.join("phimoe.json"), alone, NEW, &[&prompt_ids]);
+    let found = json(["generate", text(alone), "--ids", &prompt_ids, "--max-new", &new, "--json"]);
+    assert_eq!((line.code, line.stdout.trim_end()), (Some(0), found["text"].as_str().unwrap().trim_end()), "{line:?}");
+    assert!(line.stderr.contains("prompt 5 tokens, generated"), "{line:?}");
+    let line = published(&alone.join("phimoe.json"), alone, 2, &["What is the capital of France?"]);
+    let found = json(["generate", text(alone), "--user", "What is the capital of France?", "--max-new", "2", "--json"]);
+    assert_eq!((line.code, line.stdout.trim_end()), (Some(0), found["text"].as_str().unwrap().trim_end()), "{line:?}");
+    // The root is for the CPU, as ever.
+    let cpu = json(["generate", text(bundle), "--device", crate::common::DEVICE].iter().chain(&input));
+    assert_eq!(cpu["ids"].as_array().unwrap()[..], prompt["greedy"].as_array().unwrap()[..NEW]);
+}
+
+#[test]
+#[ignore = "needs QNN's emulator: run by `cargo xtask test`"]
+fn one_manifest_for_each_use_and_the_text_one_knows_no_picture() {
+    let folder = scratch();
+    let bundle = folder.path().join("vl");
+    let report = forge("qwen3_vl", &bundle, &["--gate", "none", "--image-size", "64x96"]);
+    assert_eq!(report["targets"][1]["manifests"], serde_json::json!(["vl.json", "vl-vlm.json"]));
+    let alone = copy_folder(&bundle.join("v81"), &folder.path().join("v81"));
+    let picture = fixture("qwen3_vl").join("../../demo/media/scene-00.png");
+    let input = ["--image", text(&picture), "--prompt", "hello", "--max-new", "4", "--ignore-eos", "--json"];
+    let found = json(["generate", text(&alone), "--device", "npu"].iter().chain(&input));
+    on_npu(&found);
+    assert!(found["stages"].as_array().unwrap().iter().any(|stage| stage["stage"] == "vision.0" && stage["device"] == "npu"), "{found}");
+    // The processor's answer to a picture of the same size, by the same front end.
+    let (manifest, vlm) = (bundle.join("qhx.json"), read_json(&alone.join("vl-vlm.json")));
+    let mut root = read_json(&manifest);
+    root["media"] = vlm["media"].clone();
+    fs::write(&manifest, root.to_string()).unwrap();
+    let cpu = json(["generate", text(&bundle), "--device", crate::common::DEVICE].iter().chain(&input));
+    assert_eq!(found["ids"], cpu["ids"]);
+    let line = published(&alone.join("vl-vlm.json"), &alone, 4, &["hello", text(&picture)]);
+    assert_eq!(line.code, Some(0), "{line:?}");
+    // Without its eyes.
+    for file in listing(&alone).iter().filter(|file| file.starts_with("vision")) {
+        fs::remove_file(alone.join(file)).unwrap();
+    }
+    let manifest = alone.join("vl.json");
+    assert!(!fs::read_to_string(&manifest).unwrap().contains("vision"));
+    on_npu(&json(["generate", text(&manifest), "--ids", "1,2,3", "--max-new", "1", "--json"]));
+    fail(["generate", text(&manifest), "--image", text(&picture), "--prompt", "x"], 1, &["takes no images"]);
+    fail(["generate", text(&alone.join("vl-vlm.json")), "--prompt", "x"], 1, &["vision", "is missing"]);
+}
+
+#[test]
+#[ignore = "needs QNN's emulator: run by `cargo xtask test`"]
+fn wrong_and_damaged_folders_are_refused_with_the_reason() {
+    let (_, bundle, alone) = &*EXPERTS;
+    let folder = scratch();
+    let copy = copy_folder(alone, &folder.path().join("v81"));
+    let ask = ["--ids", "1,2,3", "--max-new", "1"];
+    let refused = |expected: &[&str]| fail(["generate", text(&copy), "--device", "npu"].iter().chain(&ask), 1, expected);
+    let context = copy.join(listing(&copy).into_iter().find(|name| name.starts_with("text_part") && name.ends_with(".bin")).unwrap());
+    let whole = fs::read(&context).unwrap();
+    let mut flipped = whole.clone();
+    flipped[whole.len() / 2] ^= 1;
+    fs::write(&context, &flipped).unwrap();
+    refused(&["is damaged or was changed", "sha256"]);
+    fs::write(&context, &whole[..whole.len() - 64]).unwrap();
+    refused(&["it is truncated"]);
+    fs::remove_file(&context).unwrap();
+    refused(&["is missing", "plan.programs.text.contexts"]);
+    fs::write(&context, &whole).unwrap();
+    fail(["generate", text(&copy), "--device", "cpu"].iter().chain(&ask), 1, &["is prepared for the NPU", "--device npu"]);
+    let mut other = qhx(["generate", text(&bundle.join("v79")), "--device", "npu"].iter().chain(&ask));
+    failed(ran(other.env("QHX_NPU_ARCH", "v81").output().unwrap()), 1, &["is for Hexagon v79, this machine's processor is v81", "`v81`"]);
+    fail(["generate", text(&copy), "--context", "97"].iter().chain(&ask), 2, &["context is 97, expected 1 to 96"]);
+    let manifest = copy.join("phimoe.json");
+    for (arguments, expected) in [
+        ((text(&copy.join("tokenizer.json")), text(&copy), "1"), "not a bundle manifest"),
+        ((text(&manifest), text(folder.path()), "1"), "is missing"),
+        ((text(&manifest), text(&copy), "one"), "expected a number of tokens"),
+        ((text(&copy), text(&copy), "1"), "a manifest is expected"),
+    ] {
+        let (manifest, root, new) = arguments;
+        let mut command = Command::new(env!("CARGO_BIN_EXE_qhx_generate"));
+        let run = ran(command.args([manifest, "libQnnHtp.so", "libQnnSystem.so", root, new, "1,2"]).output().unwrap());
+        assert!(matches!(run.code, Some(1 | 2)) && run.stdout.is_empty() && run.stderr.contains(expected), "{expected}: {run:?}");
+    }
+    let doctor = json(["doctor", text(&copy), "--json"]);
+    assert!(doctor["devices"].as_array().unwrap().iter().all(|device| device["ready"] == (device["device"] == "npu")), "{doctor}");
+    assert!(succeed(["inspect", text(&copy)]).contains("npu"));
+}
+
+#[test]
+#[ignore = "needs QNN's emulator: run by `cargo xtask test`"]
+fn gates_run_in_the_emulator_on_the_whole_model_or_on_stages_alone() {
+    let folder = scratch();
+    let oracle = read_json(&fixture("qwen3").join("oracle.json"));
+    let prompts = oracle["prompts"].as_array().unwrap().iter().filter(|p| p["name"] == "len5" || p["name"] == "len17");
+    let file = folder.path().join("prompts.json");
+    fs::write(&file, Value::Array(prompts.map(|prompt| prompt["ids"].clone()).collect()).to_string()).unwrap();
+    let source = fixture("qwen3");
+    let sizes = ["--precision", "f16", "--target", "v81", "--context", "64", "--prefill", "16", "--json", "--prompts", text(&file)];
+    let make = |name: &str, more: &[&str]| {
+        let place = folder.path().join(name);
+        let report = json(["forge", text(&source), "--out", text(&place)].iter().chain(&sizes).chain(more));
+        let target = report["targets"].as_array().unwrap()[0].clone();
+        assert!(target["folder"] == "v81" && target["gate"]["passed"] == true, "{report}");
+        (place.join("v81"), target)
+    };
+    let (place, target) = make("whole", &["--for", "emulator"]);
+    assert_eq!((target["level"].as_str(), target["gate"]["tokens"].as_u64()), (Some("whole"), Some(32)), "{target}");
+    let verified = json(["verify", text(&place), "--json"]);
+    assert!(verified["passed"] == true && verified["tokens"] == 32 && verified["device"] == "npu", "{verified}");
+    let parity = read_json(&place.join("parity.json"));
+    assert!(
+        parity["numerics"].as_str().unwrap().contains("v81") && parity["weights"].as_array().unwrap().len() == 1,
+        "the host's table alone"
+    );
+    // Too little time to answer.
+    let (place, target) = make("stages", &["--gate-budget", "0.001"]);
+    let lowest = target["gate"]["worst_cosine"].as_f64().unwrap();
+    assert!(target["level"] == "stages" && lowest > 0.9999 && lowest < 1.0, "{target}");
+    assert!(!read_json(&place.join("parity.json"))["cases"].as_array().unwrap().is_empty(), "the processor's answers");
+}
+
+#[test]
+#[ignore = "needs QNN's emulator: run by `cargo xtask test`"]
+fn phones_get_shared_weights_and_the_emulator_says_that_it_cannot_load_them() {
+    let folder = scratch();
+    let bundle = folder.path().join("llama");
+    let flags = ["--precision", "w8", "--target", "v81", "--context", "64", "--prefill", "16", "--gate", "none"];
+    succeed(["forge", text(&fixture("llama")), "--out", text(&bundle)].iter().chain(&flags));
+    let prepared = read_json(&bundle.join("v81-w8/text.npu.json"));
+    assert!(prepared["contexts"].as_array().unwrap().iter().any(|context| context["shared_weights"] == true), "{prepared}");
+    fail(["generate", text(&bundle.join("v81-w8")), "--ids", "1"], 1, &["is made for phones", "--for emulator"]);
+    assert!(succeed(["inspect", text(&bundle.join("v81-w8"))]).contains("w8"));
+    // A folder with a precision behind its name is never chosen unasked.
+    on_npu(&json(["generate", text(&bundle), "--device", "npu", "--ids", "1", "--context", "32", "--max-new", "1", "--json"]));
+}

@@ -1,0 +1,240 @@
+//! The gate of an arch folder: what its device computes, held to the f32 program.
+//!
+//! The device runs the bundle's own program and weights, compiled for the sizes of the folder: compiling is deterministic, so these are the numbers of its context
+//! binaries. A model that is small enough answers prompts (`whole`). Of a larger one each kind of stage is compiled alone and runs on the f32
+//! program's inputs (`stages`); the bundle's answers on the processor then are the oracle, and `verify` on the device completes the proof.
+
+use super::{Gate, GateProgress, judge::Judge, judge::Measurement, judge::Played, paper, suite, teacher::Teacher, whole};
+use crate::{ForgeError, ForgeOptions, families::Programs, target::TargetOrder};
+use qhx_bundle::{
+    Bundle, Manifest, Staged,
+    manifest::TEXT_PROGRAM,
+    parity::{Case, GateKind, GateResult, Level, Parity, StageResult},
+};
+use qhx_ir::{Encoding, Name};
+use qhx_runtime::{
+    LoadOptions, Model, ModelParts,
+    memory::weight_bytes,
+    verify::{Notes, row_stages},
+};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+use suite::SuitePrompt;
+
+/// Tokens of each answer: emulators are slow.
+const TOKENS: usize = 16;
+/// Bytes of weights up to which a model is asked to answer.
+const WHOLE_BYTES: u64 = 512 << 20;
+/// About how long answering may take, unless somebody says otherwise.
+const BUDGET: Duration = Duration::from_secs(120);
+/// Rows of the prompt on which stages are compared.
+const STAGE_ROWS: usize = 40;
+/// The lowest cosine of a stage with float weights, and with integer ones.
+const LEAST_COSINE: [f64; 2] = [0.999, 0.99];
+
+impl Gate<'_, '_> {
+    /// Holds the device of an arch folder to the gate. `root` is what was measured of the bundle itself.
+    pub(super) fn measure_target(
+        &mut self,
+        staged: &Staged,
+        programs: &Programs,
+        order: &TargetOrder,
+        forge: &ForgeOptions<'_>,
+        root: &Parity,
+    ) -> Result<Parity, ForgeError> {
+        let bundle = staged.open()?;
+        let manifest = order.manifest(bundle.manifest())?;
+        let change = |own: &mut Manifest| {
+            own.media = manifest.media.clone();
+            own.model.context_length = manifest.model.context_length;
+        };
+        let (paper, _) = paper::model_with(self.material, &self.f32, forge, &change)?;
+        let given = self.options.prompts.as_deref().map(|prompts| suite::fitting(&paper, prompts));
+        let prompts = suite::suite(&paper, given.as_deref().filter(|given| !given.is_empty()))?.prompts;
+        let text = bundle.program(TEXT_PROGRAM).ok_or_else(|| ForgeError::Gate("the bundle has no text program".into()))?;
+        let is_small = weight_bytes(text) <= WHOLE_BYTES;
+        let answered = if is_small { self.answers_of_target(&bundle, &manifest, order, &prompts)? } else { None };
+        let (level, gate, stages, cases) = match answered {
+            Some(Measurement { gate, cosines, cases }) => {
+                let stages = cosines.iter().map(|(stage, mean, lowest)| super::stage_result(programs, stage, *mean, *lowest)).collect();
+                (Level::Whole, gate, stages, cases)
+            }
+            None => {
+                let stages = self.stages_of_target(programs, &manifest, order, &prompts)?;
+                let cases = root.cases.iter().filter_map(|case| shortened(case, manifest.model.context_length)).collect();
+                (Level::Stages, stages_verdict(&stages, order), stages, cases)
+            }
+        };
+        let host: BTreeSet<Name> = bundle.programs().values().flat_map(|program| order.device.host_weights(program)).collect();
+        let device = order.device.describe();
+        let fact = |name: &str| device.facts.get(name).cloned().unwrap_or_default();
+        Ok(Parity {
+            numerics: format!("{}, {}, {}", device.description, fact("arch"), fact("library")),
+            level,
+            gate,
+            stages,
+            choices: None,
+            cases,
+            files: root.files.iter().filter(|(file, _)| file.as_str().starts_with("programs/")).map(|(f, sum)| (f.clone(), *sum)).collect(),
+            weights: root.weights.iter().filter(|sum| host.contains(&*sum.weight)).cloned().collect(),
+            ..root.clone()
+        })
+    }
+
+    /// Lets the device answer; none where that takes too long.
+    fn answers_of_target(
+        &mut self,
+        bundle: &Bundle,
+        manifest: &Manifest,
+        order: &TargetOrder,
+        prompts: &[SuitePrompt],
+    ) -> Result<Option<Measurement>, ForgeError> {
+        let model = target_model(bundle, manifest, order)?;
+        let (budget, started) = (self.options.budget.unwrap_or(BUDGET), Instant::now());
+        let tokens = TOKENS.min(suite::new_tokens(model.context_limit()));
+        let stages = row_stages(model.program());
+        let mut session = model.session()?;
+        let mut played: Vec<Played> = Vec::new();
+        // The shortest first: it tells how long the others will take.
+        let mut prompts: Vec<&SuitePrompt> = prompts.iter().collect();
+        prompts.sort_by_key(|prompt| prompt.prompt.ids().len());
+        for prompt in &prompts {
+            let (spent, done) = (started.elapsed(), played.len() as u32);
+            if done > 0 && spent > budget.mul_f64(super::ANSWERING_SHARE) {
+                break;
+            }
+            played.push(self.answer_prompt(
+                &model,
+                &mut session,
+                prompt,
+                &stages,
+                tokens,
+                (played.len() * tokens, prompts.len() * tokens),
+            )?);
+            if done == 0 && started.elapsed() > budget {
+                return Ok(None);
+            }
+        }
+        let all = prompts.len();
+        let asked = if played.len() < all { format!(", {} of {all} prompts", played.len()) } else { String::new() };
+        let limited = format!("what an emulator can do: {tokens} tokens of each answer{asked}");
+        let names = self.all_stages(&played);
+        let progress = &mut *self.options.progress;
+        let mut tell = |done, total| progress(GateProgress { what: "f32 pass", done, total });
+        let mut judge = Judge::new(&played, model.vocabulary().logits, &names, &mut tell);
+        let teacher = super::teacher(self.material, &self.device, &self.options.cancel);
+        whole::run(&teacher, &self.f32, manifest, &played, &[], &mut judge)?;
+        Ok(Some(judge.verdict(self.options.kind.unwrap_or(GateKind::Tolerant), &stages, Some(limited))))
+    }
+
+    /// Runs every kind of stage alone, on the f32 program's inputs.
+    fn stages_of_target(
+        &mut self,
+        programs: &Programs,
+        manifest: &Manifest,
+        order: &TargetOrder,
+        prompts: &[SuitePrompt],
+    ) -> Result<Vec<StageResult>, ForgeError> {
+        let fits = |prompt: &&SuitePrompt| prompt.media.is_empty() && prompt.prompt.ids().len() <= STAGE_ROWS;
+        let text = prompts.iter().filter(fits).max_by_key(|prompt| prompt.prompt.ids().len()).or(prompts.first());
+        let towers = self.f32.programs.iter().skip(1).filter_map(|tower| {
+            prompts.iter().find(|prompt| prompt.media.first().is_some_and(|drawn| drawn.medium.program() == &*tower.program.name))
+        });
+        let played: Vec<Played> = text.into_iter().chain(towers).map(read_only).collect();
+        let progress = &mut *self.options.progress;
+        let mut tell = |done, total| progress(GateProgress { what: "stages alone", done, total });
+        let teacher =
+            Teacher { others_on: &order.device, distinct: true, ..super::teacher(self.material, &self.device, &self.options.cancel) };
+        let errors = whole::run(&teacher, &self.f32, manifest, &played, std::slice::from_ref(programs), &mut Silent(&mut tell))?.remove(0);
+        let result = |(stage, (difference, expected)): (Name, (f64, f64))| {
+            let error = if expected > 0.0 { difference / expected } else { 0.0 };
+            // The lowest that a cosine can be with so much of a difference.
+            let cosine = (1.0 - error).max(0.0).sqrt();
+            super::stage_result(programs, &stage, cosine, cosine)
+        };
+        Ok(errors.into_iter().filter(|(_, (_, expected))| *expected > 0.0).map(result).collect())
+    }
+}
+
+/// The model as the device of an arch folder runs it: the bundle's programs and weights, the folder's sizes.
+fn target_model(bundle: &Bundle, manifest: &Manifest, order: &TargetOrder) -> Result<Model, ForgeError> {
+    let context = manifest.model.context_length;
+    let parts = ModelParts { media: manifest.media.clone(), context_limit: context, ..ModelParts::of(bundle)? };
+    let chunk = manifest.plan.as_ref().and_then(|plan| plan.prefill.last().copied()).unwrap_or(1);
+    let options = LoadOptions { context: Some(context), chunk, overcommit: true, ..LoadOptions::default() };
+    Ok(Model::on_device(parts, order.device.clone(), &options)?)
+}
+
+/// A case of the bundle's own oracle as far as a session has room for it; none with media, which the folder's front ends make otherwise.
+fn shortened(case: &Case, context: usize) -> Option<Case> {
+    let tokens = context.checked_sub(case.prompt_ids.len())?.min(case.ids.len());
+    if tokens == 0 || !case.media.is_empty() {
+        return None;
+    }
+    let mut case = case.clone();
+    case.ids.truncate(tokens);
+    case.top_ids.truncate(tokens);
+    case.top_logits.truncate(tokens);
+    case.f32_margins.truncate(tokens);
+    case.logit_errors.truncate(tokens);
+    case.flips.retain(|flip| flip.step < tokens);
+    let end = case.prompt_ids.len() + tokens - 1;
+    let kept = case.rows.partition_point(|&row| row < end);
+    case.rows.truncate(kept);
+    case.stages.iter_mut().for_each(|stage| stage.numbers.truncate(3 * kept));
+    Some(case)
+}
+
+/// A prompt that is read and not answered.
+fn read_only(prompt: &SuitePrompt) -> Played {
+    let SuitePrompt { name, prompt, media, .. } = prompt;
+    let media = media.iter().map(|drawn| (drawn.clone(), Notes::default())).collect();
+    Played { name: name.clone(), prompt: prompt.clone(), media, ids: vec![0], logits: Vec::new(), notes: Notes::default() }
+}
+
+/// Takes what the f32 pass says and does nothing with it but tell how far it is.
+struct Silent<'a>(&'a mut dyn FnMut(usize, usize));
+
+impl super::teacher::Audience for Silent<'_> {
+    fn stage(&mut self, _: &str, _: &super::teacher::Pass, _: &[f32]) {}
+    fn logits(&mut self, _: &super::teacher::Pass, _: usize, _: usize, _: &[f32]) {}
+    fn output(&mut self, _: &super::teacher::Pass, _: &str, _: &[f32]) {}
+    fn progress(&mut self, done: usize, all: usize) {
+        (self.0)(done, all);
+    }
+}
+
+fn stages_verdict(stages: &[StageResult], order: &TargetOrder) -> GateResult {
+    let is_float = |stage: &StageResult| {
+        let floats = [Encoding::F32, Encoding::F16, Encoding::Bf16].map(|encoding| encoding.to_string());
+        stage.encodings.iter().all(|encoding| floats.contains(encoding))
+    };
+    let below = |stage: &&StageResult| stage.cosine.is_nan() || stage.cosine < LEAST_COSINE[usize::from(!is_float(stage))];
+    let failed = stages.iter().filter(below).count();
+    let worst = stages.iter().min_by(|a, b| a.cosine.total_cmp(&b.cosine));
+    let (worst_stage, worst_cosine) = worst.map_or((String::new(), 1.0), |stage| (stage.stage.clone(), stage.cosine));
+    let arch = order.device.describe().facts.get("arch").cloned().unwrap_or_default();
+    GateResult {
+        kind: GateKind::Tolerant,
+        passed: failed == 0 && !stages.is_empty(),
+        result: match failed {
+            0 => format!("{} stages alone on {arch}, lowest cosine {worst_cosine:.6} ({worst_stage})", stages.len()),
+            n => {
+                format!("{n} of {} stages alone on {arch} are too far off, worst {worst_stage} with cosine {worst_cosine:.6}", stages.len())
+            }
+        },
+        prompts: 0,
+        exact_prompts: 0,
+        tokens: 0,
+        flips: 0,
+        worst_accepted_margin: None,
+        max_logit_error: 0.0,
+        mean_kl: 0.0,
+        max_kl: 0.0,
+        worst_stage,
+        worst_cosine,
+        limited: Some("what an emulator can do: each kind of stage alone, on the f32 program's inputs".into()),
+    }
+}

@@ -1,0 +1,336 @@
+//! Arch folders: what a processor with graphs of fixed sizes needs of a bundle, prepared ahead of time and complete in itself.
+//!
+//! Knows sizes, files and manifests. Which weights stay with the host and what is compiled is the device's business.
+
+use crate::{ForgeError, ForgeOptions, Forged, GateProgress, Material, plan::Plan};
+use qhx_bundle::{
+    Bundle, BundlePath, Manifest, Staged,
+    manifest::TEXT_PROGRAM,
+    media::{ImageFrontEnd, Media, Resize},
+    parity::{Drawing, GateResult, Level, PARITY_FILE, Parity},
+    target::{Finalize, KvForm, MadeFor, PreparedProgram, TargetPlan},
+};
+use qhx_ir::{Checked, Device, DeviceError, Encoding, OpKind, Target};
+use qhx_runtime::verify::draw;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, atomic::AtomicBool},
+};
+
+/// The longest session of an arch folder, unless somebody asks for another.
+pub const DEFAULT_CONTEXT: usize = 1024;
+/// Rows that the prefill graph takes, likewise.
+pub const DEFAULT_PREFILL: usize = 128;
+/// Fewer rows than this are read one by one.
+pub const PREFILL_MIN_TOKENS: usize = 4;
+/// The sides of pictures, where the model's own rule leaves a choice.
+const DEFAULT_IMAGE_SIDE: usize = 512;
+/// Data bytes per weight file.
+const WEIGHT_FILE_BYTES: u64 = 4 << 30;
+
+/// An arch folder that is to be made.
+#[derive(Clone)]
+pub struct TargetOrder {
+    /// Compiles, and in an emulator runs.
+    pub device: Arc<dyn Device>,
+    /// Where the context binaries are to load.
+    pub made_for: MadeFor,
+    /// Longest session; absent: the model's own, at most [`DEFAULT_CONTEXT`].
+    pub context: Option<usize>,
+    /// Rows of prefill graphs, rising; none: prompts go row by row.
+    pub prefill: Vec<usize>,
+    /// How rows are kept.
+    pub kv: KvForm,
+    /// Height and width to which pictures are scaled; absent: as the model's rule allows.
+    pub image_size: Option<[usize; 2]>,
+    /// The longest sound in seconds; absent: the model's own.
+    pub audio_seconds: Option<f64>,
+}
+
+/// An arch folder that was made.
+#[derive(Clone, Debug)]
+pub struct MadeTarget {
+    /// Its name in the bundle's folder; with `.rejected` behind it where it is not through its gate.
+    pub folder: String,
+    /// Its manifests.
+    pub manifests: Vec<String>,
+    /// Context binaries.
+    pub contexts: usize,
+    /// Bytes of all its files.
+    pub bytes: u64,
+    /// What its gate said, and how much of the model was run.
+    pub gate: Option<(Level, GateResult)>,
+}
+
+/// Makes a bundle with arch folders. It is held to no gate.
+pub fn forge_with_targets(
+    material: &Material,
+    options: &mut ForgeOptions<'_>,
+    targets: &[TargetOrder],
+    progress: &mut dyn FnMut(GateProgress<'_>),
+) -> Result<(Forged, Vec<MadeTarget>), ForgeError> {
+    let plan = Plan::from(options.precision);
+    let staged = material.stage(&plan, &material.programs(&plan)?, options)?;
+    let cancel = options.cancel.clone();
+    let made = targets.iter().map(|order| order.add(&staged, None, &cancel, progress)).collect::<Result<Vec<_>, _>>()?;
+    let manifest = staged.manifest().clone();
+    Ok((Forged { path: staged.publish()?, manifest }, made))
+}
+
+impl TargetOrder {
+    /// Writes the arch folder into a staged bundle. One whose parity says that it is not through its gate is named so.
+    pub(crate) fn add(
+        &self,
+        staged: &Staged,
+        parity: Option<&Parity>,
+        cancel: &Arc<AtomicBool>,
+        progress: &mut dyn FnMut(GateProgress<'_>),
+    ) -> Result<MadeTarget, ForgeError> {
+        let bundle = staged.open()?;
+        let mut base = self.manifest(bundle.manifest())?;
+        let arch = base.model.dsp_arch.clone().unwrap_or_default();
+        let mut name = arch.clone() + &suffix(&bundle);
+        let mut writer = staged.target(&name, Some(cancel.clone()))?;
+        let mut prepared = BTreeMap::new();
+        let (mut groups, mut known) = (Vec::new(), BTreeSet::new());
+        let sizes = self.rows(&base)?;
+        for (done, (program, rows)) in sizes.iter().enumerate() {
+            let what = format!("compiling `{program}` for {arch}");
+            progress(GateProgress { what: &what, done, total: sizes.len() });
+            let checked = bundle.program(program).ok_or_else(|| ForgeError::Gate(format!("the bundle has no program `{program}`")))?;
+            prepared.insert(program.clone(), self.prepare(checked, &bundle, rows, &mut writer, cancel)?);
+            writer.add_program(checked)?;
+            let host = self.device.host_weights(checked).into_iter().filter(|weight| known.insert(weight.clone()));
+            let tensors = host.map(|weight| {
+                let tensor = bundle.weights().declared(checked, &weight).map_err(failed)?;
+                Ok((weight.to_string(), tensor))
+            });
+            groups.push((program.clone(), tensors.collect::<Result<Vec<_>, ForgeError>>()?));
+        }
+        let contexts = prepared.values().map(|program: &PreparedProgram| program.contexts.len()).sum();
+        writer.add_weights(groups, WEIGHT_FILE_BYTES)?;
+        for file in base.tokenizer.iter().chain(&base.chat.template) {
+            writer.add_file(file, &bundle.read(file)?)?;
+        }
+        if let Some(parity) = parity {
+            let file = path(PARITY_FILE)?;
+            writer.add_file(&file, parity.to_json().map_err(ForgeError::Gate)?.as_bytes())?;
+            base.parity = Some(file);
+        }
+        let uses = uses(&base, &prepared)?;
+        let manifests = uses.iter().map(|(file, ..)| file.to_string()).collect();
+        let place = writer.path().to_path_buf();
+        writer.finish(uses)?;
+        let bytes = folder_bytes(&place);
+        if parity.is_some_and(|parity| !parity.gate.passed) {
+            staged.reject_target(&name)?;
+            name += ".rejected";
+        }
+        let gate = parity.map(|parity| (parity.level, parity.gate.clone()));
+        Ok(MadeTarget { folder: name, manifests, contexts, bytes, gate })
+    }
+
+    /// What the folder's manifests have in common, but for files. `root` is the bundle's own.
+    pub(crate) fn manifest(&self, root: &Manifest) -> Result<Manifest, ForgeError> {
+        let facts = self.device.describe().facts;
+        let missing = |fact: &str| ForgeError::Target(format!("the device does not tell its `{fact}`"));
+        let fact = |name: &str| facts.get(name).cloned().ok_or_else(|| missing(name));
+        let number = |name: &str| fact(name)?.parse::<u32>().map_err(|_| missing(name));
+        let context = match self.context {
+            Some(context) if context > root.model.context_length => {
+                let most = root.model.context_length;
+                return Err(ForgeError::Target(format!(
+                    "--context {context} is longer than the {most} tokens that the model was made for"
+                )));
+            }
+            Some(context) => context,
+            None => root.model.context_length.min(DEFAULT_CONTEXT),
+        };
+        let mut manifest = root.clone();
+        manifest.model.dsp_arch = Some(fact("arch")?);
+        manifest.model.soc_model = Some(number("soc_model")?);
+        manifest.model.context_length = context;
+        manifest.media = self.media(&root.media, context)?;
+        (manifest.parity, manifest.ignored_tensors) = (None, None);
+        manifest.plan = Some(TargetPlan {
+            made_for: self.made_for,
+            toolchain: format!("{} ({})", fact("library")?, fact("build")?),
+            oldest_qairt: fact("oldest_library")?,
+            context,
+            // A graph for more rows than a session has would never be used.
+            prefill: self
+                .prefill
+                .iter()
+                .map(|&rows| rows.min(context))
+                .filter(|&rows| rows > 1)
+                .collect::<BTreeSet<_>>()
+                .into_iter()
+                .collect(),
+            prefill_min_tokens: PREFILL_MIN_TOKENS,
+            kv: self.kv,
+            finalize: Finalize {
+                optimization: number("optimization")?,
+                vtcm_mb: number("vtcm_mb")?,
+                hvx_threads: number("hvx_threads")?,
+                dlbc: fact("dlbc")? == "true",
+            },
+            programs: BTreeMap::new(),
+        });
+        Ok(manifest)
+    }
+
+    /// Front ends with one size: all pictures are scaled to it, and sounds are no longer than it.
+    fn media(&self, root: &Media, context: usize) -> Result<Media, ForgeError> {
+        let mut media = root.clone();
+        match (&mut media.image, self.image_size) {
+            (Some(front_end), asked) => {
+                let [height, width] = image_size(front_end, asked, context)?;
+                front_end.resize = Resize::Fixed { height, width };
+            }
+            (None, Some(_)) => return Err(ForgeError::Target("--image-size: the model takes no images".into())),
+            (None, None) => {}
+        }
+        match (&mut media.audio, self.audio_seconds) {
+            (Some(front_end), Some(seconds)) => {
+                let samples = (seconds * f64::from(front_end.sampling_rate)) as usize;
+                if !(front_end.frame_length..=front_end.max_samples).contains(&samples) {
+                    let most = front_end.max_samples as f64 / f64::from(front_end.sampling_rate);
+                    return Err(ForgeError::Target(format!("--audio-seconds {seconds}: the model takes sounds of up to {most} s")));
+                }
+                front_end.max_samples = samples;
+            }
+            (None, Some(_)) => return Err(ForgeError::Target("--audio-seconds: the model takes no sound".into())),
+            (_, None) => {}
+        }
+        Ok(media)
+    }
+
+    /// The programs with the rows at which each is compiled, the text first.
+    fn rows(&self, manifest: &Manifest) -> Result<Vec<(String, Vec<usize>)>, ForgeError> {
+        let Manifest { model, media, .. } = manifest;
+        let prefill = manifest.plan.iter().flat_map(|plan| plan.prefill.iter().copied());
+        let mut all = vec![(TEXT_PROGRAM.to_owned(), std::iter::once(1).chain(prefill).collect())];
+        let rows = |drawing: Drawing| Ok::<_, ForgeError>(draw(drawing, &model.name, media)?.0.rows());
+        if let Some(image) = &media.image {
+            all.push((image.program.clone(), vec![rows(Drawing::Image { width: 64, height: 64, seed: 0 })?]));
+        }
+        if let Some(audio) = &media.audio {
+            let (rate, samples) = (audio.sampling_rate, audio.max_samples);
+            all.push((audio.program.clone(), vec![rows(Drawing::Audio { rate, samples, seed: 0 })?]));
+        }
+        Ok(all)
+    }
+
+    fn prepare(
+        &self,
+        program: &Checked,
+        bundle: &Bundle,
+        rows: &[usize],
+        writer: &mut qhx_bundle::TargetWriter,
+        cancel: &Arc<AtomicBool>,
+    ) -> Result<PreparedProgram, ForgeError> {
+        let target = Target {
+            name: self.device.describe().name,
+            rows: rows.to_vec(),
+            context: bundle.manifest().model.context_length.min(self.context.unwrap_or(DEFAULT_CONTEXT)),
+            folder: Some(writer.path().to_path_buf()),
+            cancel: Some(cancel.clone()),
+        };
+        let (mut graphs, mut contexts) = (None, Vec::new());
+        for artifact in self.device.prepare(program, &bundle.weights(), &target).map_err(failed)? {
+            let file = path(&artifact.name)?;
+            writer.adopt(&file)?;
+            if artifact.name.ends_with(".json") {
+                graphs = Some(file);
+            } else {
+                contexts.push(file);
+            }
+        }
+        let graphs = graphs.ok_or_else(|| ForgeError::Target(format!("the device prepared nothing for program `{}`", program.name)))?;
+        Ok(PreparedProgram { graphs, contexts })
+    }
+}
+
+/// The manifests: `NAME.json` for text, `NAME-vlm.json` and `NAME-audio.json` for those with eyes and ears, `NAME-omni.json` for those with both.
+fn uses(
+    base: &Manifest,
+    prepared: &BTreeMap<String, PreparedProgram>,
+) -> Result<Vec<(BundlePath, Manifest, BTreeSet<String>)>, ForgeError> {
+    let Media { image, audio } = &base.media;
+    let none = Media::default();
+    let mut uses = vec![("", none.clone())];
+    uses.extend(image.iter().map(|image| ("-vlm", Media { image: Some(image.clone()), ..none.clone() })));
+    uses.extend(audio.iter().map(|audio| ("-audio", Media { audio: Some(audio.clone()), ..none.clone() })));
+    if image.is_some() && audio.is_some() {
+        uses.push(("-omni", base.media.clone()));
+    }
+    // Names that stand for other things.
+    let taken = ["tokenizer", "tokenizer_config", "config", "generation_config", "preprocessor_config", "parity", "qhx"];
+    let name = if taken.contains(&&*base.model.name) { format!("{}-model", base.model.name) } else { base.model.name.clone() };
+    let manifest = |(suffix, media): (&str, Media)| {
+        let towers = media.image.iter().map(|i| i.program.clone()).chain(media.audio.iter().map(|a| a.program.clone()));
+        let programs: BTreeSet<String> = towers.chain([TEXT_PROGRAM.to_owned()]).collect();
+        let mut manifest = Manifest { media, ..base.clone() };
+        if let Some(plan) = &mut manifest.plan {
+            plan.programs = prepared.iter().filter(|(name, _)| programs.contains(*name)).map(|(n, p)| (n.clone(), p.clone())).collect();
+        }
+        Ok((path(&format!("{name}{suffix}.json"))?, manifest, programs))
+    };
+    uses.into_iter().map(manifest).collect()
+}
+
+/// What stands behind the arch in the folder's name: nothing where the processor computes in its own f16, else how the weights are stored.
+fn suffix(bundle: &Bundle) -> String {
+    let of = |checked: &Checked| {
+        checked.ops.iter().any(|op| {
+            matches!(op.op, OpKind::Linear { .. } | OpKind::Experts { .. })
+                && op
+                    .op
+                    .weights()
+                    .iter()
+                    .any(|name| !matches!(checked.weights[*name].encoding, Encoding::F32 | Encoding::F16 | Encoding::Bf16))
+        })
+    };
+    if bundle.programs().values().any(of) { format!("-{}", bundle.manifest().precision) } else { String::new() }
+}
+
+/// The size of pictures: what was asked for, or the largest square that the model's rule and the context have room for.
+fn image_size(front_end: &ImageFrontEnd, asked: Option<[usize; 2]>, context: usize) -> Result<[usize; 2], ForgeError> {
+    let unit = front_end.patches.size * front_end.patches.block;
+    let soft_rows = |[height, width]: [usize; 2]| (height / unit).saturating_mul(width / unit);
+    if let Some([height, width]) = asked.filter(|size| size.iter().any(|side| *side == 0 || side % unit != 0)) {
+        return Err(ForgeError::Target(format!("--image-size {height}x{width}: the model takes sides that are multiples of {unit}")));
+    }
+    let most = (context / 2).max(1);
+    let square = |side: usize| (1..=(side / unit).max(1)).rev().find(|n| n * n <= most).map(|n| [n * unit; 2]).unwrap_or([unit; 2]);
+    let size = asked.unwrap_or_else(|| match front_end.resize {
+        Resize::Fixed { height, width } => [height, width],
+        Resize::Area { min_pixels, max_pixels, .. } => {
+            let pixels = ((DEFAULT_IMAGE_SIDE * DEFAULT_IMAGE_SIDE) as u64).min(max_pixels).max(min_pixels);
+            square((pixels as f64).sqrt() as usize)
+        }
+        Resize::Budget { max_soft_rows } => square((max_soft_rows as f64).sqrt() as usize * unit),
+    });
+    match soft_rows(size) {
+        rows if rows >= context => {
+            let [height, width] = size;
+            Err(ForgeError::Target(format!(
+                "a picture of {height}x{width} becomes {rows} rows, a session has {context}: --image-size or --context"
+            )))
+        }
+        _ => Ok(size),
+    }
+}
+
+fn folder_bytes(folder: &std::path::Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| if entry.path().is_dir() { folder_bytes(&entry.path()) } else { entry.metadata().map_or(0, |m| m.len()) }).sum()
+}
+
+fn path(name: &str) -> Result<BundlePath, ForgeError> {
+    BundlePath::new(name).map_err(|e| ForgeError::Target(e.to_string()))
+}
+
+fn failed(error: DeviceError) -> ForgeError {
+    ForgeError::from(qhx_runtime::Error::from(error))
+}
