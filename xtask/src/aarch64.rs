@@ -142,15 +142,16 @@ fn fetch(folder: &Path, compiler: bool) -> Result<(), Failure> {
         apt.env("APT_CONFIG", &configuration).current_dir(&archives).args(["-q", "-y", "--no-install-recommends"]);
         apt
     };
-    output(apt().arg("update"))?;
+    // Where one of many sources does not answer, the others may do.
+    let update = output(apt().arg("update")).err().unwrap_or_default();
     let mut install = apt();
     install.args(["install", "--download-only", "gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user"]);
     if compiler {
         install.arg("rustc-web");
         // Alone: nothing of it is run here.
-        output(apt().args(["download", "libstd-rust-web-dev:arm64"]))?;
+        output(apt().args(["download", "libstd-rust-web-dev:arm64"])).map_err(|e| format!("{update}{e}"))?;
     }
-    output(&mut install)?;
+    output(&mut install).map_err(|e| format!("{update}{e}"))?;
     for archive in fs::read_dir(&archives).map_err(io)? {
         let archive = archive.map_err(io)?.path();
         if archive.extension().is_some_and(|extension| extension == "deb") {
