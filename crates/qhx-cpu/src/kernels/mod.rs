@@ -6,6 +6,7 @@
 pub(crate) mod convert;
 pub(crate) mod dot;
 pub(crate) mod element;
+pub(crate) mod fetch;
 pub(crate) mod gemm;
 pub(crate) mod integer;
 pub(crate) mod map;

@@ -10,6 +10,7 @@ use crate::{
         Instructions, convert,
         dot::Dots,
         element::{Element, Store as Stored},
+        fetch,
         gemm::{self, Gemm},
         map::{self, Binary, Unary},
         softmax,
@@ -340,12 +341,25 @@ impl Unit<'_> {
             if skip >= count {
                 break;
             }
+            let values = &values[first * kv.value_stride..];
+            if count <= FEW {
+                // They are read column by column below, which no CPU foresees; the keys are scored meanwhile.
+                fetch::rows(self.set, values, kv.value_stride, n, dim);
+            }
             self.score(&keys[first * kv.key_stride..], kv.key_stride, skip, n, &mut room);
             for place in skip..count {
                 self.weigh(place, first, n, &mut room);
             }
-            let (a, b) = (&room.scores[skip * KEYS..], &values[first * kv.value_stride..]);
-            let gemm = Gemm { a, a_stride: KEYS, b, b_stride: kv.value_stride, m: count - skip, n: dim, k: n, add: true };
+            let gemm = Gemm {
+                a: &room.scores[skip * KEYS..],
+                a_stride: KEYS,
+                b: values,
+                b_stride: kv.value_stride,
+                m: count - skip,
+                n: dim,
+                k: n,
+                add: true,
+            };
             gemm.into(self.set, &mut room.sums[skip * dim..], dim);
             first += n;
         }
