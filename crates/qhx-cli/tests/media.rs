@@ -404,3 +404,43 @@ fn inspect_and_trace_show_the_towers() {
         assert!(compared >= 3, "{family}: only {compared} tensors are recorded");
     }
 }
+
+#[test]
+fn staged_features_take_the_place_of_towers() {
+    let recorded = Recorded::named("qwen3_vl", "two_images");
+    let folder = scratch();
+    let bundle = common::bundle_copy("qwen3_vl", folder.path());
+    let (file, numbers) = (bundle.join("qhx.json"), tensors(&fixture("qwen3_vl").join("media.safetensors")));
+    let mut manifest = read_json(&file);
+    manifest["fixture_dir"] = "staged".into();
+    fs::write(&file, manifest.to_string()).unwrap();
+    fs::create_dir(bundle.join("staged")).unwrap();
+    let ask = |code: i32, expected: &[&str]| {
+        let ids = ids(&recorded.prompt["ids"]);
+        let arguments =
+            ["generate", bundle.to_str().unwrap(), "--ids", &ids, "--max-new", "24", "--ignore-eos", "--json", "--device", DEVICE];
+        match code {
+            0 => json(arguments),
+            _ => Value::from(fail(arguments, code, expected).stderr),
+        }
+    };
+    ask(1, &["0.safetensors"]);
+    for (number, (image, grid)) in [("image.2", [3.0, 4.0]), ("image.1", [2.0, 2.0])].into_iter().enumerate() {
+        let tensor = |name: &str, key: &str| {
+            let (shape, values) = numbers[&format!("{image}.{key}")].clone();
+            qhx_runtime::tensors::Tensor { name: name.into(), shape, values }
+        };
+        let grid = qhx_runtime::tensors::Tensor { name: "grid".into(), shape: vec![2], values: grid.to_vec() };
+        let all = [tensor("soft_rows", "soft_rows"), tensor("deepstack.0", "deepstack.0"), tensor("deepstack.1", "deepstack.1"), grid];
+        let place = bundle.join(format!("staged/{number}.safetensors"));
+        // What has no grid is a sound.
+        if number == 0 {
+            qhx_runtime::tensors::write(&place, &all[..1]).unwrap();
+            ask(1, &["takes no sounds"]);
+        }
+        qhx_runtime::tensors::write(&place, &all).unwrap();
+    }
+    let found = ask(0, &[]);
+    recorded.check(&found, "staged");
+    assert!(found["stages"].as_array().unwrap().iter().all(|stage| !stage["stage"].as_str().unwrap().starts_with("vision")), "{found}");
+}
