@@ -110,6 +110,7 @@ fn is_usage(error: &dyn Any) -> bool {
         error.downcast_ref(),
         Some(
             RuntimeError::UnknownDevice { .. }
+                | RuntimeError::Placement { .. }
                 | RuntimeError::Option { .. }
                 | RuntimeError::Sampler(_)
                 | RuntimeError::StopStrings(_)

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use clap::{Args, builder::RangedU64ValueParser};
-use qhx_runtime::{DEFAULT_CHUNK, DeviceChoice, GenerateOptions, LoadOptions, sample::SamplerConfig};
+use qhx_runtime::{DEFAULT_CHUNK, DeviceChoice, GenerateOptions, LoadOptions, placement::Rules, sample::SamplerConfig};
 use std::path::PathBuf;
 
 /// For numbers of which there must be at least one.
@@ -20,9 +20,8 @@ pub(crate) struct ExecutionFlags {
     /// Threads of the processor [default: one for each core]
     #[arg(long, value_name = "N", value_parser = at_least_one())]
     pub(crate) threads: Option<usize>,
-    /// Which stage runs where, as a TOML file
-    #[arg(long, value_name = "FILE")]
-    placement: Option<PathBuf>,
+    #[command(flatten)]
+    placement: PlacementFlag,
     /// Longest session in tokens [default: the model's own limit, at most 4096]
     #[arg(long, value_name = "N", value_parser = at_least_one())]
     pub(crate) context: Option<usize>,
@@ -36,18 +35,30 @@ pub(crate) struct ExecutionFlags {
 
 impl ExecutionFlags {
     pub(crate) fn load_options(&self) -> Result<LoadOptions, Failure> {
-        if self.placement.is_some() {
-            return Err(Failure::usage("--placement is not available yet: this build of qhx runs a program whole, on one device")
-                .hint("leave it out, or choose the device with --device"));
-        }
         Ok(LoadOptions {
             device: self.device,
+            placement: self.placement.read()?,
             threads: self.threads,
             context: self.context,
             chunk: self.chunk,
             overcommit: self.overcommit,
             ..LoadOptions::default()
         })
+    }
+}
+
+/// Which stage runs where.
+#[derive(Args)]
+#[command(next_help_heading = "Execution")]
+pub(crate) struct PlacementFlag {
+    /// Which stage runs where, as a TOML file: `default = "npu"`, `prefill = …`, `decode = …`, and in the table `stages` lines such as `"layers.3.ffn.down_proj" = "cpu"`
+    #[arg(long, value_name = "FILE.toml")]
+    placement: Option<PathBuf>,
+}
+
+impl PlacementFlag {
+    pub(crate) fn read(&self) -> Result<Option<Rules>, Failure> {
+        Ok(self.placement.as_deref().map(Rules::read).transpose()?)
     }
 }
 

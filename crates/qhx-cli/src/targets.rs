@@ -7,6 +7,7 @@ use qhx_forge::{
     MadeTarget, TargetOrder,
     target::{DEFAULT_CONTEXT, DEFAULT_PREFILL},
 };
+use qhx_npu::Arch;
 use qhx_runtime::{
     DeviceChoice,
     memory::show_bytes,
@@ -54,9 +55,9 @@ enum Place {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Kv {
-    /// All rows, up to the context
+    /// All rows: a session ends with the context
     Full,
-    /// The latest rows
+    /// The latest rows: a session may be longer, and attention sees as many rows as the context has
     Ring,
 }
 
@@ -79,17 +80,19 @@ impl TargetFlags {
         if let (false, Some((flag, _))) = (self.has_npu(), flags.iter().find(|(_, given)| *given)) {
             return Err(Failure::usage(format!("{flag} is for targets with static shapes")).hint("add --target v79, v81 or both"));
         }
-        if self.kv == Some(Kv::Ring) {
-            return Err(
-                Failure::usage("--kv ring is not available yet: sessions end at their context").hint("leave it out, or raise --context")
-            );
-        }
         self.prefill_rows().map(drop)
     }
 
     /// Whether there is an arch folder to make.
     pub(crate) fn has_npu(&self) -> bool {
         self.target.iter().any(|target| target != "cpu")
+    }
+
+    /// The generations that are asked for; all where none is.
+    pub(crate) fn arches(&self) -> Result<Vec<Arch>, Failure> {
+        let named: Result<Vec<Arch>, _> = self.target.iter().filter(|target| *target != "cpu").map(|arch| arch.parse()).collect();
+        let named = named.map_err(Failure::usage)?;
+        Ok(if named.is_empty() { Arch::ALL.to_vec() } else { named })
     }
 
     /// The arch folders to make, each once.
@@ -109,13 +112,14 @@ impl TargetFlags {
                 share_weights: made_for == MadeFor::Phone,
                 prefill_rows: Some(prefill.last().copied().unwrap_or(1)),
                 prefill_min_rows: None,
+                ring: self.kv == Some(Kv::Ring),
             };
             Ok(TargetOrder {
                 device: candidates_with(DeviceChoice::Npu, None, &settings)?.remove(0),
                 made_for,
                 context: self.context,
                 prefill: prefill.clone(),
-                kv: KvForm::Full,
+                kv: if self.kv == Some(Kv::Ring) { KvForm::Ring } else { KvForm::Full },
                 image_size: self.image_size.map(|size| size.0),
                 audio_seconds: self.audio_seconds,
             })
@@ -123,7 +127,7 @@ impl TargetFlags {
         arches.into_iter().map(order).collect()
     }
 
-    fn prefill_rows(&self) -> Result<Vec<usize>, Failure> {
+    pub(crate) fn prefill_rows(&self) -> Result<Vec<usize>, Failure> {
         let wrong = |text: &str| Failure::usage(format!("--prefill: `{text}` is no number of rows")).hint("give 128, or 32,128, or none");
         match self.prefill.as_deref() {
             None => Ok(vec![DEFAULT_PREFILL]),

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{
-    DEVICE, bundle, completion_bundle, failed, fixture, ids, json, qhx, ran, read_json, run, scratch, succeed, tensors, with_stdin,
+    DEVICE, bundle, completion_bundle, fail, failed, fixture, ids, json, qhx, ran, read_json, run, scratch, succeed, tensors, with_stdin,
 };
 use serde_json::{Value, json};
 use std::{
@@ -426,4 +426,33 @@ fn ctrl_c_ends_an_answer() {
     let object: Value = serde_json::from_str(&found.stdout).unwrap();
     assert_eq!(object["finish_reason"], "cancelled");
     assert!(found.stderr.contains("error: cancelled"), "{}", found.stderr);
+}
+
+/// Full-size configurations become contexts that a phone can hold, or are refused with the numbers, without a weight or a library.
+#[test]
+fn forge_plans_contexts_without_compiling() {
+    let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
+    for entry in fs::read_dir(configs).unwrap() {
+        let config = entry.unwrap().path();
+        let config = config.to_str().unwrap();
+        let report = json(["forge", config, "--plan", "--precision", "f16", "--json"]);
+        let plans = report["plans"].as_array().unwrap();
+        assert_eq!(plans.iter().map(|plan| plan["arch"].as_str().unwrap()).collect::<Vec<_>>(), ["v79", "v81"], "{config}");
+        for plan in plans {
+            let contexts = plan["contexts"].as_array().unwrap();
+            let bytes: Vec<u64> = contexts.iter().map(|context| context["bytes"].as_u64().unwrap()).collect();
+            assert!(bytes.iter().all(|&bytes| bytes > 0 && bytes <= 3_500_000_000), "{config}: {bytes:?}");
+            assert_eq!(plan["bytes"].as_u64().unwrap(), bytes.iter().sum::<u64>());
+            let text = contexts.iter().filter(|context| context["program"] == "text");
+            assert!((1..=8).contains(&text.count()), "{config}");
+            let graphs: u64 = contexts.iter().map(|context| context["graphs"].as_u64().unwrap()).sum();
+            // What may exhaust the heap is left out, and said.
+            let careful = plan["arch"] == "v81" && graphs < 64 && !plan["notes"].as_array().unwrap().is_empty();
+            assert_eq!(plan["rows"].as_array().unwrap().len(), if careful { 1 } else { 2 }, "{config}: {plan}");
+        }
+    }
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/qwen3.5-0.8b.json");
+    let table = succeed(["forge", config.to_str().unwrap(), "--plan", "--target", "v81", "--precision", "w8", "--prefill", "none"]);
+    assert!(table.contains("processor") && table.contains("text_0") && table.contains("lm_head") && !table.contains("v79"), "{table}");
+    fail(["forge", config.to_str().unwrap()], 2, &["--out"]);
 }

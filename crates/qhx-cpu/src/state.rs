@@ -1,19 +1,15 @@
 //! The slots of one session.
 
 use half::f16;
-use qhx_ir::{DeviceError, KvType, Name, Slot, SlotData, State};
-use std::{any::Any, collections::BTreeMap};
+use qhx_ir::{DeviceError, KvType, Ledger, Name, Slot, SlotData, State};
+use std::{any::Any, collections::BTreeMap, ops::Range};
 
 /// A session's slots. KV rows beyond `len` are provisional until a commit counts them; recurrent slots have a second buffer that a call fills and a
 /// commit makes the current one.
 pub(crate) struct CpuState {
-    declared: BTreeMap<Name, Slot>,
-    /// In the order of `declared`.
+    ledger: Ledger,
+    /// In the order of the ledger's slots.
     contents: Vec<Content>,
-    capacity: usize,
-    len: usize,
-    /// The valid rows of the last call, where it may be committed.
-    pending: Option<usize>,
 }
 
 /// A slot's numbers.
@@ -39,8 +35,6 @@ pub(crate) struct KvRows {
     pub(crate) capacity: usize,
     /// The most rows ever written.
     touched: usize,
-    /// Rows that were imported, where more than are committed.
-    imported: usize,
 }
 
 /// Numbers in the type in which a slot keeps them.
@@ -57,14 +51,21 @@ impl Numbers {
         }
     }
 
-    fn bytes_of(&self, numbers: std::ops::Range<usize>) -> &[u8] {
+    fn dtype(&self) -> KvType {
+        match self {
+            Self::F32(_) => KvType::F32,
+            Self::F16(_) => KvType::F16,
+        }
+    }
+
+    fn bytes_of(&self, numbers: Range<usize>) -> &[u8] {
         match self {
             Self::F32(x) => bytemuck::cast_slice(&x[numbers]),
             Self::F16(x) => bytemuck::cast_slice(&x[numbers]),
         }
     }
 
-    fn bytes_of_mut(&mut self, numbers: std::ops::Range<usize>) -> &mut [u8] {
+    fn bytes_of_mut(&mut self, numbers: Range<usize>) -> &mut [u8] {
         match self {
             Self::F32(x) => bytemuck::cast_slice_mut(&mut x[numbers]),
             Self::F16(x) => bytemuck::cast_slice_mut(&mut x[numbers]),
@@ -92,7 +93,7 @@ impl KvRows {
     fn new(kv_heads: usize, head_dim: usize, dtype: KvType, capacity: usize) -> Self {
         let count = kv_heads * head_dim * capacity;
         let (keys, values) = (Numbers::zeroed(dtype, count), Numbers::zeroed(dtype, count));
-        Self { keys, values, kv_heads, head_dim, capacity, touched: 0, imported: 0 }
+        Self { keys, values, kv_heads, head_dim, capacity, touched: 0 }
     }
 
     /// The rows up to `rows` are about to be written.
@@ -111,14 +112,14 @@ impl KvRows {
         }
     }
 
-    /// Calls `f` with the canonical byte offset and the numbers of each (row, head).
-    fn each_row(&self, rows: usize, dtype: KvType, mut f: impl FnMut(usize, std::ops::Range<usize>)) {
-        for row in 0..rows {
-            for head in 0..self.kv_heads {
-                let start = (head * self.capacity + row) * self.head_dim;
-                f((row * self.kv_heads + head) * self.head_dim * dtype.bytes(), start..start + self.head_dim);
-            }
-        }
+    /// The canonical bytes and the numbers of each (row, head) of some rows.
+    fn each_row(&self, rows: Range<usize>, dtype: KvType) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<> {
+        let (heads, capacity, dim) = (self.kv_heads, self.capacity, self.head_dim);
+        let places = rows.clone().flat_map(move |row| (0..heads).map(move |head| (row, head)));
+        places.map(move |(row, head)| {
+            let (from, to) = (((row - rows.start) * heads + head) * dim * dtype.bytes(), (head * capacity + row) * dim);
+            (from..from + dim * dtype.bytes(), to..to + dim)
+        })
     }
 }
 
@@ -155,28 +156,28 @@ impl CpuState {
             })
         };
         let contents = slots.iter().map(content).collect::<Result<_, DeviceError>>()?;
-        Ok(Self { declared: slots.clone(), contents, capacity, len: 0, pending: None })
+        Ok(Self { ledger: Ledger::new(slots, capacity), contents })
     }
 
     /// Whether it was made for a program with these slots.
     pub(crate) fn fits(&self, slots: &BTreeMap<Name, Slot>) -> bool {
-        self.declared == *slots
+        self.ledger.slots() == slots
     }
 
     /// A call begins: what an earlier one left uncommitted is forgotten.
     pub(crate) fn begin(&mut self) {
-        self.pending = None;
+        self.ledger.begin();
     }
 
     /// A call of so many valid rows succeeded.
     pub(crate) fn end(&mut self, rows: usize) {
-        self.pending = Some(rows);
+        self.ledger.end(rows);
     }
 
     /// A KV slot by its place.
     pub(crate) fn kv(&mut self, place: usize) -> (&mut KvRows, usize) {
         match &mut self.contents[place] {
-            Content::Kv(rows) => (rows, self.len),
+            Content::Kv(rows) => (rows, self.ledger.len()),
             Content::Recurrent { .. } => unreachable!("checked: a KV slot"),
         }
     }
@@ -188,155 +189,82 @@ impl CpuState {
             Content::Kv(_) => unreachable!("checked: a recurrent slot"),
         }
     }
-
-    /// From now on `len` rows count, and nothing else is known of.
-    fn settle(&mut self, len: usize) {
-        self.pending = None;
-        self.len = len;
-        for content in &mut self.contents {
-            if let Content::Kv(kv) = content {
-                kv.imported = 0;
-            }
-        }
-    }
-
-    fn place(&self, slot: &str) -> Result<usize, DeviceError> {
-        let place = self.declared.keys().position(|name| &**name == slot);
-        place.ok_or_else(|| DeviceError::Call(format!("the state has no slot `{slot}`")))
-    }
-
-    fn declared_at(&self, place: usize) -> &Slot {
-        // Contents were made from the declarations, one for each.
-        self.declared.values().nth(place).unwrap_or_else(|| unreachable!("a content without declaration"))
-    }
 }
 
 impl State for CpuState {
     fn len(&self) -> usize {
-        self.len
+        self.ledger.len()
     }
 
     fn capacity(&self) -> usize {
-        self.capacity
+        self.ledger.capacity()
     }
 
     fn commit(&mut self, rows: usize) -> Result<(), DeviceError> {
-        let Some(pending) = self.pending else {
-            return Err(DeviceError::Call("there is no call to commit".into()));
-        };
-        let recurrent = self.contents.iter().any(|c| matches!(c, Content::Recurrent { .. }));
-        if rows > pending || (recurrent && rows != pending) {
-            let why = if recurrent { "a state with recurrent slots commits all or nothing" } else { "more cannot count" };
-            return Err(DeviceError::Call(format!("commit of {rows} rows after a call of {pending} valid rows: {why}")));
-        }
+        self.ledger.commit(rows)?;
         for content in &mut self.contents {
             if let Content::Recurrent { current, next } = content {
                 std::mem::swap(current, next);
             }
         }
-        self.settle(self.len + rows);
         Ok(())
     }
 
     fn truncate(&mut self, len: usize) -> Result<(), DeviceError> {
-        if len > self.len {
-            return Err(DeviceError::Call(format!("cannot truncate {} rows to {len}", self.len)));
-        }
-        self.settle(len);
-        Ok(())
+        self.ledger.truncate(len)
     }
 
     fn fork(&self) -> Box<dyn State> {
-        let contents = self.contents.iter().enumerate().map(|(place, content)| match content {
+        let contents = self.contents.iter().map(|content| match content {
             Content::Kv(rows) => {
-                let Slot::Kv { dtype, .. } = self.declared_at(place) else { unreachable!("only KV slots hold KV rows") };
-                let mut copy = KvRows::new(rows.kv_heads, rows.head_dim, *dtype, rows.capacity);
-                copy.copy_rows(rows, self.len);
+                let mut copy = KvRows::new(rows.kv_heads, rows.head_dim, rows.keys.dtype(), rows.capacity);
+                copy.copy_rows(rows, self.ledger.len());
                 Content::Kv(Box::new(copy))
             }
             Content::Recurrent { current, .. } => Content::Recurrent { current: current.clone(), next: vec![0.0; current.len()] },
         });
-        let contents = contents.collect();
-        Box::new(Self { declared: self.declared.clone(), contents, capacity: self.capacity, len: self.len, pending: None })
+        Box::new(Self { ledger: self.ledger.fork(), contents: contents.collect() })
     }
 
-    fn export(&self, slot: &str) -> Result<SlotData, DeviceError> {
-        let place = self.place(slot)?;
-        Ok(match (&self.contents[place], self.declared_at(place)) {
-            (Content::Kv(kv), &Slot::Kv { dtype, .. }) => {
-                let bytes = self.len * kv.kv_heads * kv.head_dim * dtype.bytes();
+    fn export_rows(&self, slot: &str, first: usize) -> Result<SlotData, DeviceError> {
+        Ok(match &self.contents[self.ledger.export(slot, first)?] {
+            Content::Kv(kv) => {
+                let (dtype, rows) = (kv.keys.dtype(), first..self.ledger.len());
+                let bytes = rows.len() * kv.kv_heads * kv.head_dim * dtype.bytes();
                 let (mut keys, mut values) = (vec![0; bytes], vec![0; bytes]);
-                kv.each_row(self.len, dtype, |at, numbers| {
-                    let length = numbers.len() * dtype.bytes();
-                    keys[at..at + length].copy_from_slice(kv.keys.bytes_of(numbers.clone()));
-                    values[at..at + length].copy_from_slice(kv.values.bytes_of(numbers));
-                });
-                SlotData::Kv { dtype, rows: self.len, keys, values }
+                for (at, numbers) in kv.each_row(rows.clone(), dtype) {
+                    keys[at.clone()].copy_from_slice(kv.keys.bytes_of(numbers.clone()));
+                    values[at].copy_from_slice(kv.values.bytes_of(numbers));
+                }
+                SlotData::Kv { dtype, rows: rows.len(), keys, values }
             }
-            (Content::Kv(_), _) => unreachable!("only KV slots hold KV rows"),
-            (Content::Recurrent { current, .. }, _) => SlotData::Recurrent(current.clone()),
+            Content::Recurrent { current, .. } => SlotData::Recurrent(current.clone()),
         })
     }
 
-    fn import(&mut self, slot: &str, data: &SlotData) -> Result<(), DeviceError> {
-        let place = self.place(slot)?;
-        let declared = self.declared_at(place).clone();
-        let wrong = |reason: String| Err(DeviceError::Call(format!("import of slot `{slot}`: {reason}")));
-        match (data, &declared, &mut self.contents[place]) {
-            (SlotData::Kv { dtype, rows, keys, values }, Slot::Kv { dtype: own, .. }, Content::Kv(kv)) => {
-                if dtype != own {
-                    return wrong(format!("needs {own:?} rows, found {dtype:?}"));
+    fn import_rows(&mut self, slot: &str, first: usize, data: &SlotData) -> Result<(), DeviceError> {
+        let place = self.ledger.import(slot, first, data)?;
+        match (data, &mut self.contents[place]) {
+            (SlotData::Kv { dtype, rows, keys, values }, Content::Kv(kv)) => {
+                for (at, numbers) in kv.each_row(first..first + rows, *dtype) {
+                    kv.keys.bytes_of_mut(numbers.clone()).copy_from_slice(&keys[at.clone()]);
+                    kv.values.bytes_of_mut(numbers).copy_from_slice(&values[at]);
                 }
-                if *rows > self.capacity || (self.len > 0 && *rows != self.len) {
-                    return wrong(format!("{rows} rows do not fit {} committed rows of at most {}", self.len, self.capacity));
-                }
-                let bytes = rows * kv.kv_heads * kv.head_dim * dtype.bytes();
-                if keys.len() != bytes || values.len() != bytes {
-                    return wrong(format!("{rows} rows need {bytes} bytes, found {} and {}", keys.len(), values.len()));
-                }
-                let mut moves = Vec::with_capacity(rows * kv.kv_heads);
-                kv.each_row(*rows, *dtype, |at, numbers| moves.push((at, numbers)));
-                for (at, numbers) in moves {
-                    let length = numbers.len() * dtype.bytes();
-                    kv.keys.bytes_of_mut(numbers.clone()).copy_from_slice(&keys[at..at + length]);
-                    kv.values.bytes_of_mut(numbers).copy_from_slice(&values[at..at + length]);
-                }
-                kv.touch(*rows);
-                kv.imported = *rows;
+                kv.touch(first + rows);
             }
-            (SlotData::Recurrent(numbers), _, Content::Recurrent { current, .. }) => {
-                if numbers.len() != current.len() {
-                    return wrong(format!("needs {} numbers, found {}", current.len(), numbers.len()));
-                }
-                current.copy_from_slice(numbers);
-            }
-            _ => return wrong(format!("the data is not of the kind of {declared:?}")),
+            (SlotData::Recurrent(numbers), Content::Recurrent { current, .. }) => current.copy_from_slice(numbers),
+            _ => unreachable!("the ledger checked the kind"),
         }
-        self.pending = None;
         Ok(())
     }
 
     fn set_len(&mut self, len: usize) -> Result<(), DeviceError> {
-        if len > self.capacity {
-            return Err(DeviceError::Call(format!("{len} rows are beyond the context of {} rows", self.capacity)));
-        }
-        for (name, content) in self.declared.keys().zip(&self.contents) {
-            if let Content::Kv(kv) = content
-                && kv.imported.max(self.len) < len
-            {
-                return Err(DeviceError::Call(format!("slot `{name}` does not hold {len} rows: import them first")));
-            }
-        }
-        self.settle(len);
-        Ok(())
+        self.ledger.set_len(len)
     }
 
     fn bytes(&self) -> u64 {
         let bytes = |content: &Content| match content {
-            Content::Kv(kv) => {
-                let number = if matches!(kv.keys, Numbers::F32(_)) { 4 } else { 2 };
-                2 * (kv.touched * kv.kv_heads * kv.head_dim * number) as u64
-            }
+            Content::Kv(kv) => 2 * (kv.touched * kv.kv_heads * kv.head_dim * kv.keys.dtype().bytes()) as u64,
             Content::Recurrent { current, next } => 4 * (current.len() + next.len()) as u64,
         };
         self.contents.iter().map(bytes).sum()

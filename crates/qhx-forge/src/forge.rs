@@ -19,7 +19,7 @@ use qhx_bundle::{
     layout::Part,
     manifest::{Chat, ChatMode, Generation, IgnoredTensors, Manifest, Model, SCHEMA_VERSION, SourceFormat, Synthetic, Tokens},
 };
-use qhx_ir::{Name, Weight};
+use qhx_ir::{Checked, Name, Weight};
 use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -140,6 +140,11 @@ impl Material {
             }
             Self::Synthetic { .. } => plan.write(family, config, &()),
         }
+    }
+
+    /// The programs at a precision, text first, without weights.
+    pub fn checked_programs(&self, precision: Precision) -> Result<Vec<Checked>, ForgeError> {
+        Ok(self.programs(&Plan::from(precision))?.programs.into_iter().map(|written| written.program).collect())
     }
 
     /// Writes a complete bundle under a temporary name.

@@ -149,7 +149,9 @@ impl TargetOrder {
         let mut manifest = root.clone();
         manifest.model.dsp_arch = Some(fact("arch")?);
         manifest.model.soc_model = Some(number("soc_model")?);
-        manifest.model.context_length = context;
+        if self.kv == KvForm::Full {
+            manifest.model.context_length = context;
+        }
         manifest.media = self.media(&root.media, context)?;
         (manifest.parity, manifest.ignored_tensors) = (None, None);
         manifest.plan = Some(TargetPlan {

@@ -5,7 +5,8 @@
 mod infer;
 
 use crate::{
-    DType, Dim, Encoding, Name, Op, OpKind, Program, Rotary, Shape, Slot, Stage, dim, dim::show_shape, is_under, program::Generator,
+    DType, Dim, Encoding, KeyValue, Name, Op, OpKind, Program, Rotary, Shape, Slot, Stage, dim, dim::show_shape, is_under,
+    program::Generator,
 };
 use std::{
     collections::{BTreeSet, HashMap},
@@ -110,9 +111,11 @@ impl Checked {
     }
 
     /// The program of the ops for which `keep` holds. Values that cross the cut become inputs ([`Generator::Carried`]) and outputs
-    /// (named like the value); slots, rotaries and weights are those that the kept ops name.
+    /// (named like the value); slots, rotaries and weights are those that the kept ops name. A KV slot that is written outside and only read here is kept here as
+    /// well: its first reader gets the writer's keys and values, so that the new rows cross the cut with every call.
     pub fn cut(&self, keep: impl Fn(&Op) -> bool) -> Result<Self, CheckError> {
-        let whole = &*self.program;
+        let (ops, writers) = self.with_own_writers(&keep);
+        let whole = &Program { ops, ..(*self.program).clone() };
         let (kept, other): (Vec<&Op>, Vec<&Op>) = whole.ops.iter().partition(|op| keep(op));
         let made: Vec<Name> = kept.iter().flat_map(|op| op.outputs()).collect();
         let read: Vec<&Name> = kept.iter().flat_map(|op| op.op.inputs()).collect();
@@ -123,13 +126,21 @@ impl Checked {
                 let ValueType { dtype, shape } = self.value_type(name).clone();
                 inputs.push(crate::Input { name: name.clone(), dtype, shape, generator: Generator::Carried });
             }
-            for name in op.op.inputs().into_iter().filter(|name| made.contains(name)) {
+            // Who only reads a slot may have to write a copy of it in a part of its own.
+            let copied = match &op.op {
+                OpKind::Attend { kv: None, slot: Some(slot), .. } => writers.get(slot),
+                _ => None,
+            };
+            let copied = copied.into_iter().flat_map(|kv| [&kv.k, &kv.v]);
+            for name in op.op.inputs().into_iter().chain(copied).filter(|name| made.contains(name)) {
                 if !outputs.iter().any(|o| o.name == *name) {
                     outputs.push(crate::Output { name: name.clone(), value: name.clone() });
                 }
             }
         }
         let named = |names: &dyn Fn(&OpKind) -> Vec<&Name>, name: &Name| kept.iter().any(|op| names(&op.op).contains(&name));
+        let named_stage =
+            |s: &Stage| kept.iter().any(|op| is_under(&op.path, &s.name)) || s.tap.as_ref().is_some_and(|tap| made.contains(tap));
         let keep_tap = |s: &Stage| Stage { name: s.name.clone(), tap: s.tap.clone().filter(|tap| made.contains(tap)) };
         Self::new(Program {
             inputs,
@@ -137,10 +148,30 @@ impl Checked {
             slots: whole.slots.iter().filter(|(n, _)| named(&|op| op.slot().into_iter().collect(), n)).map(own).collect(),
             rotaries: whole.rotaries.iter().filter(|(n, _)| named(&|op| rotary_of(op).into_iter().collect(), n)).map(own).collect(),
             weights: whole.weights.iter().filter(|(n, _)| named(&OpKind::weights, n)).map(own).collect(),
-            stages: whole.stages.iter().filter(|s| kept.iter().any(|op| is_under(&op.path, &s.name))).map(keep_tap).collect(),
+            stages: whole.stages.iter().filter(|s| named_stage(s)).map(keep_tap).collect(),
             ops: kept.iter().map(|&op| op.clone()).collect(),
             ..whole.clone()
         })
+    }
+
+    /// The ops, of those for which `keep` holds the first reader of a slot that another op wrote made its writer; and who writes each slot.
+    fn with_own_writers(&self, keep: &impl Fn(&Op) -> bool) -> (Vec<Op>, HashMap<Name, KeyValue>) {
+        let mut ops = self.program.ops.clone();
+        let mut writers: HashMap<Name, KeyValue> = HashMap::new();
+        let mut own: BTreeSet<Name> = BTreeSet::new();
+        for op in &mut ops {
+            let kept = keep(op);
+            let OpKind::Attend { kv, slot: Some(slot), .. } = &mut op.op else { continue };
+            match kv {
+                Some(kv) => _ = writers.insert(slot.clone(), kv.clone()),
+                None if kept && !own.contains(slot) => *kv = writers.get(slot).cloned(),
+                None => {}
+            }
+            if kept {
+                own.insert(slot.clone());
+            }
+        }
+        (ops, writers)
     }
 }
 

@@ -331,11 +331,22 @@ pub trait State: Send {
     /// An independent copy of what is committed.
     fn fork(&self) -> Box<dyn State>;
 
+    /// A slot's committed content in canonical form; of a KV slot the rows from `first` on. A state that no longer has them all says so.
+    fn export_rows(&self, slot: &str, first: usize) -> Result<SlotData, DeviceError>;
+
+    /// Replaces a slot's content; of a KV slot the rows from `first` on. They must end where the committed ones end, or stand behind them: import such
+    /// rows for all KV slots, then [`State::set_len`].
+    fn import_rows(&mut self, slot: &str, first: usize, data: &SlotData) -> Result<(), DeviceError>;
+
     /// A slot's committed content in canonical form.
-    fn export(&self, slot: &str) -> Result<SlotData, DeviceError>;
+    fn export(&self, slot: &str) -> Result<SlotData, DeviceError> {
+        self.export_rows(slot, 0)
+    }
 
     /// Replaces a slot's content; KV rows must be as many as are committed (import all slots, then [`State::set_len`] for a fresh state).
-    fn import(&mut self, slot: &str, data: &SlotData) -> Result<(), DeviceError>;
+    fn import(&mut self, slot: &str, data: &SlotData) -> Result<(), DeviceError> {
+        self.import_rows(slot, 0, data)
+    }
 
     /// Declares `len` rows as committed after KV slots of that length were imported.
     fn set_len(&mut self, len: usize) -> Result<(), DeviceError>;

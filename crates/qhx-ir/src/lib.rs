@@ -17,6 +17,7 @@ pub mod conformance;
 pub mod device;
 pub mod dim;
 pub mod encoding;
+pub mod ledger;
 pub mod op;
 pub mod program;
 pub mod reference;
@@ -29,6 +30,7 @@ pub use device::{
 };
 pub use dim::{Bindings, Dim, Shape, Symbol};
 pub use encoding::{BlockEncoding, Encoding, Quants, RowBytes, SCALES_AT_ONCE, ScaleType, WeightTensor};
+pub use ledger::Ledger;
 pub use op::{Activation, ActivationForm, Clip, KeyValue, Mask, Op, OpKind, Routing};
 pub use program::{
     DType, Generator, Input, KvType, Output, PROGRAM_VERSION, Program, Rotary, RotaryVariant, Slot, Stage, Weight, is_under,

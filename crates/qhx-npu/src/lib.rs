@@ -10,6 +10,7 @@
 //! alive what it stands on, so that they may be dropped in any order.
 
 mod binary;
+pub mod budget;
 mod check;
 mod compile;
 mod context;
@@ -30,4 +31,4 @@ pub use context::{Context, ExecGraph, Port};
 pub use device::{Arch, Device};
 pub use error::{CallError, Error, Result};
 pub use library::{Build, DIRECTORY_VARIABLE, Library};
-pub use run::{NpuDevice, NpuOptions};
+pub use run::{Kv, NpuDevice, NpuOptions};

@@ -8,7 +8,7 @@ use crate::{
     inputs::{deepstack_count, soft_row_width},
     medium::{FrontEnd, MediaKind, Medium, MediumNumbers, takes},
     memory::{TowerNeed, available_bytes},
-    placement::{self, Placement},
+    placement::{self, Placement, Rules},
     registry::DeviceChoice,
 };
 use qhx_bundle::{Digest, media::Media};
@@ -121,6 +121,7 @@ pub(crate) struct Encoders {
     towers: Vec<Tower>,
     candidates: Vec<Arc<dyn Device>>,
     choice: DeviceChoice,
+    rules: Option<Rules>,
     overcommit: bool,
     weights: Arc<dyn Weights>,
     /// Where what was prepared is.
@@ -161,8 +162,9 @@ impl Encoders {
         options: &LoadOptions,
     ) -> Result<Self, Error> {
         let LoadOptions { device: choice, overcommit, .. } = *options;
+        let rules = options.placement.clone();
         let towers = FrontEnd::all(media).map(|front_end| Tower::new(front_end, programs, text)).collect::<Result<_, _>>()?;
-        Ok(Self { towers, candidates, choice, overcommit, weights, artifacts, made: Mutex::default() })
+        Ok(Self { towers, candidates, choice, rules, overcommit, weights, artifacts, made: Mutex::default() })
     }
 
     /// What media the model takes.
@@ -259,7 +261,7 @@ impl Encoders {
             if let Some(available) = available_bytes().filter(|&available| needed > available && !self.overcommit) {
                 return Err(Error::MediumDoesNotFit { medium: medium.name().to_owned(), kind: tower.kind, needed, available });
             }
-            let (device, placement) = placement::place_tower(&tower.program, self.choice, &self.candidates)?;
+            let (device, placement) = placement::place_tower(&tower.program, self.choice, self.rules.as_ref(), &self.candidates)?;
             let options = qhx_ir::LoadOptions { max_rows: rows, max_soft_rows: 0, max_wanted: 1, artifacts: self.artifacts.clone() };
             let executable = device.load(&tower.program, &self.weights, &options)?;
             *slot = Some(Loaded { executable, max_rows: rows, placement });

@@ -67,6 +67,12 @@ pub enum Error {
         /// Who refused what, and why.
         refusals: String,
     },
+    /// A placement that is wrong, or not one for this model.
+    #[error("placement: {reason}")]
+    Placement {
+        /// What was expected and found.
+        reason: String,
+    },
     /// The model needs more memory than there is.
     #[error("the model does not fit into memory: it needs {0}; use a smaller context (--context), a smaller precision, or free memory")]
     DoesNotFit(Box<MemoryEstimate>),

@@ -3,7 +3,7 @@
 use crate::{
     Cancel, Error, MediaKind, Prompt, Session, Work,
     memory::peak_rss_bytes,
-    placement::{Fallback, Placement},
+    placement::{Fallback, PlacedStage, Placement},
     sample::{Sampler, SamplerConfig},
     text::{Detokenizer, StopStrings},
     timing::{PrefillPath, Timing, milliseconds},
@@ -169,17 +169,25 @@ fn where_it_ran(session: &Session, prompt: &Prompt, before: Work) -> (Vec<StageR
     let model = session.model();
     let work = session.work();
     let (mut stages, mut fallbacks) = (Vec::new(), Vec::new());
-    let mut add = |placement: &Placement, runs: usize| {
-        stages.extend(placement.stages.iter().map(|s| StageRuns { stage: s.stage.clone(), device: s.device.clone(), runs }));
+    let mut add = |placement: &Placement, runs: [usize; 2]| {
+        for PlacedStage { stage, device, phase, .. } in &placement.stages {
+            let runs = phase.map_or(runs.iter().sum(), |phase| runs[phase as usize]);
+            let same = stages.iter_mut().rev().take_while(|s: &&mut StageRuns| s.stage == *stage).find(|s| s.device == *device);
+            match same {
+                Some(same) => same.runs += runs,
+                None => stages.push(StageRuns { stage: stage.clone(), device: device.clone(), runs }),
+            }
+        }
         fallbacks.extend_from_slice(&placement.fallbacks);
     };
     for kind in [MediaKind::Image, MediaKind::Audio] {
         let is_there = prompt.media().iter().any(|placed| placed.medium().kind() == kind);
         if let Some(placement) = model.tower_placement(kind).filter(|_| is_there) {
-            add(&placement, work.encoded(kind) - before.encoded(kind));
+            add(&placement, [work.encoded(kind) - before.encoded(kind), 0]);
         }
     }
-    add(model.placement(), work.calls - before.calls);
+    let decode = work.decode_calls - before.decode_calls;
+    add(model.placement(), [work.calls - before.calls - decode, decode]);
     (stages, fallbacks)
 }
 

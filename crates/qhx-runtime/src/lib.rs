@@ -22,6 +22,7 @@ pub mod registry;
 mod rows;
 pub mod sample;
 mod session;
+pub mod split;
 pub mod tensors;
 pub mod text;
 pub mod timing;

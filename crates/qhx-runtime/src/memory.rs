@@ -3,7 +3,7 @@
 //! The estimate is made before anything is allocated, from the program alone. Numbers about the machine come from the kernel's own files
 //! where there are any; elsewhere they are unknown, and nothing is refused for lack of them.
 
-use crate::inputs;
+use crate::{inputs, placement::SlotCopy};
 use qhx_ir::{Bindings, Checked, DType, Encoding, OpKind, Program, dim};
 use serde::Serialize;
 use std::{collections::HashMap, fmt, fs, path::Path};
@@ -58,6 +58,15 @@ impl MemoryEstimate {
         }
         self.tower_bytes = largest.values().map(TowerNeed::bytes).fold(0, u64::saturating_add);
         self.total_bytes = self.total_bytes.saturating_add(self.tower_bytes);
+        self
+    }
+
+    /// The same with slots that are held a second time.
+    pub fn with_copies(mut self, program: &Program, copies: &[SlotCopy]) -> Self {
+        let slots = copies.iter().filter_map(|copy| program.slots.get(&*copy.slot));
+        let bytes = slots.map(|slot| slot.bytes(self.context)).fold(0, u64::saturating_add);
+        self.state_bytes = self.state_bytes.saturating_add(bytes);
+        self.total_bytes = self.total_bytes.saturating_add(bytes);
         self
     }
 

@@ -9,7 +9,7 @@ use crate::{
     inputs::{self, Placeholders},
     medium::{MediaKind, Medium, takes},
     memory::{MemoryEstimate, TowerNeed},
-    placement::{self, Placement},
+    placement::{self, Placement, Rules},
     registry::{self, DeviceChoice, NpuSettings},
     text::{ChatTemplate, Tokenizer},
 };
@@ -37,6 +37,8 @@ pub const DEFAULT_CHUNK: usize = 256;
 pub struct LoadOptions {
     /// Where it runs.
     pub device: DeviceChoice,
+    /// Which stage runs where; absent: all of them where `device` says.
+    pub placement: Option<Rules>,
     /// Threads of the processor; absent: the device's own choice.
     pub threads: Option<usize>,
     /// Longest session; absent: the model's own limit, at most [`DEFAULT_CONTEXT`].
@@ -57,6 +59,7 @@ impl Default for LoadOptions {
     fn default() -> Self {
         Self {
             device: DeviceChoice::Auto,
+            placement: None,
             threads: None,
             context: None,
             chunk: DEFAULT_CHUNK,
@@ -69,9 +72,9 @@ impl Default for LoadOptions {
 }
 
 impl LoadOptions {
-    /// The devices that they stand for, best first.
+    /// The devices that they name, the one for everything else first.
     pub fn candidates(&self) -> Result<Vec<Arc<dyn Device>>, Error> {
-        registry::candidates_with(self.device, self.threads, &self.npu)
+        registry::candidates_for(self.device, self.placement.as_ref(), self.threads, &self.npu)
     }
 
     /// As they are for a bundle: an arch folder runs on the NPU, on the generation that it is for.
@@ -262,8 +265,8 @@ impl LoadPlan {
         let chunk = between("chunk", options.chunk, 1 << 20)?.min(context);
         let wanted = between("wanted", options.wanted, 1 << 20)?.min(chunk);
         let memory = MemoryEstimate::of(program, context, chunk, wanted);
-        let (device, placement) = placement::place(program, options.device, candidates)?;
-        Ok(Self { placement, memory, device })
+        let (device, placement) = placement::place(program, options.device, options.placement.as_ref(), candidates)?;
+        Ok(Self { memory: memory.with_copies(program, &placement.copies), placement, device })
     }
 }
 
@@ -298,10 +301,18 @@ impl Model {
         Self::load_among(parts, options, &[device], Instant::now())
     }
 
+    /// Loads a model from its parts onto several devices of the caller's own: the first for what the placement of `options` does not name.
+    pub fn on_devices(parts: ModelParts, devices: &[Arc<dyn Device>], options: &LoadOptions) -> Result<Self, Error> {
+        Self::load_among(parts, options, devices, Instant::now())
+    }
+
     fn load_among(parts: ModelParts, options: &LoadOptions, candidates: &[Arc<dyn Device>], started: Instant) -> Result<Self, Error> {
         let ModelParts { name, program, weights, context_limit, eos, tokenizer, template, fingerprint, media, towers, pad, prepared } =
             parts;
         let vocabulary = check_text_program(&program)?;
+        if let Some(rules) = &options.placement {
+            rules.check(std::iter::once(&program).chain(towers.values()))?;
+        }
         let plan = LoadPlan::among(&program, context_limit, options, candidates)?;
         let LoadPlan { placement, memory, device } = plan.counting(&towers, &options.media);
         if !memory.fits() && !options.overcommit {

@@ -1,20 +1,31 @@
 //! Which device runs which stage, and why.
 //!
-//! Today a program runs whole on one device. A device asked for by name is strict: one stage that it refuses is an error. Under
-//! `auto` the first device that takes every stage is chosen, and what the others refused is recorded.
+//! A device asked for by name is strict: one stage that it refuses is an error. Under `auto` and under [`Rules`] a stage that its device refuses goes to the
+//! next one that takes it, and what was refused is recorded.
 
-use crate::{Error, registry::DeviceChoice};
+mod rules;
+
+pub use crate::split::Phase;
+pub use rules::Rules;
+
+use crate::{
+    Error,
+    registry::DeviceChoice,
+    split::{SplitDevice, slot_copies},
+};
 use qhx_ir::{Checked, Device, Name, is_under};
 use serde::Serialize;
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 /// Where every stage of a program runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Placement {
-    /// In the program's order.
+    /// In the program's order. A stage of which several devices do something stands there once for each.
     pub stages: Vec<PlacedStage>,
     /// Stages that run elsewhere than was preferred.
     pub fallbacks: Vec<Fallback>,
+    /// Slots that are held in more than one place.
+    pub copies: Vec<SlotCopy>,
 }
 
 /// One stage and its device.
@@ -24,6 +35,9 @@ pub struct PlacedStage {
     pub stage: String,
     /// The device's name.
     pub device: String,
+    /// The phase in which it is so; absent: in both.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Phase>,
     /// Why there.
     pub reason: String,
 }
@@ -41,35 +55,54 @@ pub struct Fallback {
     pub reason: String,
 }
 
-/// Chooses the device for `program` among `candidates` (best first).
-pub fn place(program: &Checked, choice: DeviceChoice, candidates: &[Arc<dyn Device>]) -> Result<(Arc<dyn Device>, Placement), Error> {
-    let mut refusals = Vec::new();
-    for device in candidates {
-        let name = device.describe().name;
-        let refused = refused_stages(program, &**device);
-        if refused.is_empty() {
-            let reason = match choice {
-                DeviceChoice::Auto => "the first device here that takes every stage".to_owned(),
-                _ => format!("asked for by name: {name}"),
-            };
-            let host = host_stages(program, &**device);
-            let stages = program.stages.iter().map(|s| match host.contains(&s.name) {
-                true => PlacedStage { stage: s.name.to_string(), device: "host".into(), reason: format!("what the host does for {name}") },
-                false => PlacedStage { stage: s.name.to_string(), device: name.clone(), reason: reason.clone() },
-            });
-            let fallback = |(stage, from, reason)| Fallback { stage, from, to: name.clone(), reason };
-            let placement = Placement { stages: stages.collect(), fallbacks: refusals.into_iter().map(fallback).collect() };
-            return Ok((device.clone(), placement));
-        }
-        refusals.extend(refused.into_iter().map(|(stage, reason)| (stage, name.clone(), reason)));
+/// A slot of which a second copy is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SlotCopy {
+    /// The slot's name.
+    pub slot: String,
+    /// Its home.
+    pub from: String,
+    /// Where the copy is.
+    pub to: String,
+    /// Bytes that are copied for each row (of a recurrent slot: for each change of phase).
+    pub bytes: u64,
+    /// When, and what for.
+    pub reason: String,
+}
+
+/// Where an op runs, and why.
+type Assigned = (usize, String);
+
+/// Chooses devices for `program` among `candidates` (best first; a device that rules name must be there).
+pub fn place(
+    program: &Checked,
+    choice: DeviceChoice,
+    rules: Option<&Rules>,
+    candidates: &[Arc<dyn Device>],
+) -> Result<(Arc<dyn Device>, Placement), Error> {
+    let placing = Placing { program, choice, rules, candidates, names: candidates.iter().map(|d| d.describe().name).collect() };
+    let mut fallbacks = Vec::new();
+    let [prefill, decode] = [placing.assign(Phase::Prefill, &mut fallbacks)?, placing.assign(Phase::Decode, &mut fallbacks)?];
+    let mut placement = Placement { stages: placing.stages(&prefill, &decode), fallbacks, copies: Vec::new() };
+    let first = prefill.first().map_or(0, |assigned| assigned.0);
+    if prefill.iter().chain(&decode).all(|assigned| assigned.0 == first) {
+        return Ok((candidates[first].clone(), placement));
     }
-    let listed: Vec<_> = refusals.iter().map(|(stage, device, reason)| format!("stage `{stage}` on {device}: {reason}")).collect();
-    Err(Error::NotPlaced { program: program.name.to_string(), device: choice.to_string(), refusals: listed.join("; ") })
+    let places: HashMap<Name, [usize; 2]> =
+        program.ops.iter().zip(prefill.iter().zip(&decode)).map(|(op, (p, d))| (op.path.clone(), [p.0, d.0])).collect();
+    let split = SplitDevice::new(candidates.to_vec(), move |_, op, phase| places.get(&op.path).map_or(0, |both| both[phase as usize]));
+    placement.copies = slot_copies(&split, program, &placing.names)?;
+    Ok((Arc::new(split), placement))
 }
 
 /// Like [`place`] for a program that encodes media. Its stages are named by [`tower_stage`].
-pub fn place_tower(program: &Checked, choice: DeviceChoice, candidates: &[Arc<dyn Device>]) -> Result<(Arc<dyn Device>, Placement), Error> {
-    let (device, mut placement) = place(program, choice, candidates)?;
+pub fn place_tower(
+    program: &Checked,
+    choice: DeviceChoice,
+    rules: Option<&Rules>,
+    candidates: &[Arc<dyn Device>],
+) -> Result<(Arc<dyn Device>, Placement), Error> {
+    let (device, mut placement) = place(program, choice, rules, candidates)?;
     let stages = placement.stages.iter_mut().map(|s| &mut s.stage).chain(placement.fallbacks.iter_mut().map(|f| &mut f.stage));
     stages.for_each(|stage| *stage = tower_stage(program, stage));
     Ok((device, placement))
@@ -80,26 +113,109 @@ pub fn tower_stage(program: &Checked, stage: &str) -> String {
     if is_under(stage, &program.name) { stage.to_owned() } else { format!("{}.{stage}", program.name) }
 }
 
-/// The stages of which the host does everything.
-fn host_stages(program: &Checked, device: &dyn Device) -> HashSet<Name> {
-    let stages = |host: bool| {
-        let ops = program.ops.iter().filter(move |op| device.on_host(program, op) == host);
-        ops.filter_map(|op| Some(program.stage_of(&op.path)?.name.clone())).collect::<HashSet<_>>()
-    };
-    &stages(true) - &stages(false)
+struct Placing<'a> {
+    program: &'a Checked,
+    choice: DeviceChoice,
+    rules: Option<&'a Rules>,
+    candidates: &'a [Arc<dyn Device>],
+    /// Of the candidates.
+    names: Vec<String>,
 }
 
-/// The stages that `device` refuses, each with the first reason.
-fn refused_stages(program: &Checked, device: &dyn Device) -> Vec<(String, String)> {
-    let mut refused: Vec<(String, String)> = Vec::new();
-    for op in &program.ops {
-        let stage = program.stage_of(&op.path).map_or_else(|| op.path.to_string(), |s| s.name.to_string());
-        if refused.last().is_some_and(|(last, _)| *last == stage) {
-            continue;
+impl Placing<'_> {
+    /// The device of every op in a phase. What is refused is added to `fallbacks`, once for both phases.
+    fn assign(&self, phase: Phase, fallbacks: &mut Vec<Fallback>) -> Result<Vec<Assigned>, Error> {
+        let program = self.program;
+        let mut assigned = program.ops.iter().map(|op| self.preferred(&op.path, phase)).collect::<Result<Vec<_>, _>>()?;
+        let mut refusals = Vec::new();
+        for stage in &program.stages {
+            let ops: Vec<usize> = (0..program.ops.len()).filter(|&op| self.stage_of(op) == Some(&stage.name)).collect();
+            let mut devices: Vec<usize> = ops.iter().map(|&op| assigned[op].0).collect();
+            devices.dedup();
+            for device in devices {
+                let here: Vec<usize> = ops.iter().copied().filter(|&op| assigned[op].0 == device).collect();
+                let Some(reason) = self.refusal(device, &here) else { continue };
+                let (from, said) = (&self.names[device], reason.clone());
+                refusals.push(format!("stage `{}` on {from}: {reason}", stage.name));
+                let strict = self.choice != DeviceChoice::Auto && self.rules.is_none();
+                let other = (0..self.candidates.len()).filter(|_| !strict).find(|&other| self.refusal(other, &here).is_none());
+                let Some(other) = other else { continue };
+                refusals.pop();
+                let to = &self.names[other];
+                here.iter().for_each(|&op| assigned[op] = (other, format!("{from} does not take it")));
+                let fallback = Fallback { stage: stage.name.to_string(), from: from.clone(), to: to.clone(), reason: said };
+                if !fallbacks.contains(&fallback) {
+                    fallbacks.push(fallback);
+                }
+            }
         }
-        if let Err(reason) = device.accepts(program, op) {
-            refused.push((stage, reason.to_string()));
+        match refusals.is_empty() {
+            true => Ok(assigned),
+            false => {
+                Err(Error::NotPlaced { program: program.name.to_string(), device: self.choice.to_string(), refusals: refusals.join("; ") })
+            }
         }
     }
-    refused
+
+    /// Where an op is wished to run.
+    fn preferred(&self, path: &str, phase: Phase) -> Result<Assigned, Error> {
+        let Some((device, reason)) = self.rules.and_then(|rules| rules.device(self.program, path, phase)) else {
+            let reason = match (self.choice, self.names.first()) {
+                (DeviceChoice::Auto | DeviceChoice::Split, _) | (_, None) => "the first device here that takes it".to_owned(),
+                (_, Some(name)) => format!("asked for by name: {name}"),
+            };
+            return Ok((0, reason));
+        };
+        match self.names.iter().position(|name| name == device) {
+            Some(place) => Ok((place, reason)),
+            None => Err(Error::UnknownDevice { found: device.to_owned(), known: self.names.join(", ") }),
+        }
+    }
+
+    /// Why a device refuses one of some ops.
+    fn refusal(&self, device: usize, ops: &[usize]) -> Option<String> {
+        let refuse = |&op: &usize| self.candidates[device].accepts(self.program, &self.program.ops[op]).err();
+        ops.iter().find_map(refuse).map(|reason| reason.to_string())
+    }
+
+    fn stage_of(&self, op: usize) -> Option<&Name> {
+        self.program.stage_of(&self.program.ops[op].path).map(|stage| &stage.name)
+    }
+
+    /// Who does something in each stage; in both phases where they do not differ.
+    fn stages(&self, prefill: &[Assigned], decode: &[Assigned]) -> Vec<PlacedStage> {
+        let mut stages = Vec::new();
+        for stage in &self.program.stages {
+            let [many, one] = [prefill, decode].map(|assigned| self.workers(&stage.name, assigned));
+            let placed = |phase| move |(device, reason)| PlacedStage { stage: stage.name.to_string(), device, phase, reason };
+            if many == one {
+                stages.extend(many.into_iter().map(placed(None)));
+            } else {
+                stages.extend(many.into_iter().map(placed(Some(Phase::Prefill))));
+                stages.extend(one.into_iter().map(placed(Some(Phase::Decode))));
+            }
+        }
+        stages
+    }
+
+    /// The devices that run ops of a stage, each with the reason of its first; `host` where the host does all of it for the device.
+    fn workers(&self, stage: &Name, assigned: &[Assigned]) -> Vec<(String, String)> {
+        let ops: Vec<usize> = (0..assigned.len()).filter(|&op| self.stage_of(op) == Some(stage)).collect();
+        let mut devices: Vec<usize> = Vec::new();
+        for &op in &ops {
+            if !devices.contains(&assigned[op].0) {
+                devices.push(assigned[op].0);
+            }
+        }
+        let worker = |device: usize| {
+            let mut own = ops.iter().filter(|&&op| assigned[op].0 == device);
+            let name = &self.names[device];
+            let reason = own.clone().next().map_or("", |&op| &assigned[op].1);
+            match own.all(|&op| self.candidates[device].on_host(self.program, &self.program.ops[op])) {
+                true => ("host".into(), format!("what the host does for {name}")),
+                false => (name.clone(), reason.to_owned()),
+            }
+        };
+        devices.into_iter().map(worker).collect()
+    }
 }

@@ -3,8 +3,11 @@
 //! Each device crate stands behind a cargo feature of its name. `reference` is always there: slow and obviously right, for verification
 //! only, and never chosen automatically.
 
-use crate::Error;
-use qhx_ir::{Device, DeviceInfo, reference::ReferenceDevice};
+use crate::{Error, placement::Rules};
+use qhx_ir::{
+    Device, DeviceInfo,
+    reference::{HalfSumsDevice, ReferenceDevice},
+};
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
 /// What a user may ask for with `--device`.
@@ -23,11 +26,13 @@ pub enum DeviceChoice {
     Split,
     /// The plain interpreter, for verification.
     Reference,
+    /// The plain interpreter with sums of products in f16, to see what that does to a stage.
+    ReferenceF16,
 }
 
 impl DeviceChoice {
     /// Every choice, in the order of help texts.
-    pub const ALL: [Self; 6] = [Self::Auto, Self::Cpu, Self::Gpu, Self::Npu, Self::Split, Self::Reference];
+    pub const ALL: [Self; 7] = [Self::Auto, Self::Cpu, Self::Gpu, Self::Npu, Self::Split, Self::Reference, Self::ReferenceF16];
 
     /// As users write it.
     pub fn name(self) -> &'static str {
@@ -38,6 +43,7 @@ impl DeviceChoice {
             Self::Npu => "npu",
             Self::Split => "split",
             Self::Reference => "reference",
+            Self::ReferenceF16 => "reference-f16",
         }
     }
 }
@@ -67,6 +73,8 @@ pub struct NpuSettings {
     pub arch: Option<String>,
     /// Whether graphs that are prepared for several rows store their weights once, as phones take them and emulators do not.
     pub share_weights: bool,
+    /// Whether graphs are prepared with rings: sessions may then be longer than their context.
+    pub ring: bool,
     /// Rows of the graph that takes many at once; absent: the device's own choice.
     pub prefill_rows: Option<usize>,
     /// From so many rows on it is used; absent: the device's own choice.
@@ -107,9 +115,40 @@ pub fn candidates_with(choice: DeviceChoice, threads: Option<usize>, npu_setting
         DeviceChoice::Auto | DeviceChoice::Cpu => cpu(choice, threads),
         DeviceChoice::Gpu => none(choice, "was built without a GPU device"),
         DeviceChoice::Npu => npu(choice, npu_settings),
-        DeviceChoice::Split => none(choice, "has one device only, so there is nothing to split between"),
+        DeviceChoice::Split => none(choice, "does not choose by itself what runs where: say it in a file, --placement FILE"),
         DeviceChoice::Reference => Ok(vec![Arc::new(ReferenceDevice)]),
+        DeviceChoice::ReferenceF16 => Ok(vec![Arc::new(HalfSumsDevice)]),
     }
+}
+
+/// The devices that `choice` and `rules` name, the one for everything else first, and behind them the processor, which takes what others refuse.
+pub fn candidates_for(
+    choice: DeviceChoice,
+    rules: Option<&Rules>,
+    threads: Option<usize>,
+    npu_settings: &NpuSettings,
+) -> Result<Vec<Arc<dyn Device>>, Error> {
+    let Some(rules) = rules else { return candidates_with(choice, threads, npu_settings) };
+    let own = match (&rules.default, choice) {
+        (Some(_), _) => None,
+        (None, DeviceChoice::Auto | DeviceChoice::Split) => Some(DeviceChoice::Cpu.name()),
+        (None, named) => Some(named.name()),
+    };
+    let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+    let mut names: Vec<&str> = own.into_iter().chain(rules.devices()).collect();
+    if cfg!(feature = "cpu") {
+        names.push(DeviceChoice::Cpu.name());
+    }
+    for (_, name) in names.iter().enumerate().filter(|(at, name)| !names[..*at].contains(name)) {
+        let choice = match name.parse()? {
+            DeviceChoice::Auto | DeviceChoice::Split => {
+                return Err(Error::Placement { reason: format!("`{name}` is no device: name one, such as cpu or npu") });
+            }
+            choice => choice,
+        };
+        devices.extend(candidates_with(choice, threads, npu_settings)?);
+    }
+    Ok(devices)
 }
 
 #[cfg(feature = "cpu")]
@@ -144,6 +183,7 @@ fn npu(choice: DeviceChoice, settings: &NpuSettings) -> Result<Vec<Arc<dyn Devic
         (None, None) => qhx_npu::NpuOptions::default().arch,
     };
     let mut options = qhx_npu::NpuOptions { arch, share_weights: settings.share_weights, ..Default::default() };
+    options.kv = if settings.ring { qhx_npu::Kv::Ring } else { qhx_npu::Kv::Full };
     options.prefill_rows = settings.prefill_rows.unwrap_or(options.prefill_rows);
     options.prefill_min_rows = settings.prefill_min_rows.unwrap_or(options.prefill_min_rows);
     Ok(vec![Arc::new(qhx_npu::NpuDevice::new(&library, options)?)])

@@ -96,14 +96,17 @@ impl Device for Picky {
 fn a_refused_stage_goes_elsewhere_or_is_an_error() {
     let program = parts(Kind::Dense).program;
     let both: [Arc<dyn Device>; 2] = [Arc::new(Picky), Arc::new(ReferenceDevice)];
-    let (device, placed) = placement::place(&program, DeviceChoice::Auto, &both).unwrap();
-    assert_eq!(device.describe().name, "reference");
-    assert_eq!(placed.stages.len(), 6);
-    assert!(placed.stages.iter().all(|s| s.device == "reference" && !s.reason.is_empty()));
+    let (device, placed) = placement::place(&program, DeviceChoice::Auto, None, &both).unwrap();
+    assert_eq!(device.describe().name, "split");
+    let stages: Vec<_> = placed.stages.iter().map(|s| (s.stage.as_str(), s.device.as_str())).collect();
+    let (picky, other) = ("picky", "reference");
+    let layers = [("layers.0.attn", picky), ("layers.0.ffn", other), ("layers.1.attn", picky), ("layers.1.ffn", other)];
+    assert_eq!(stages, [&[("embed", picky)][..], &layers, &[("lm_head", picky)]].concat());
+    assert!(placed.stages.iter().all(|s| s.phase.is_none() && !s.reason.is_empty()));
     let fallbacks: Vec<_> = placed.fallbacks.iter().map(|f| (f.stage.as_str(), f.from.as_str(), f.to.as_str())).collect();
     assert_eq!(fallbacks, [("layers.0.ffn", "picky", "reference"), ("layers.1.ffn", "picky", "reference")]);
     assert!(placed.fallbacks[0].reason.contains("too plain"));
-    let error = placement::place(&program, DeviceChoice::Gpu, &both[..1]).err().unwrap().to_string();
+    let error = placement::place(&program, DeviceChoice::Gpu, None, &both[..1]).err().unwrap().to_string();
     assert!(error.contains("layers.0.ffn") && error.contains("too plain") && error.contains("`gpu`"), "{error}");
 }
 

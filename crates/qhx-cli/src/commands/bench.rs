@@ -2,7 +2,7 @@
 
 use crate::{
     failure::Failure,
-    flags::at_least_one,
+    flags::{PlacementFlag, at_least_one},
     interrupt::Interrupt,
     load::{load_model, open_for},
     output::{self, show_count},
@@ -38,6 +38,8 @@ pub(crate) struct Bench {
     /// Where it runs: auto, cpu, gpu, npu, split, or reference
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: DeviceChoice,
+    #[command(flatten)]
+    placement: PlacementFlag,
     /// Threads of the processor [default: one for each core]
     #[arg(long, value_name = "N", value_parser = at_least_one())]
     threads: Option<usize>,
@@ -56,8 +58,14 @@ impl Bench {
             return Err(Failure::usage("there is nothing to measure").hint("give -p or -n a number above 0"));
         }
         let bundle = open_for(&self.bundle, self.device, interrupt)?;
-        let load =
-            LoadOptions { device: self.device, threads: self.threads, context: Some(longest), chunk: self.chunk, ..LoadOptions::default() };
+        let load = LoadOptions {
+            device: self.device,
+            placement: self.placement.read()?,
+            threads: self.threads,
+            context: Some(longest),
+            chunk: self.chunk,
+            ..LoadOptions::default()
+        };
         let model = load_model(&bundle, &load)?;
         let options = BenchOptions { prompt: self.prompt.clone(), generate: self.generate.clone(), repeats: self.repeats };
         let precision = &bundle.manifest().precision;

@@ -1,6 +1,9 @@
 //! `qhx forge`: a checkpoint becomes a bundle.
 
-use super::verify::kind;
+use super::{
+    plan::{self, PlanOrder},
+    verify::kind,
+};
 use crate::{
     cost::{StoredAs, stored_as},
     failure::Failure,
@@ -12,7 +15,7 @@ use crate::{
     table::{Align, Table, facts},
     targets::{TargetFlags, TargetReport},
 };
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, builder::ArgPredicate};
 use qhx_bundle::{
     Bundle, BundlePath, OpenOptions, Verify,
     manifest::{FileEntry, IgnoredTensors, Manifest},
@@ -47,13 +50,19 @@ pub(crate) struct Forge {
 #[derive(Args)]
 pub(crate) struct BundleFlags {
     /// The bundle's folder; its last part is the model's name
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", required_unless_present = "plan", default_value_if("plan", ArgPredicate::IsPresent, Some(".")))]
     out: PathBuf,
     /// How weights are stored: native (as the checkpoint has them), f32, f16, w8, w8-f16head, moe-i8, w4, or auto (each stage as low as the gate allows)
     #[arg(long, value_name = "P", default_value = "native", value_parser = precision)]
     precision: PrecisionChoice,
     #[command(flatten)]
     targets: TargetFlags,
+    /// Print contexts, graphs, bytes and layers of the NPU targets (absent: of all) without compiling, and make nothing; SRC may be a config.json
+    #[arg(long, help_heading = "NPU targets")]
+    plan: bool,
+    /// Plan as many graphs as asked for, though they may exhaust the heap of the DSP, which restarts the phone
+    #[arg(long, requires = "plan", help_heading = "NPU targets")]
+    allow_risky: bool,
     /// How the bundle is held to the f32 program [default: strict for f32, tolerant otherwise; none for synth]
     #[arg(long, value_enum)]
     gate: Option<Gate>,
@@ -95,6 +104,9 @@ impl Forge {
                 .hint("forge from the checkpoint that it was made from"));
         }
         self.bundle.check()?;
+        if self.bundle.plan {
+            return self.bundle.print_plan(&plan::material(&self.source)?);
+        }
         if self.bundle.gate == Some(Gate::None) {
             output::note("note: --gate none: the bundle is held to nothing and carries no oracle, so `qhx verify` cannot replay it");
         }
@@ -113,6 +125,22 @@ impl BundleFlags {
             (Some(Gate::None), _) if self.gate_budget.is_some() => Err(without("--gate-budget")),
             _ => Ok(()),
         }
+    }
+
+    /// Whether only the plan is wanted.
+    pub(crate) fn is_plan(&self) -> bool {
+        self.plan
+    }
+
+    /// Prints what would be compiled for the NPU.
+    pub(crate) fn print_plan(&self, material: &Material) -> Result<(), Failure> {
+        let precision = match self.precision {
+            PrecisionChoice::Fixed(precision) => precision,
+            PrecisionChoice::Auto => Precision::W8,
+        };
+        let (arches, prefill) = (self.targets.arches()?, self.targets.prefill_rows()?);
+        let order = PlanOrder { arches, precision, prefill: &prefill, allow_risky: self.allow_risky, json: self.json };
+        plan::run(material, &order)
     }
 
     /// Makes the bundle, gated if the flags or `by_default` say so, and tells what was made.

@@ -20,7 +20,7 @@ use qhx_ir::{Checked, OpKind};
 use qhx_runtime::{
     LoadOptions, LoadPlan,
     memory::{MemoryEstimate, show_bytes, state_bytes, tensor_bytes, weight_bytes, weight_bytes_per_token},
-    placement::{Fallback, place_tower},
+    placement::{Fallback, Phase, PlacedStage, SlotCopy, place_tower, tower_stage},
 };
 use serde::Serialize;
 use std::{
@@ -56,6 +56,7 @@ struct Report<'a> {
     encodings: Vec<StoredAs>,
     stages: Vec<StageReport>,
     fallbacks: Vec<Fallback>,
+    copies: Vec<SlotCopy>,
     media: &'a Media,
     towers: Vec<TowerReport>,
     ignored_tensors: Option<&'a IgnoredTensors>,
@@ -87,6 +88,8 @@ struct StateSize {
 struct StageReport {
     stage: String,
     device: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    phase: Option<Phase>,
     reason: String,
     weight_bytes: u64,
     /// For one token, attention with the context's rows included.
@@ -118,6 +121,9 @@ impl Inspect {
         let options = options.of_bundle(&bundle)?;
         let manifest = bundle.manifest();
         let program = bundle.program(TEXT_PROGRAM).ok_or_else(|| Failure::work("the bundle has no text program"))?;
+        if let Some(rules) = &options.placement {
+            rules.check(bundle.programs().values())?;
+        }
         let plan = LoadPlan::new(program, manifest.model.context_length, &options)?;
         let towers = towers(&bundle, &options)?;
         let report = Report::new(&bundle, manifest, program, plan, towers);
@@ -149,6 +155,7 @@ impl<'a> Report<'a> {
             encodings: stored_as(bundle),
             stages: stages(program, &plan.placement.stages, context),
             fallbacks: plan.placement.fallbacks,
+            copies: plan.placement.copies,
             media: &manifest.media,
             towers,
             ignored_tensors: manifest.ignored_tensors.as_ref(),
@@ -206,6 +213,9 @@ impl<'a> Report<'a> {
         files.row(["all".into(), self.bytes.to_string(), show_bytes(self.bytes)]);
         let fallbacks: String = self.fallbacks.iter().map(|f| format!("{} does not take {}: {}\n", f.from, f.stage, f.reason)).collect();
         let mut parts = vec![about, cost, encodings_table(&self.encodings), files.render(), stages_table(&self.stages) + &fallbacks];
+        if !self.copies.is_empty() {
+            parts.push(copies_table(&self.copies));
+        }
         if !self.towers.is_empty() {
             parts.push(towers_table(&self.towers));
         }
@@ -221,12 +231,13 @@ fn source(model: &Model) -> &'static str {
     }
 }
 
-fn stages(program: &Checked, placed: &[qhx_runtime::placement::PlacedStage], context: usize) -> Vec<StageReport> {
-    let report = |stage: &qhx_runtime::placement::PlacedStage| {
+fn stages(program: &Checked, placed: &[PlacedStage], context: usize) -> Vec<StageReport> {
+    let report = |stage: &PlacedStage| {
         let ops = || program.ops.iter().filter(|op| program.stage_of(&op.path).is_some_and(|s| *s.name == *stage.stage));
         StageReport {
             stage: stage.stage.clone(),
             device: stage.device.clone(),
+            phase: stage.phase,
             reason: stage.reason.clone(),
             weight_bytes: stage_bytes(program, &stage.stage),
             flops: ops().map(|op| flops(program, op, context)).sum(),
@@ -241,18 +252,22 @@ fn towers(bundle: &Bundle, options: &LoadOptions) -> Result<Vec<TowerReport>, Fa
     let names = media.image.iter().map(|i| &i.program).chain(media.audio.iter().map(|a| &a.program));
     let candidates = options.candidates()?;
     let report = |program: &Checked| {
-        let (_, placement) = place_tower(program, options.device, &candidates)?;
-        let stage = |(placed, stage): (qhx_runtime::placement::PlacedStage, &qhx_ir::Stage)| TowerStage {
+        let (_, placement) = place_tower(program, options.device, options.placement.as_ref(), &candidates)?;
+        let bytes = |placed: &str| {
+            let stage = program.stages.iter().find(|stage| tower_stage(program, &stage.name) == placed);
+            stage.map_or(0, |stage| stage_bytes(program, &stage.name))
+        };
+        let stage = |placed: PlacedStage| TowerStage {
+            weight_bytes: bytes(&placed.stage),
             stage: placed.stage,
             device: placed.device,
             reason: placed.reason,
-            weight_bytes: stage_bytes(program, &stage.name),
         };
         Ok(TowerReport {
             program: program.name.to_string(),
             parameters: program.weights.values().map(|w| w.shape.iter().map(|&d| d as u64).product::<u64>()).sum(),
             weight_bytes: weight_bytes(program),
-            stages: placement.stages.into_iter().zip(&program.stages).map(stage).collect(),
+            stages: placement.stages.into_iter().map(stage).collect(),
             fallbacks: placement.fallbacks,
         })
     };
@@ -322,7 +337,8 @@ fn stages_table(stages: &[StageReport]) -> String {
     let mut groups: Vec<(String, Vec<&StageReport>)> = Vec::new();
     for stage in stages {
         let pattern = numberless(&stage.stage);
-        match groups.iter_mut().find(|(name, list)| *name == pattern && list[0].device == stage.device && list[0].reason == stage.reason) {
+        let key = |stage: &StageReport| (stage.device.clone(), stage.phase, stage.reason.clone());
+        match groups.iter_mut().find(|(name, list)| *name == pattern && key(list[0]) == key(stage)) {
             Some((_, list)) => list.push(stage),
             None => groups.push((pattern, vec![stage])),
         }
@@ -338,7 +354,30 @@ fn stages_table(stages: &[StageReport]) -> String {
     for (name, list) in groups {
         let bytes = list.iter().map(|stage| stage.weight_bytes).sum();
         let flops = list.iter().map(|stage| stage.flops).sum();
-        table.row([name, list.len().to_string(), show_bytes(bytes), show_count(flops), list[0].device.clone(), list[0].reason.clone()]);
+        let device = match list[0].phase {
+            None => list[0].device.clone(),
+            Some(Phase::Prefill) => format!("{} (prefill)", list[0].device),
+            Some(Phase::Decode) => format!("{} (decode)", list[0].device),
+        };
+        table.row([name, list.len().to_string(), show_bytes(bytes), show_count(flops), device, list[0].reason.clone()]);
+    }
+    table.render()
+}
+
+/// Slots that are held twice, those that differ only in their number together.
+fn copies_table(copies: &[SlotCopy]) -> String {
+    let mut groups: Vec<([String; 4], usize, u64)> = Vec::new();
+    for copy in copies {
+        let key = [numberless(&copy.slot), copy.from.clone(), copy.to.clone(), copy.reason.clone()];
+        match groups.iter_mut().find(|(own, ..)| *own == key) {
+            Some((_, times, bytes)) => (*times, *bytes) = (*times + 1, *bytes + copy.bytes),
+            None => groups.push((key, 1, copy.bytes)),
+        }
+    }
+    let columns = [("slot", Align::Left), ("times", Align::Right), ("bytes", Align::Right), ("copied", Align::Left), ("when", Align::Left)];
+    let mut table = Table::new(columns);
+    for ([slot, from, to, reason], times, bytes) in groups {
+        table.row([slot, times.to_string(), show_bytes(bytes), format!("from {from} to {to}"), reason]);
     }
     table.render()
 }
@@ -352,6 +391,7 @@ mod tests {
         let stage = |name: &str, device: &str| StageReport {
             stage: name.into(),
             device: device.into(),
+            phase: None,
             reason: "because".into(),
             weight_bytes: 1024,
             flops: 10,

@@ -8,6 +8,7 @@ mod doctor;
 mod forge;
 mod generate;
 mod inspect;
+mod plan;
 mod run;
 mod synth;
 mod trace;

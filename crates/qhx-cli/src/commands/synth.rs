@@ -5,7 +5,10 @@ use crate::{failure::Failure, interrupt::Interrupt};
 use clap::Args;
 use qhx_forge::Material;
 use serde_json::Value;
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 /// The longest configuration that is read.
 const MAX_CONFIG_BYTES: u64 = 32 << 20;
@@ -32,24 +35,28 @@ pub(crate) struct Synth {
 impl Synth {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
         self.bundle.check()?;
-        let config = self.read_config()?;
+        let config = read_config(&self.config)?;
+        if self.bundle.is_plan() {
+            return self.bundle.print_plan(&Material::Synthetic { config, seed: self.seed });
+        }
         if self.as_checkpoint {
             return self.bundle.make_checkpoint(&config, self.seed, interrupt);
         }
         self.bundle.make(&Material::Synthetic { config, seed: self.seed }, false, interrupt)
     }
+}
 
-    fn read_config(&self) -> Result<Value, Failure> {
-        let place = self.config.display();
-        let cannot = |error: std::io::Error| Failure::work(format!("cannot read {place}: {error}"));
-        let about = fs::metadata(&self.config).map_err(cannot)?;
-        if !about.is_file() {
-            return Err(Failure::work(format!("{place} is not a file")).hint("give the config.json of a model"));
-        }
-        if about.len() > MAX_CONFIG_BYTES {
-            return Err(Failure::work(format!("{place} has {} bytes; a configuration has {MAX_CONFIG_BYTES} at most", about.len())));
-        }
-        let text = fs::read(&self.config).map_err(cannot)?;
-        serde_json::from_slice(&text).map_err(|error| Failure::work(format!("{place} is not valid JSON: {error}")))
+/// A configuration, as in a Hugging Face folder.
+pub(crate) fn read_config(path: &Path) -> Result<Value, Failure> {
+    let place = path.display();
+    let cannot = |error: std::io::Error| Failure::work(format!("cannot read {place}: {error}"));
+    let about = fs::metadata(path).map_err(cannot)?;
+    if !about.is_file() {
+        return Err(Failure::work(format!("{place} is not a file")).hint("give the config.json of a model"));
     }
+    if about.len() > MAX_CONFIG_BYTES {
+        return Err(Failure::work(format!("{place} has {} bytes; a configuration has {MAX_CONFIG_BYTES} at most", about.len())));
+    }
+    let text = fs::read(path).map_err(cannot)?;
+    serde_json::from_slice(&text).map_err(|error| Failure::work(format!("{place} is not valid JSON: {error}")))
 }

@@ -7,6 +7,7 @@ mod common;
 
 use common::{failed, fixture, forge, ids, json, qhx, ran, read_json, scratch};
 use serde_json::Value;
+use std::path::Path;
 
 /// Prompts whose margins are wide enough for the NPU's halves, shorter and longer than what its prefill graph takes.
 const PROMPTS: [&str; 2] = ["len5", "len64"];
@@ -30,6 +31,30 @@ fn generates_what_the_oracle_does_and_says_that_it_ran_there() {
         assert!(stages.iter().all(|stage| stage["device"] == on(stage)) && stages.len() > 3, "{stages:?}");
         assert_eq!(found["fallbacks"], Value::Array(vec![]));
     }
+}
+
+/// The ears on the NPU, the rest on the processor.
+#[test]
+#[ignore = "needs QNN's emulator: run by `cargo xtask test`"]
+fn speech_with_the_audio_tower_on_the_npu() {
+    let (folder, demo) = (scratch(), Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo"));
+    let (bundle, placement) = (folder.path().join("bundle"), folder.path().join("placement.toml"));
+    forge(&demo.join("gemma4"), &bundle, "f16");
+    std::fs::write(&placement, "default = \"cpu\"\n[stages]\naudio = \"npu\"\n").unwrap();
+    let cases = read_json(&demo.join("gemma4/heldout.json"));
+    let case = cases["cases"].as_array().unwrap().iter().find(|case| case["audio"] == "media/utterance-00.wav").unwrap();
+    let sound = demo.join("media/utterance-00.wav");
+    let [bundle, sound, placement] = [&bundle, &sound, &placement].map(|path| path.to_str().unwrap());
+    let user = case["messages"][0]["content"][1]["text"].as_str().unwrap();
+    let found = json(["generate", bundle, "--placement", placement, "--audio", sound, "--user", user, "--context", "512", "--json"]);
+    assert_eq!(found["text"], case["text"], "{found}");
+    let stages = found["stages"].as_array().unwrap();
+    let on_npu = |stage: &&Value| stage["stage"].as_str().unwrap().starts_with("audio");
+    let (tower, text): (Vec<&Value>, Vec<&Value>) = stages.iter().partition(on_npu);
+    assert!(tower.len() > 2 && tower.iter().any(|s| s["device"] == "npu"), "{tower:?}");
+    assert!(tower.iter().all(|s| s["device"] == "npu" || s["device"] == "host") && tower.iter().all(|s| s["runs"] == 1), "{tower:?}");
+    assert!(text.iter().all(|s| s["device"] == "cpu"), "{text:?}");
+    assert_eq!(found["fallbacks"], Value::Array(vec![]));
 }
 
 #[test]

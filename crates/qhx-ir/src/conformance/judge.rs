@@ -180,7 +180,7 @@ fn trouble(
 /// `fresh` with what `session` holds.
 fn moved(session: &Session<'_>, number: usize, mut fresh: Box<dyn State>) -> Result<Box<dyn State>, String> {
     let len = session.states[number].len();
-    session::import(&mut *fresh, &session.export(number).map_err(text)?, len).map_err(text)?;
+    session::copy(&session.program, &*session.states[number], &mut *fresh).map_err(text)?;
     match fresh.len() == len {
         true => Ok(fresh),
         false => Err(format!("set_len({len}) left {} rows", fresh.len())),

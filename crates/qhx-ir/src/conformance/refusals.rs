@@ -241,11 +241,11 @@ impl State for Stranger {
     fn fork(&self) -> Box<dyn State> {
         self.0.fork()
     }
-    fn export(&self, slot: &str) -> Result<SlotData, DeviceError> {
-        self.0.export(slot)
+    fn export_rows(&self, slot: &str, first: usize) -> Result<SlotData, DeviceError> {
+        self.0.export_rows(slot, first)
     }
-    fn import(&mut self, slot: &str, data: &SlotData) -> Result<(), DeviceError> {
-        self.0.import(slot, data)
+    fn import_rows(&mut self, slot: &str, first: usize, data: &SlotData) -> Result<(), DeviceError> {
+        self.0.import_rows(slot, first, data)
     }
     fn set_len(&mut self, len: usize) -> Result<(), DeviceError> {
         self.0.set_len(len)

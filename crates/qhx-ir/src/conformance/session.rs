@@ -114,10 +114,27 @@ pub(crate) fn export(program: &Checked, state: &dyn State) -> Result<BTreeMap<Na
     program.slots.keys().map(|name| Ok((name.clone(), state.export(name)?))).collect()
 }
 
-/// Fills a fresh state with exported slots of `len` rows.
-pub(crate) fn import(state: &mut dyn State, slots: &BTreeMap<Name, SlotData>, len: usize) -> Result<(), DeviceError> {
-    slots.iter().try_for_each(|(name, data)| state.import(name, data))?;
+/// Fills a fresh state with what `from` holds: the first half of its rows, then those behind them.
+pub(crate) fn copy(program: &Checked, from: &dyn State, state: &mut dyn State) -> Result<(), DeviceError> {
+    let (len, half) = (from.len(), from.len() / 2);
+    for name in program.slots.keys() {
+        state.import(name, &first_rows(from.export(name)?, half))?;
+    }
+    state.set_len(half)?;
+    for name in program.slots.keys() {
+        state.import_rows(name, half, &from.export_rows(name, half)?)?;
+    }
     state.set_len(len)
+}
+
+fn first_rows(mut data: SlotData, count: usize) -> SlotData {
+    if let SlotData::Kv { rows, keys, values, .. } = &mut data {
+        for bytes in [keys, values] {
+            bytes.truncate(bytes.len() / (*rows).max(1) * count);
+        }
+        *rows = count;
+    }
+    data
 }
 
 /// The rows of a value that mean something in this call.

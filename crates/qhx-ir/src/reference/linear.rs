@@ -31,6 +31,7 @@ pub(super) fn interpolate(frame: &Frame<'_>, index: &Name, factor: &Name, table:
     y
 }
 
+#[allow(clippy::too_many_arguments)] // the op's own fields, apart
 pub(super) fn linear(
     frame: &Frame<'_>,
     x: &Name,
@@ -38,6 +39,7 @@ pub(super) fn linear(
     bias: Option<&Name>,
     form: ActivationForm,
     clip: Option<&Clip>,
+    dot: Dot,
 ) -> Vec<f32> {
     let weight = frame.weight(weight);
     let (inputs, outputs) = (weight.columns(), weight.rows());
@@ -88,6 +90,27 @@ pub(super) fn weight_row(weight: &WeightTensor, row: usize, form: ActivationForm
     numbers.iter().map(|&w| w as f64).collect()
 }
 
+/// A way to add products.
+pub(super) type Dot = fn(&[f64], &[f64]) -> f64;
+
 pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// The sum in f16, rounded after every product.
+pub(super) fn half_dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).fold(f16::ZERO, |sum, (a, b)| f16::from_f64(sum.to_f64() + a * b)).to_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_in_f16_lose_what_is_small_beside_them() {
+        let (mut a, b) = (vec![1.0; 5000], vec![1.0; 5000]);
+        assert_eq!((dot(&a, &b), half_dot(&a, &b)), (5000.0, 2048.0), "2048 + 1 is 2048 in f16");
+        a.truncate(100);
+        assert_eq!(half_dot(&a, &b[..100]), 100.0);
+    }
 }

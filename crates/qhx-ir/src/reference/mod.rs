@@ -34,6 +34,11 @@ use std::{
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReferenceDevice;
 
+/// The same but for one thing: the sums of a [`OpKind::Linear`] are rounded to f16 after every product, as on a processor that adds in f16. For finding out what that
+/// does to a stage.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HalfSumsDevice;
+
 impl Device for ReferenceDevice {
     fn describe(&self) -> DeviceInfo {
         DeviceInfo {
@@ -50,15 +55,30 @@ impl Device for ReferenceDevice {
     }
 
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
-        let declared = program.weights.keys().map(|name| Ok((name.clone(), weights.declared(program, name)?)));
-        Ok(Box::new(ReferenceExecutable {
-            program: program.clone(),
-            weights: declared.collect::<Result<_, DeviceError>>()?,
-            options: options.clone(),
-            outputs: Outputs::new(),
-            scratch_bytes: 0,
-        }))
+        Ok(Box::new(ReferenceExecutable::new(program, weights, options, Sums::Exact)?))
     }
+}
+
+impl Device for HalfSumsDevice {
+    fn describe(&self) -> DeviceInfo {
+        let description = "plain interpreter with sums in f16, for comparison only".into();
+        DeviceInfo { name: "reference-f16".into(), description, ..ReferenceDevice.describe() }
+    }
+
+    fn accepts(&self, _program: &Checked, _op: &Op) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
+        Ok(Box::new(ReferenceExecutable::new(program, weights, options, Sums::Half)?))
+    }
+}
+
+/// How the products of a row and a weight are added.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Sums {
+    Exact,
+    Half,
 }
 
 type Outputs = HashMap<Name, Vec<f32>>;
@@ -67,6 +87,7 @@ struct ReferenceExecutable {
     program: Checked,
     weights: HashMap<Name, WeightTensor>,
     options: LoadOptions,
+    sums: Sums,
     outputs: Outputs,
     scratch_bytes: u64,
 }
@@ -108,6 +129,18 @@ impl Executable for ReferenceExecutable {
 }
 
 impl ReferenceExecutable {
+    fn new(program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions, sums: Sums) -> Result<Self, DeviceError> {
+        let declared = program.weights.keys().map(|name| Ok((name.clone(), weights.declared(program, name)?)));
+        Ok(Self {
+            program: program.clone(),
+            weights: declared.collect::<Result<_, DeviceError>>()?,
+            options: options.clone(),
+            sums,
+            outputs: Outputs::new(),
+            scratch_bytes: 0,
+        })
+    }
+
     fn check_limits(&self, call: &Call<'_>) -> Result<(), DeviceError> {
         let (found, limit) = (call.bindings, &self.options);
         if found.rows > limit.max_rows || found.soft_rows > limit.max_soft_rows || found.wanted > limit.max_wanted {
@@ -135,7 +168,7 @@ impl ReferenceExecutable {
             if call.cancel.is_some_and(|flag| flag.load(std::sync::atomic::Ordering::Relaxed)) {
                 return Err(DeviceError::Cancelled);
             }
-            let results = step(&mut frame, op);
+            let results = step(&mut frame, op, self.sums);
             for (name, data) in op.outputs().iter().zip(results) {
                 frame.insert(name, data)?;
                 deliver(&frame, name, &mut call.taps);
@@ -157,13 +190,14 @@ fn deliver(frame: &Frame<'_>, name: &Name, taps: &mut Option<&mut dyn FnMut(Tap<
 }
 
 /// The results of one op, in the order of [`Op::outputs`].
-fn step(frame: &mut Frame<'_>, op: &Op) -> Vec<Data> {
+fn step(frame: &mut Frame<'_>, op: &Op, sums: Sums) -> Vec<Data> {
     let one = |numbers| vec![Data::F32(numbers)];
     match &op.op {
         OpKind::Embed { ids, table, scale } => one(linear::embed(frame, ids, table, *scale)),
         OpKind::Interpolate { index, factor, table } => one(linear::interpolate(frame, index, factor, table)),
         OpKind::Linear { x, weight, bias, activation, clip } => {
-            one(linear::linear(frame, x, weight, bias.as_ref(), *activation, clip.as_ref()))
+            let dot = if sums == Sums::Half { linear::half_dot } else { linear::dot };
+            one(linear::linear(frame, x, weight, bias.as_ref(), *activation, clip.as_ref(), dot))
         }
         OpKind::RmsNorm { x, weight, eps } => one(norm::rms_norm(frame, x, weight.as_ref(), *eps)),
         OpKind::LayerNorm { x, weight, bias, eps } => one(norm::layer_norm(frame, x, weight, bias.as_ref(), *eps)),

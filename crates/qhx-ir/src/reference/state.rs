@@ -1,17 +1,16 @@
 //! A session's slots: what is committed, and what the last call would add.
 
-use crate::{Checked, DeviceError, KvType, Name, Slot, SlotData, State};
+use crate::{Checked, DeviceError, KvType, Ledger, Name, Slot, SlotData, State};
 use half::f16;
 use std::{any::Any, collections::BTreeMap};
 
 /// The reference interpreter's state. KV slots keep all rows (windows only limit what is read), as f32 numbers already rounded to the slot's type.
 #[derive(Clone)]
 pub struct ReferenceState {
-    slots: BTreeMap<Name, Slot>,
-    capacity: usize,
-    len: usize,
+    ledger: Ledger,
     committed: BTreeMap<Name, Content>,
-    pending: Option<Pending>,
+    /// What the last call would change.
+    pending: Pending,
 }
 
 /// A slot's numbers.
@@ -22,7 +21,7 @@ pub(super) enum Content {
 }
 
 /// What a call would change: KV slots hold the new rows only, recurrent slots what they would become.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(super) struct Pending {
     rows: usize,
     pub(super) slots: BTreeMap<Name, Content>,
@@ -46,17 +45,17 @@ impl ReferenceState {
             Ok((name.clone(), content))
         };
         let committed = program.slots.iter().map(fresh).collect::<Result<_, DeviceError>>()?;
-        Ok(Self { slots: program.slots.clone(), capacity, len: 0, committed, pending: None })
+        Ok(Self { ledger: Ledger::new(&program.slots, capacity), committed, pending: Pending::default() })
     }
 
     /// The reference state behind `state`, which must be one of this program.
     pub(super) fn of<'a>(state: &'a dyn State, program: &Checked) -> Result<&'a Self, DeviceError> {
-        let own = state.as_any().downcast_ref::<Self>().filter(|own| own.slots == program.slots);
+        let own = state.as_any().downcast_ref::<Self>().filter(|own| *own.ledger.slots() == program.slots);
         own.ok_or_else(|| foreign(program))
     }
 
     pub(super) fn of_mut<'a>(state: &'a mut dyn State, program: &Checked) -> Result<&'a mut Self, DeviceError> {
-        let own = state.as_any_mut().downcast_mut::<Self>().filter(|own| own.slots == program.slots);
+        let own = state.as_any_mut().downcast_mut::<Self>().filter(|own| *own.ledger.slots() == program.slots);
         own.ok_or_else(|| foreign(program))
     }
 
@@ -65,15 +64,12 @@ impl ReferenceState {
     }
 
     pub(super) fn forget_pending(&mut self) {
-        self.pending = None;
+        self.ledger.begin();
     }
 
     pub(super) fn set_pending(&mut self, pending: Pending) {
-        self.pending = Some(pending);
-    }
-
-    fn slot(&self, name: &str) -> Result<(&Name, &Slot), DeviceError> {
-        self.slots.get_key_value(name).ok_or_else(|| DeviceError::Call(format!("the state has no slot `{name}`")))
+        self.ledger.end(pending.rows);
+        self.pending = pending;
     }
 
     /// Numbers in one row of a KV slot.
@@ -84,39 +80,32 @@ impl ReferenceState {
         }
     }
 
-    fn cut_rows(&mut self, len: usize) {
+    /// Drops the rows that do not count.
+    fn cut_rows(&mut self) {
+        self.pending = Pending::default();
         for (name, content) in &mut self.committed {
             if let Content::Kv { keys, values } = content {
-                let numbers = len * Self::row_numbers(&self.slots[name]);
+                let numbers = self.ledger.len() * Self::row_numbers(&self.ledger.slots()[name]);
                 keys.truncate(numbers);
                 values.truncate(numbers);
             }
         }
-        self.len = len;
     }
 }
 
 impl State for ReferenceState {
     fn len(&self) -> usize {
-        self.len
+        self.ledger.len()
     }
 
     fn capacity(&self) -> usize {
-        self.capacity
+        self.ledger.capacity()
     }
 
     fn commit(&mut self, rows: usize) -> Result<(), DeviceError> {
-        let Some(pending) = &self.pending else {
-            return Err(DeviceError::Call("there is no call to commit".into()));
-        };
-        let recurrent = self.slots.values().any(Slot::is_recurrent);
-        if rows > pending.rows || (recurrent && rows != pending.rows) {
-            let why = if recurrent { "a state with recurrent slots commits all or nothing" } else { "more cannot count" };
-            return Err(DeviceError::Call(format!("commit of {rows} rows after a call of {} valid rows: {why}", pending.rows)));
-        }
-        let new = self.pending.take().map(|pending| pending.slots).unwrap_or_default();
-        for (name, new) in new {
-            let row_numbers = Self::row_numbers(&self.slots[&name]);
+        self.ledger.commit(rows)?;
+        for (name, new) in std::mem::take(&mut self.pending).slots {
+            let row_numbers = Self::row_numbers(&self.ledger.slots()[&name]);
             match (self.committed.get_mut(&name), new) {
                 (Some(Content::Kv { keys, values }), Content::Kv { keys: new_keys, values: new_values }) => {
                     keys.extend_from_slice(&new_keys[..rows * row_numbers]);
@@ -126,78 +115,56 @@ impl State for ReferenceState {
                 (None, _) => unreachable!("a call makes content for declared slots only"),
             }
         }
-        self.len += rows;
         Ok(())
     }
 
     fn truncate(&mut self, len: usize) -> Result<(), DeviceError> {
-        if len > self.len {
-            return Err(DeviceError::Call(format!("cannot truncate {} rows to {len}", self.len)));
-        }
-        self.pending = None;
-        self.cut_rows(len);
+        self.ledger.truncate(len)?;
+        self.cut_rows();
         Ok(())
     }
 
     fn fork(&self) -> Box<dyn State> {
-        Box::new(Self { pending: None, ..self.clone() })
+        let mut copy = Self { ledger: self.ledger.fork(), ..self.clone() };
+        copy.cut_rows();
+        Box::new(copy)
     }
 
-    fn export(&self, slot: &str) -> Result<SlotData, DeviceError> {
-        let (name, slot) = self.slot(slot)?;
-        Ok(match (&self.committed[name], slot) {
+    fn export_rows(&self, slot: &str, first: usize) -> Result<SlotData, DeviceError> {
+        self.ledger.export(slot, first)?;
+        let declared = &self.ledger.slots()[slot];
+        Ok(match (&self.committed[slot], declared) {
             (Content::Kv { keys, values }, Slot::Kv { dtype, .. }) => {
-                SlotData::Kv { dtype: *dtype, rows: self.len, keys: to_bytes(keys, *dtype), values: to_bytes(values, *dtype) }
+                let row = Self::row_numbers(declared);
+                let numbers = first * row..self.ledger.len() * row;
+                let [keys, values] = [keys, values].map(|all| to_bytes(&all[numbers.clone()], *dtype));
+                SlotData::Kv { dtype: *dtype, rows: self.ledger.len() - first, keys, values }
             }
             (Content::Kv { .. }, _) => unreachable!("only KV slots hold KV rows"),
             (Content::Recurrent(numbers), _) => SlotData::Recurrent(numbers.clone()),
         })
     }
 
-    fn import(&mut self, slot: &str, data: &SlotData) -> Result<(), DeviceError> {
-        let (name, slot) = self.slot(slot)?;
-        let name = name.clone();
-        let wrong = |reason: String| Err(DeviceError::Call(format!("import of slot `{name}`: {reason}")));
-        let content = match (data, slot, &self.committed[&name]) {
-            (SlotData::Kv { dtype, rows, keys, values }, Slot::Kv { dtype: own, .. }, _) => {
-                if dtype != own {
-                    return wrong(format!("needs {own:?} rows, found {dtype:?}"));
+    fn import_rows(&mut self, slot: &str, first: usize, data: &SlotData) -> Result<(), DeviceError> {
+        self.ledger.import(slot, first, data)?;
+        self.pending = Pending::default();
+        let row = Self::row_numbers(&self.ledger.slots()[slot]);
+        match (data, self.committed.get_mut(slot)) {
+            (SlotData::Kv { dtype, keys: new_keys, values: new_values, .. }, Some(Content::Kv { keys, values })) => {
+                for (all, new) in [(keys, new_keys), (values, new_values)] {
+                    all.truncate(first * row);
+                    all.extend(from_bytes(new, *dtype));
                 }
-                if *rows > self.capacity || (self.len > 0 && *rows != self.len) {
-                    return wrong(format!("{rows} rows do not fit {} committed rows of at most {}", self.len, self.capacity));
-                }
-                let bytes = rows * Self::row_numbers(slot) * dtype.bytes();
-                if keys.len() != bytes || values.len() != bytes {
-                    return wrong(format!("{rows} rows need {bytes} bytes, found {} and {}", keys.len(), values.len()));
-                }
-                Content::Kv { keys: from_bytes(keys, *dtype), values: from_bytes(values, *dtype) }
             }
-            (SlotData::Recurrent(numbers), _, Content::Recurrent(own)) => {
-                if numbers.len() != own.len() {
-                    return wrong(format!("needs {} numbers, found {}", own.len(), numbers.len()));
-                }
-                Content::Recurrent(numbers.clone())
-            }
-            _ => return wrong(format!("the data is not of the kind of {slot:?}")),
-        };
-        self.pending = None;
-        self.committed.insert(name, content);
+            (SlotData::Recurrent(numbers), Some(Content::Recurrent(own))) => own.clone_from(numbers),
+            _ => unreachable!("the ledger checked the kind"),
+        }
         Ok(())
     }
 
     fn set_len(&mut self, len: usize) -> Result<(), DeviceError> {
-        if len > self.capacity {
-            return Err(DeviceError::Call(format!("{len} rows are beyond the context of {} rows", self.capacity)));
-        }
-        for (name, content) in &self.committed {
-            if let Content::Kv { keys, .. } = content
-                && keys.len() < len * Self::row_numbers(&self.slots[name])
-            {
-                return Err(DeviceError::Call(format!("slot `{name}` does not hold {len} rows: import them first")));
-            }
-        }
-        self.pending = None;
-        self.cut_rows(len);
+        self.ledger.set_len(len)?;
+        self.cut_rows();
         Ok(())
     }
 
@@ -206,8 +173,7 @@ impl State for ReferenceState {
             Content::Kv { keys, values } => keys.len() + values.len(),
             Content::Recurrent(numbers) => numbers.len(),
         };
-        let pending = self.pending.iter().flat_map(|p| p.slots.values());
-        self.committed.values().chain(pending).map(|content| 4 * numbers(content) as u64).sum()
+        self.committed.values().chain(self.pending.slots.values()).map(|content| 4 * numbers(content) as u64).sum()
     }
 
     fn as_any(&self) -> &dyn Any {

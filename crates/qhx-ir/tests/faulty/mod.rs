@@ -204,8 +204,8 @@ impl State for FaultyState {
         Box::new(Self { fault: self.fault, inner, fresh: self.fresh.fork() })
     }
 
-    fn export(&self, slot: &str) -> Result<SlotData, DeviceError> {
-        let mut data = self.inner().export(slot)?;
+    fn export_rows(&self, slot: &str, first: usize) -> Result<SlotData, DeviceError> {
+        let mut data = self.inner().export_rows(slot, first)?;
         if self.fault == Fault::ExportsZeros {
             match &mut data {
                 SlotData::Kv { keys, .. } => keys.fill(0),
@@ -215,10 +215,10 @@ impl State for FaultyState {
         Ok(data)
     }
 
-    fn import(&mut self, slot: &str, data: &SlotData) -> Result<(), DeviceError> {
+    fn import_rows(&mut self, slot: &str, first: usize, data: &SlotData) -> Result<(), DeviceError> {
         match self.fault {
             Fault::ImportsNothing => Ok(()),
-            _ => self.inner().import(slot, data),
+            _ => self.inner().import_rows(slot, first, data),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{Drain, Feed, Keys, Lowering};
 use crate::graph::{Parameter, TensorId};
-use qhx_ir::{DeviceError, Mask, Name, OpKind, Slot};
+use qhx_ir::{DeviceError, Name, OpKind, Slot};
 
 /// Sizes of one attention.
 #[derive(Clone, Copy)]
@@ -47,7 +47,8 @@ impl Lowering<'_> {
         if let Some(cap) = softcap {
             scores = self.softcap(scores, *cap);
         }
-        let weights = self.masked_softmax(scores, *mask, keys, heads);
+        let past = slot.as_ref().map_or(0, |slot| self.sizes.slot_rows(&self.program.slots[slot]));
+        let weights = self.masked_softmax(scores, Feed::Mask { mask: *mask, keys, past }, heads);
         Ok(self.mixed(weights, &sources, heads))
     }
 
@@ -63,7 +64,7 @@ impl Lowering<'_> {
             self.drain(v, Drain::Values(slot.clone()));
             self.fresh.insert(slot.clone(), by_head);
         }
-        let dims = [heads.kv_heads, self.sizes.context, heads.dim];
+        let dims = [heads.kv_heads, self.sizes.slot_rows(&self.program.slots[slot]), heads.dim];
         let keys = self.feed(Feed::PastKeys(slot.clone()), &dims);
         let values = self.feed(Feed::PastValues(slot.clone()), &dims);
         // Where another graph wrote the slot, the new rows are among the slot's already.
@@ -77,9 +78,9 @@ impl Lowering<'_> {
         self.builder.reshape("grouped", q, &[h.kv_heads, h.group * h.rows, h.dim])
     }
 
-    fn masked_softmax(&mut self, scores: TensorId, mask: Mask, keys: Keys, h: Heads) -> TensorId {
+    fn masked_softmax(&mut self, scores: TensorId, mask: Feed, h: Heads) -> TensorId {
         let count = self.builder.width(scores);
-        let mask = self.feed(Feed::Mask { mask, keys }, &[h.rows, count]);
+        let mask = self.feed(mask, &[h.rows, count]);
         let scores = self.builder.reshape("by_query", scores, &[h.kv_heads, h.group, h.rows, count]);
         let mask = self.builder.reshape("mask", mask, &[1, 1, h.rows, count]);
         let masked = self.builder.add("masked", scores, mask);

@@ -45,7 +45,7 @@ pub fn lower_experts(program: &Checked, sizes: ExpertSizes, name: String) -> Gra
         weights: None,
         builder: Builder::new(name),
         bindings: Bindings::default(),
-        sizes: Sizes { rows: sizes.rows, context: 0, taps: false },
+        sizes: Sizes { rows: sizes.rows, context: 0, ring: None, taps: false },
         values: HashMap::new(),
         fed: HashMap::new(),
         fresh: HashMap::new(),

@@ -20,6 +20,8 @@ pub enum Feed {
         mask: Mask,
         /// Which keys there are.
         keys: Keys,
+        /// Rows of the slot's buffer; 0 without one.
+        past: usize,
     },
     /// Factors on the numbers of a head, `[rows, 1, dim]`: cosines, 1 for numbers that do not turn.
     Cosine(Turn),

@@ -26,7 +26,7 @@ pub use refuse::refusal;
 
 use crate::graph::{DataType, Graph, Quantization, TensorId};
 use builder::Builder;
-use qhx_ir::{Bindings, Checked, DeviceError, Name, OpKind, Symbol, Weights, dim::bind_shape};
+use qhx_ir::{Bindings, Checked, DeviceError, Name, OpKind, Slot, Symbol, Weights, dim::bind_shape};
 use std::{collections::HashMap, sync::Arc};
 
 /// A graph, with what its inputs hold and its outputs mean.
@@ -45,10 +45,32 @@ pub struct Lowered {
 pub struct Sizes {
     /// Rows of the part's kind in one execution.
     pub rows: usize,
-    /// Rows of KV slots.
+    /// Rows of KV slots: all of a session's, or where slots are rings the most that attention sees.
     pub context: usize,
+    /// Where slots are rings: the most rows of a call. A ring keeps them beside those that attention sees, so that a call that does not count harms nothing.
+    pub ring: Option<usize>,
     /// Whether stages show their effect.
     pub taps: bool,
+}
+
+/// Buffers of KV slots have a multiple of so many rows.
+pub const CONTEXT_STEP: usize = 32;
+
+impl Sizes {
+    /// Rows of a KV slot's buffer.
+    pub fn slot_rows(&self, slot: &Slot) -> usize {
+        let Some(call) = self.ring else { return self.context };
+        let seen = match slot {
+            Slot::Kv { window: Some(window), .. } => self.context.min(*window),
+            _ => self.context,
+        };
+        seen.saturating_add(call).next_multiple_of(CONTEXT_STEP)
+    }
+
+    /// The most rows that attention over a slot sees.
+    pub fn window(&self) -> usize {
+        if self.ring.is_some() { self.context } else { usize::MAX }
+    }
 }
 
 /// Lowers a part of `program`. Without `weights` constants are zeros: enough to know inputs and outputs.
@@ -212,7 +234,8 @@ fn feed_name(feed: &Feed) -> String {
     match feed {
         Feed::Value(name) => format!("{name}"),
         Feed::Scattered { rows, .. } => format!("{rows}.scattered"),
-        Feed::Mask { mask, keys } => format!("mask.{mask:?}.{keys:?}"),
+        Feed::Mask { mask, keys, past: 0 } => format!("mask.{mask:?}.{keys:?}"),
+        Feed::Mask { mask, keys, past } => format!("mask.{mask:?}.{keys:?}.{past}"),
         Feed::Cosine(turn) => format!("{}.{}.{}.cos", turn.rotary, turn.positions, turn.dim),
         Feed::Sine(turn) => format!("{}.{}.{}.sin", turn.rotary, turn.positions, turn.dim),
         Feed::PastKeys(slot) => format!("{slot}.past_keys"),

@@ -13,7 +13,7 @@ const CONTEXT: usize = 96;
 /// All graphs of a program, each with its part.
 fn graphs(program: &Checked, weights: Option<&Arc<dyn Weights>>, budget: u64) -> Vec<(Part, Lowered)> {
     let parts = parts(program, budget).into_iter().filter(|part| part.work != Work::Host);
-    let sizes = Sizes { rows: ROWS, context: CONTEXT, taps: true };
+    let sizes = Sizes { rows: ROWS, context: CONTEXT, ring: None, taps: true };
     parts.map(|part| (part.clone(), lower(program, &part, weights, sizes, "graph".into()).unwrap())).collect()
 }
 

@@ -8,6 +8,16 @@ use crate::{
 use qhx_ir::{Artifact, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Name, Op, OpKind, Target, Weights};
 use std::{collections::BTreeMap, sync::Arc};
 
+/// How keys and values are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kv {
+    /// All rows of a session: it ends with the context.
+    #[default]
+    Full,
+    /// The last rows only. A session may be longer than the context: attention sees at most the context's last rows, of a sliding window its own.
+    Ring,
+}
+
 /// How the NPU is to be used.
 #[derive(Clone, Debug)]
 pub struct NpuOptions {
@@ -17,6 +27,10 @@ pub struct NpuOptions {
     pub prefill_rows: usize,
     /// From so many rows on it is used; fewer go one by one.
     pub prefill_min_rows: usize,
+    /// How keys and values are kept.
+    pub kv: Kv,
+    /// Rows of keys and values in graphs that are compiled here; absent: as many as a session may have.
+    pub context: Option<usize>,
     /// Most bytes of weights in one graph.
     pub part_bytes: u64,
     /// Contexts held at once; beyond it the one that was used least recently is released.
@@ -27,7 +41,16 @@ pub struct NpuOptions {
 
 impl Default for NpuOptions {
     fn default() -> Self {
-        Self { arch: Arch::V81, prefill_rows: 128, prefill_min_rows: 4, part_bytes: 1 << 30, most_contexts: 8, share_weights: true }
+        Self {
+            arch: Arch::V81,
+            prefill_rows: 128,
+            prefill_min_rows: 4,
+            kv: Kv::Full,
+            context: None,
+            part_bytes: 1 << 30,
+            most_contexts: 8,
+            share_weights: true,
+        }
     }
 }
 

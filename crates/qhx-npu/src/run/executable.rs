@@ -1,7 +1,7 @@
 //! A loaded program: runs its parts one after the other, each over all rows of the call.
 
 use super::{
-    device::NpuOptions,
+    device::{Kv, NpuOptions},
     experts,
     fill::{self, Chunk},
     graphs::{Graphs, Ready, Source, failed},
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Device,
-    lower::{Feed, Part, Sizes, Work, lower, parts, parts::work_of},
+    lower::{CONTEXT_STEP, Feed, Part, Sizes, Work, lower, parts, parts::work_of},
 };
 use half::f16;
 use qhx_ir::{Call, Checked, DeviceError, Executable, LoadOptions, Name, OpKind, State, Symbol, Tap, Weights};
@@ -22,9 +22,6 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-
-/// Rows of a context that is compiled for whatever session asks: the next multiple of this.
-pub(super) const CONTEXT_STEP: usize = 32;
 
 pub(super) struct NpuExecutable {
     program: Checked,
@@ -53,6 +50,12 @@ impl NpuExecutable {
             Some(folder) => {
                 let plan = Plan::read(folder, &program.name, device.arch())?;
                 options.part_bytes = plan.part_bytes;
+                if let Some(most) = plan.ring.filter(|&most| limits.max_rows > most) {
+                    return Err(DeviceError::Resources(format!(
+                        "program `{}` was prepared with rings for calls of {most} rows, not of {}: read the prompt in chunks of {most}",
+                        program.name, limits.max_rows
+                    )));
+                }
                 Source::Stored { folder: folder.clone(), plan, most_contexts: options.most_contexts }
             }
         };
@@ -124,7 +127,8 @@ impl NpuExecutable {
         cancelled: &dyn Fn() -> bool,
     ) -> Result<(), DeviceError> {
         let (epoch, taps) = call;
-        let (len, context) = state.as_ref().map_or((0, 0), |state| (state.len(), state.context()));
+        let none = Sizes { rows: 0, context: 0, ring: None, taps };
+        let (len, kept) = state.as_ref().map_or((0, none), |state| (state.len(), state.sizes()));
         let mut first = rows.start;
         while first < rows.end {
             if cancelled() {
@@ -132,8 +136,9 @@ impl NpuExecutable {
             }
             let part = &self.parts[number];
             let static_rows = self.graph_rows(part, rows.end - first)?;
-            let sizes = Sizes { rows: static_rows, context: if part.reads_kv { context } else { 0 }, taps };
-            let chunk = Chunk { first, valid: static_rows.min(rows.end - first), before: len + first - rows.start, epoch };
+            let sizes = Sizes { rows: static_rows, taps, ..if part.reads_kv { kept } else { none } };
+            let valid = static_rows.min(rows.end - first);
+            let chunk = Chunk { first, valid, before: len + first - rows.start, window: kept.window(), epoch };
             let ready = self
                 .graphs
                 .part(number, sizes, |name, weights| lower(&self.program, part, weights.then_some(&self.weights), sizes, name))?;
@@ -247,18 +252,23 @@ impl Executable for NpuExecutable {
     }
 
     fn new_state(&self, context: usize) -> Result<Box<dyn State>, DeviceError> {
-        let rows = match &self.graphs.source {
-            Source::Compile => context.max(1).checked_next_multiple_of(CONTEXT_STEP),
-            Source::Stored { plan, .. } => Some(plan.context).filter(|&rows| rows >= context),
+        let too_long = |most: usize| {
+            let advice = "make it shorter, or have it prepared for a longer context or with rings (kv: ring)";
+            DeviceError::Resources(format!("a context of {context} rows: program `{}` has graphs for {most}: {advice}", self.program.name))
         };
-        let rows = rows.ok_or_else(|| {
-            let prepared = match &self.graphs.source {
-                Source::Stored { plan, .. } => format!(": program `{}` was prepared for {}", self.program.name, plan.context),
-                Source::Compile => String::new(),
-            };
-            DeviceError::Resources(format!("a context of {context} rows is too long{prepared}"))
-        })?;
-        Ok(Box::new(NpuState::new(&self.program.slots, context, rows)?))
+        let (graphs, ring) = match &self.graphs.source {
+            Source::Stored { plan, .. } => (Some(plan.context), plan.ring),
+            Source::Compile => (self.options.context, (self.options.kv == Kv::Ring).then_some(self.limits.max_rows)),
+        };
+        let rows = match graphs {
+            Some(most) if context > most && ring.is_none() => return Err(too_long(most)),
+            Some(rows) => rows,
+            None => context.max(1),
+        };
+        let step = |rows: usize| rows.checked_next_multiple_of(CONTEXT_STEP).ok_or_else(|| too_long(usize::MAX));
+        let rows = if ring.is_some() { rows } else { step(rows)? };
+        let sizes = Sizes { rows: 0, context: rows, ring, taps: false };
+        Ok(Box::new(NpuState::new(&self.program.slots, context, sizes)?))
     }
 
     fn run(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
@@ -266,7 +276,7 @@ impl Executable for NpuExecutable {
         self.check_limits(call)?;
         for segment in call.segments.iter_mut() {
             if let Some(state) = &mut segment.state {
-                NpuState::of(&mut **state, &self.program.slots)?.begin();
+                NpuState::of(&mut **state, &self.program.slots)?.begin(segment.valid_rows);
             }
         }
         self.interpret(call)?;

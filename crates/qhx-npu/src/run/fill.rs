@@ -17,6 +17,8 @@ pub(super) struct Chunk {
     pub(super) valid: usize,
     /// The session's rows before it.
     pub(super) before: usize,
+    /// The most rows that attention over a slot sees.
+    pub(super) window: usize,
     /// The program's epoch.
     pub(super) epoch: usize,
 }
@@ -42,7 +44,7 @@ pub(super) fn fill(
                 }
             }
         }
-        Feed::Mask { mask, keys } => write_mask(*mask, *keys, chunk, dims, buffer),
+        Feed::Mask { mask, keys, past } => write_mask(*mask, *keys, *past, chunk, dims, buffer),
         Feed::Cosine(turn) => write_turn(program, values, turn, chunk, buffer, false),
         Feed::Sine(turn) => write_turn(program, values, turn, chunk, buffer, true),
         Feed::Fifo(slot) | Feed::Delta(slot) => match state {
@@ -136,18 +138,20 @@ fn write(buffer: &mut [f16], numbers: &[f32]) {
     buffer.convert_from_f32_slice(numbers);
 }
 
-fn write_mask(mask: Mask, keys: Keys, chunk: Chunk, dims: &[usize], buffer: &mut [f16]) {
-    let [rows, count] = dims[..] else { unreachable!("a mask is [rows, keys]") };
+fn write_mask(mask: Mask, keys: Keys, past: usize, chunk: Chunk, dims: &[usize], buffer: &mut [f16]) {
+    let [_, count] = dims[..] else { unreachable!("a mask is [rows, keys]") };
     let (valid, before) = match keys {
         Keys::Rows(per_row) => (chunk.valid.div_ceil(per_row), 0),
         Keys::Past | Keys::PastAndNew => (chunk.valid, chunk.before),
     };
     // The session's row that stands in a column; none: nothing is there yet.
+    // A slot's buffer is a ring: of all rows before `end` that may stand in a column, the latest does.
+    let latest = |column: usize, end: usize| (column < end).then(|| end - 1 - (end - 1 - column) % past);
     let position = |column: usize| match keys {
         Keys::Rows(_) => (column < valid).then_some(column),
-        Keys::Past => (column < before + valid).then_some(column),
-        Keys::PastAndNew => match column.checked_sub(count - rows) {
-            None => (column < before).then_some(column),
+        Keys::Past => latest(column, before + valid),
+        Keys::PastAndNew => match column.checked_sub(past) {
+            None => latest(column, before),
             Some(new) => (new < valid).then_some(before + new),
         },
     };
@@ -157,8 +161,8 @@ fn write_mask(mask: Mask, keys: Keys, chunk: Chunk, dims: &[usize], buffer: &mut
         for (column, x) in buffer.iter_mut().enumerate() {
             let sees = position(column).is_some_and(|j| match mask {
                 Mask::Full => true,
-                Mask::Causal => j <= index,
-                Mask::Window(window) => j <= index && index - j < window,
+                Mask::Causal => j <= index && index - j < chunk.window,
+                Mask::Window(window) => j <= index && index - j < window.min(chunk.window),
             });
             *x = if sees { seen } else { hidden };
         }
@@ -220,7 +224,7 @@ mod tests {
         let values = Values::new(&program, bindings, &[InputData::F32(&x), InputData::I32(&positions)]).unwrap();
         let turn = Turn { rotary: "turn".into(), positions: "positions".into(), dim: 10 };
         // Rows 1 and 2 of the call, in a graph of four rows.
-        let chunk = Chunk { first: 1, valid: 2, before: 0, epoch: 0 };
+        let chunk = Chunk { first: 1, valid: 2, before: 0, window: usize::MAX, epoch: 0 };
         let table = |feed: Feed| {
             let mut buffer = vec![f16::NAN; 40];
             fill(&program, &values, None, chunk, &feed, &[4, 1, 10], &mut buffer);
@@ -245,10 +249,15 @@ mod tests {
     fn masks_show_what_is_there_and_within_reach() {
         let seen = |mask: Mask, keys: Keys, chunk: Chunk, dims: [usize; 2]| {
             let mut buffer = vec![f16::NAN; dims[0] * dims[1]];
-            write_mask(mask, keys, chunk, &dims, &mut buffer);
+            let past = match keys {
+                Keys::Rows(_) => 0,
+                Keys::Past => dims[1],
+                Keys::PastAndNew => dims[1] - dims[0],
+            };
+            write_mask(mask, keys, past, chunk, &dims, &mut buffer);
             buffer.iter().map(|x| if *x == f16::ZERO { '1' } else { '.' }).collect::<String>()
         };
-        let chunk = Chunk { first: 0, valid: 2, before: 3, epoch: 0 };
+        let chunk = Chunk { first: 0, valid: 2, before: 3, window: usize::MAX, epoch: 0 };
         // Five places of the slot, three of them filled; three new rows, of which two count; padding sees what the last valid row sees.
         assert_eq!(seen(Mask::Causal, Keys::PastAndNew, chunk, [3, 8]), "111..1..111..11.111..11.");
         assert_eq!(seen(Mask::Window(3), Keys::PastAndNew, chunk, [3, 8]), ".11..1....1..11...1..11.");
@@ -256,5 +265,11 @@ mod tests {
         assert_eq!(seen(Mask::Full, Keys::Rows(1), chunk, [3, 3]), "11.11.11.");
         // Two rows of the call for each row: one of them counts.
         assert_eq!(seen(Mask::Full, Keys::Rows(2), chunk, [2, 2]), "1.1.");
+        // Rings. Rows 3 to 7 stand in places 3, 4, 0, 1, 2; rows 8 and 9 come, and see four rows at most.
+        let late = Chunk { before: 8, window: 4, ..chunk };
+        assert_eq!(seen(Mask::Causal, Keys::PastAndNew, late, [2, 7]), "111..1..11..11");
+        assert_eq!(seen(Mask::Window(3), Keys::PastAndNew, late, [2, 7]), ".11..1...1..11");
+        // A graph that only reads finds rows 4 to 9 in places 4, 5, 0, 1, 2, 3.
+        assert_eq!(seen(Mask::Causal, Keys::Past, late, [2, 6]), "111..11111..");
     }
 }

@@ -152,7 +152,8 @@ impl Graphs {
 
 /// The name of a part's graph.
 pub(super) fn part_name(part: usize, sizes: Sizes) -> String {
-    format!("part{part}_t{}_c{}", sizes.rows, sizes.context)
+    let ring = sizes.ring.map_or(String::new(), |rows| format!("r{rows}"));
+    format!("part{part}_t{}_c{}{ring}", sizes.rows, sizes.context)
 }
 
 /// The name of an expert graph.

@@ -12,4 +12,5 @@ mod prepare;
 mod state;
 mod values;
 
-pub use device::{NpuDevice, NpuOptions};
+pub use device::{Kv, NpuDevice, NpuOptions};
+pub(crate) use prepare::part_rows;

@@ -18,8 +18,11 @@ pub(super) struct Plan {
     pub(super) arch: String,
     /// The release that compiled it: older libraries cannot load it.
     pub(super) library: String,
-    /// Rows of KV slots.
+    /// Rows of KV slots; where they are rings, the most that attention sees.
     pub(super) context: usize,
+    /// Where slots are rings: the most rows of a call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) ring: Option<usize>,
     /// Rows that graphs take at once.
     pub(super) rows: Vec<usize>,
     /// The budget by which the program was cut into parts.
@@ -94,6 +97,7 @@ mod tests {
             arch: "v81".into(),
             library: "QAIRT 2.51.0".into(),
             context: 512,
+            ring: None,
             rows: vec![1, 128],
             part_bytes: 9,
             contexts: vec![file],

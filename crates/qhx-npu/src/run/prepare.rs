@@ -1,15 +1,14 @@
 //! Compiling a program ahead of time: every part at all rows that the target lists, saved as context binaries.
 
 use super::{
-    device::NpuOptions,
-    executable::CONTEXT_STEP,
+    device::{Kv, NpuOptions},
     graphs::{experts_name, failed, part_name},
     plan::{ContextFile, PLAN_VERSION, Plan},
 };
 use crate::{
     CompileOptions, Device,
     graph::Graph,
-    lower::{Part, Sizes, Work, experts::ExpertSizes, experts::expert_sizes, experts::lower_experts, lower, parts},
+    lower::{CONTEXT_STEP, Part, Sizes, Work, experts::ExpertSizes, experts::expert_sizes, experts::lower_experts, lower, parts},
 };
 use qhx_ir::{Artifact, Checked, DeviceError, Symbol, Target, Weights};
 use sha2::{Digest, Sha256};
@@ -35,12 +34,14 @@ pub(super) fn prepare(
     if rows.first().is_none_or(|&first| first == 0) || target.context == 0 {
         return Err(DeviceError::Resources(format!("target {}: rows {rows:?} and context {} are impossible", target.name, target.context)));
     }
-    let context = target.context.next_multiple_of(CONTEXT_STEP);
+    let ring = rows.last().copied().filter(|_| options.kv == Kv::Ring);
+    let context = if ring.is_some() { target.context } else { target.context.next_multiple_of(CONTEXT_STEP) };
     let mut plan = Plan {
         plan_version: PLAN_VERSION,
         arch: device.arch().to_string(),
         library: device.library().build().to_string(),
         context,
+        ring,
         rows: rows.clone(),
         part_bytes: options.part_bytes,
         contexts: vec![],
@@ -49,7 +50,8 @@ pub(super) fn prepare(
     for (number, part) in parts(program, options.part_bytes).iter().enumerate() {
         let Work::Graph(_) = part.work else { continue };
         let graphs = part_rows(part, &rows).into_iter().map(|rows| {
-            let sizes = Sizes { rows, context: if part.reads_kv { context } else { 0 }, taps: false };
+            let (context, ring) = if part.reads_kv { (context, ring) } else { (0, None) };
+            let sizes = Sizes { rows, context, ring, taps: false };
             Ok(lower(program, part, Some(weights), sizes, part_name(number, sizes))?.graph)
         });
         let graphs = graphs.collect::<Result<Vec<_>, DeviceError>>()?;
@@ -73,7 +75,7 @@ pub(super) fn prepare(
 }
 
 /// The rows at which a part is compiled.
-pub(super) fn part_rows(part: &Part, rows: &[usize]) -> Vec<usize> {
+pub(crate) fn part_rows(part: &Part, rows: &[usize]) -> Vec<usize> {
     let mut all: Vec<usize> = match part.work {
         // Wanted rows are one as a rule.
         Work::Graph(Symbol::L) if !part.whole => vec![1],

@@ -1,22 +1,22 @@
 //! The slots of one session, carried by the host: KV rows as f16 in the layout that graphs read, so that they are never copied for a call;
 //! recurrent slots as f32, so that what a graph computes in f16 is added to a state that does not drift.
 
+use crate::lower::Sizes;
 use half::f16;
-use qhx_ir::{DeviceError, KvType, Name, Slot, SlotData, State};
-use std::{any::Any, collections::BTreeMap};
+use qhx_ir::{DeviceError, KvType, Ledger, Name, Slot, SlotData, State};
+use std::{any::Any, collections::BTreeMap, ops::Range};
 
 /// A session's slots. KV rows beyond `len` are provisional until a commit counts them; a recurrent slot has a second buffer that a call works
-/// on and a commit makes the current one.
+/// on and a commit makes the current one. A KV buffer is a ring: a row stands at its number modulo the buffer's rows, which only matters where
+/// those are fewer than a session may have.
 #[derive(Clone)]
 pub(crate) struct NpuState {
-    declared: BTreeMap<Name, Slot>,
+    ledger: Ledger,
     contents: BTreeMap<Name, Content>,
-    capacity: usize,
-    /// Rows that KV buffers have: those of the graphs, at least `capacity`.
-    context: usize,
-    len: usize,
-    /// The valid rows of the last call, where it may be committed.
-    pending: Option<usize>,
+    /// The shapes of its KV buffers: those of the graphs.
+    sizes: Sizes,
+    /// All rows before this have been written at some time: what stood a buffer's length before them is gone.
+    reached: usize,
 }
 
 /// A slot's numbers.
@@ -26,22 +26,22 @@ enum Content {
     Recurrent { current: Vec<f32>, next: Vec<f32> },
 }
 
-/// Keys and values, head by head: `[kv_heads, context, head_dim]`.
+/// Keys and values, head by head: `[kv_heads, rows, head_dim]`.
 #[derive(Clone)]
 pub(crate) struct KvRows {
     pub(crate) keys: Vec<f16>,
     pub(crate) values: Vec<f16>,
     kv_heads: usize,
     head_dim: usize,
-    context: usize,
-    /// Rows that were imported, where more than are committed.
-    imported: usize,
+    rows: usize,
+    /// The most rows that a reader sees.
+    window: usize,
 }
 
 impl KvRows {
     /// Where the numbers of a row's head stand.
-    fn place(&self, row: usize, head: usize) -> std::ops::Range<usize> {
-        let start = (head * self.context + row) * self.head_dim;
+    fn place(&self, row: usize, head: usize) -> Range<usize> {
+        let start = (head * self.rows + row % self.rows) * self.head_dim;
         start..start + self.head_dim
     }
 
@@ -58,10 +58,10 @@ impl KvRows {
         }
     }
 
-    /// The first `rows` rows as bytes of the slot's type, in the canonical order.
-    fn export(&self, buffer: &[f16], rows: usize, dtype: KvType) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(rows * self.kv_heads * self.head_dim * dtype.bytes());
-        for (row, head) in (0..rows).flat_map(|row| (0..self.kv_heads).map(move |head| (row, head))) {
+    /// Some rows as bytes of the slot's type, in the canonical order.
+    fn export(&self, buffer: &[f16], rows: Range<usize>, dtype: KvType) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(rows.len() * self.kv_heads * self.head_dim * dtype.bytes());
+        for (row, head) in rows.flat_map(|row| (0..self.kv_heads).map(move |head| (row, head))) {
             for x in &buffer[self.place(row, head)] {
                 match dtype {
                     KvType::F16 => bytes.extend(x.to_le_bytes()),
@@ -81,8 +81,9 @@ pub(crate) enum Which {
 }
 
 impl NpuState {
-    pub(crate) fn new(slots: &BTreeMap<Name, Slot>, capacity: usize, context: usize) -> Result<Self, DeviceError> {
+    pub(crate) fn new(slots: &BTreeMap<Name, Slot>, capacity: usize, sizes: Sizes) -> Result<Self, DeviceError> {
         let too_large = |name: &Name, slot: &Slot| {
+            let context = sizes.context;
             DeviceError::Resources(format!("a context of {context} rows is too large for slot `{name}` ({slot:?}): ask for a smaller one"))
         };
         let content = |(name, slot): (&Name, &Slot)| {
@@ -92,9 +93,10 @@ impl NpuState {
                 Ok::<usize, DeviceError>(count)
             };
             let content = match *slot {
-                Slot::Kv { kv_heads, head_dim, .. } => {
-                    let zeros = vec![f16::ZERO; count(&[kv_heads, head_dim, context])?];
-                    Content::Kv(KvRows { keys: zeros.clone(), values: zeros, kv_heads, head_dim, context, imported: 0 })
+                Slot::Kv { kv_heads, head_dim, window, .. } => {
+                    let (rows, window) = (sizes.slot_rows(slot), sizes.window().min(window.unwrap_or(usize::MAX)));
+                    let zeros = vec![f16::ZERO; count(&[kv_heads, head_dim, rows])?];
+                    Content::Kv(KvRows { keys: zeros.clone(), values: zeros, kv_heads, head_dim, rows, window })
                 }
                 Slot::Fifo { rows, channels } => recurrent(count(&[rows, channels])?),
                 Slot::Delta { heads, key_dim, value_dim } => recurrent(count(&[heads, key_dim, value_dim])?),
@@ -102,23 +104,24 @@ impl NpuState {
             Ok((name.clone(), content))
         };
         let contents = slots.iter().map(content).collect::<Result<_, DeviceError>>()?;
-        Ok(Self { declared: slots.clone(), contents, capacity, context, len: 0, pending: None })
+        Ok(Self { ledger: Ledger::new(slots, capacity), contents, sizes, reached: 0 })
     }
 
     /// The state behind `state`, which must be one of a program with these slots.
     pub(crate) fn of<'a>(state: &'a mut dyn State, slots: &BTreeMap<Name, Slot>) -> Result<&'a mut Self, DeviceError> {
-        let own = state.as_any_mut().downcast_mut::<Self>().filter(|own| own.declared == *slots);
+        let own = state.as_any_mut().downcast_mut::<Self>().filter(|own| own.ledger.slots() == slots);
         own.ok_or_else(|| DeviceError::Call("the state was made by another device or for another program".into()))
     }
 
-    /// Rows of its KV buffers.
-    pub(crate) fn context(&self) -> usize {
-        self.context
+    /// The shapes of its KV buffers; rows and taps have no meaning.
+    pub(crate) fn sizes(&self) -> Sizes {
+        self.sizes
     }
 
-    /// A call begins: what an earlier one left uncommitted is forgotten, and recurrent slots start from what is committed.
-    pub(crate) fn begin(&mut self) {
-        self.pending = None;
+    /// A call of so many valid rows begins: what an earlier one left uncommitted is forgotten, and recurrent slots start from what is committed.
+    pub(crate) fn begin(&mut self, rows: usize) {
+        self.ledger.begin();
+        self.reached = self.reached.max(self.ledger.len() + rows);
         for content in self.contents.values_mut() {
             if let Content::Recurrent { current, next } = content {
                 next.copy_from_slice(current);
@@ -128,7 +131,7 @@ impl NpuState {
 
     /// A call of so many valid rows succeeded.
     pub(crate) fn end(&mut self, rows: usize) {
-        self.pending = Some(rows);
+        self.ledger.end(rows);
     }
 
     pub(crate) fn kv(&self, slot: &Name) -> &KvRows {
@@ -152,17 +155,6 @@ impl NpuState {
             _ => unreachable!("checked: a recurrent slot"),
         }
     }
-
-    /// From now on `len` rows count, and nothing else is known of.
-    fn settle(&mut self, len: usize) {
-        self.pending = None;
-        self.len = len;
-        for content in self.contents.values_mut() {
-            if let Content::Kv(kv) = content {
-                kv.imported = 0;
-            }
-        }
-    }
 }
 
 fn recurrent(count: usize) -> Content {
@@ -171,100 +163,77 @@ fn recurrent(count: usize) -> Content {
 
 impl State for NpuState {
     fn len(&self) -> usize {
-        self.len
+        self.ledger.len()
     }
 
     fn capacity(&self) -> usize {
-        self.capacity
+        self.ledger.capacity()
     }
 
     fn commit(&mut self, rows: usize) -> Result<(), DeviceError> {
-        let Some(pending) = self.pending else {
-            return Err(DeviceError::Call("there is no call to commit".into()));
-        };
-        let recurrent = self.declared.values().any(Slot::is_recurrent);
-        if rows > pending || (recurrent && rows != pending) {
-            let why = if recurrent { "a state with recurrent slots commits all or nothing" } else { "more cannot count" };
-            return Err(DeviceError::Call(format!("commit of {rows} rows after a call of {pending} valid rows: {why}")));
-        }
+        self.ledger.commit(rows)?;
         for content in self.contents.values_mut() {
             if let Content::Recurrent { current, next } = content {
                 std::mem::swap(current, next);
             }
         }
-        self.settle(self.len + rows);
         Ok(())
     }
 
     fn truncate(&mut self, len: usize) -> Result<(), DeviceError> {
-        if len > self.len {
-            return Err(DeviceError::Call(format!("cannot truncate {} rows to {len}", self.len)));
+        for (name, content) in &self.contents {
+            if let Content::Kv(kv) = content
+                && len > 0
+                && (len + 1).saturating_sub(kv.window) < self.reached.saturating_sub(kv.rows)
+            {
+                let kept = self.reached - kv.rows;
+                return Err(DeviceError::Call(format!(
+                    "cannot go back to row {len}: slot `{name}` is a ring and has no rows before {kept}"
+                )));
+            }
         }
-        self.settle(len);
-        Ok(())
+        if len == 0 {
+            self.reached = 0;
+        }
+        self.ledger.truncate(len)
     }
 
     fn fork(&self) -> Box<dyn State> {
-        Box::new(Self { pending: None, ..self.clone() })
+        Box::new(Self { ledger: self.ledger.fork(), ..self.clone() })
     }
 
-    fn export(&self, slot: &str) -> Result<SlotData, DeviceError> {
-        let unknown = || DeviceError::Call(format!("the state has no slot `{slot}`"));
-        Ok(match (self.contents.get(slot).ok_or_else(unknown)?, self.declared.get(slot).ok_or_else(unknown)?) {
+    fn export_rows(&self, slot: &str, first: usize) -> Result<SlotData, DeviceError> {
+        self.ledger.export(slot, first)?;
+        Ok(match (&self.contents[slot], &self.ledger.slots()[slot]) {
             (Content::Kv(kv), &Slot::Kv { dtype, .. }) => {
-                let [keys, values] = [&kv.keys, &kv.values].map(|buffer| kv.export(buffer, self.len, dtype));
-                SlotData::Kv { dtype, rows: self.len, keys, values }
+                let (rows, kept) = (first..self.ledger.len(), self.reached.saturating_sub(kv.rows));
+                if rows.start < kept && !rows.is_empty() {
+                    return Err(DeviceError::Call(format!("slot `{slot}` is a ring and has no rows before {kept}")));
+                }
+                let [keys, values] = [&kv.keys, &kv.values].map(|buffer| kv.export(buffer, rows.clone(), dtype));
+                SlotData::Kv { dtype, rows: rows.len(), keys, values }
             }
             (Content::Kv(_), _) => unreachable!("only KV slots hold KV rows"),
             (Content::Recurrent { current, .. }, _) => SlotData::Recurrent(current.clone()),
         })
     }
 
-    fn import(&mut self, slot: &str, data: &SlotData) -> Result<(), DeviceError> {
-        let unknown = || DeviceError::Call(format!("the state has no slot `{slot}`"));
-        let declared = self.declared.get(slot).ok_or_else(unknown)?;
-        let wrong = |reason: String| Err(DeviceError::Call(format!("import of slot `{slot}`: {reason}")));
-        match (data, declared, self.contents.get_mut(slot).ok_or_else(unknown)?) {
-            (SlotData::Kv { dtype, rows, keys, values }, Slot::Kv { dtype: own, .. }, Content::Kv(kv)) => {
-                if dtype != own {
-                    return wrong(format!("needs {own:?} rows, found {dtype:?}"));
-                }
-                if *rows > self.capacity || (self.len > 0 && *rows != self.len) {
-                    return wrong(format!("{rows} rows do not fit {} committed rows of at most {}", self.len, self.capacity));
-                }
-                let bytes = rows * kv.kv_heads * kv.head_dim * dtype.bytes();
-                if keys.len() != bytes || values.len() != bytes {
-                    return wrong(format!("{rows} rows need {bytes} bytes, found {} and {}", keys.len(), values.len()));
-                }
-                kv.write(Which::Keys, 0, &from_bytes(keys, *dtype));
-                kv.write(Which::Values, 0, &from_bytes(values, *dtype));
-                kv.imported = *rows;
+    fn import_rows(&mut self, slot: &str, first: usize, data: &SlotData) -> Result<(), DeviceError> {
+        self.ledger.import(slot, first, data)?;
+        match (data, self.contents.get_mut(slot)) {
+            (SlotData::Kv { dtype, rows, keys, values }, Some(Content::Kv(kv))) => {
+                kv.write(Which::Keys, first, &from_bytes(keys, *dtype));
+                kv.write(Which::Values, first, &from_bytes(values, *dtype));
+                self.reached = self.reached.max(first + rows);
             }
-            (SlotData::Recurrent(numbers), _, Content::Recurrent { current, .. }) => {
-                if numbers.len() != current.len() {
-                    return wrong(format!("needs {} numbers, found {}", current.len(), numbers.len()));
-                }
-                current.copy_from_slice(numbers);
-            }
-            _ => return wrong(format!("the data is not of the kind of {declared:?}")),
+            (SlotData::Recurrent(numbers), Some(Content::Recurrent { current, .. })) => current.copy_from_slice(numbers),
+            _ => unreachable!("the ledger checked the kind"),
         }
-        self.pending = None;
         Ok(())
     }
 
     fn set_len(&mut self, len: usize) -> Result<(), DeviceError> {
-        if len > self.capacity {
-            return Err(DeviceError::Call(format!("{len} rows are beyond the context of {} rows", self.capacity)));
-        }
-        for (name, content) in &self.contents {
-            if let Content::Kv(kv) = content
-                && kv.imported.max(self.len) < len
-            {
-                return Err(DeviceError::Call(format!("slot `{name}` does not hold {len} rows: import them first")));
-            }
-        }
-        self.settle(len);
-        Ok(())
+        self.ledger.set_len(len)
     }
 
     fn bytes(&self) -> u64 {

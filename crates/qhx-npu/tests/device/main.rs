@@ -2,4 +2,5 @@
 
 mod paths;
 mod prepared;
+mod ring;
 mod support;

@@ -12,6 +12,7 @@ mod snapshot;
 use crate::{
     Cancel, Error, MediaKind, Model, Prompt,
     inputs::Inputs,
+    placement::Phase,
     rows::{Rows, Run},
 };
 use checkpoint::{Checkpoint, recurrent};
@@ -54,6 +55,8 @@ pub struct Session {
 pub struct Work {
     /// Calls of the program.
     pub calls: usize,
+    /// Those of them that wrote: see [`Phase`].
+    pub decode_calls: usize,
     /// Rows computed, those computed again included.
     pub rows: usize,
     /// Time spent in the program's last stage (the output head), as far as the device tells.
@@ -396,6 +399,7 @@ impl Session {
         };
         state.commit(count)?;
         work.calls += 1;
+        work.decode_calls += usize::from(Phase::of(count) == Phase::Decode);
         work.rows += count;
         work.last_stage += executable.last_stage_time().unwrap_or_default();
         // Only the step's last call replaces them: until then the step may still fail.

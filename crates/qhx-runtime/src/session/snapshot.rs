@@ -10,7 +10,7 @@ use crate::{
     rows::Run,
 };
 use qhx_bundle::Digest;
-use qhx_ir::{KvType, Program, Slot, SlotData};
+use qhx_ir::{DeviceError, KvType, Program, Slot, SlotData};
 use serde::{Deserialize, Serialize};
 use std::{path::Path, sync::Arc};
 
@@ -74,12 +74,13 @@ impl Session {
     /// Writes the session to a file, whole or not at all.
     pub fn save(&self, path: &Path) -> Result<(), Error> {
         let program = self.model.program();
-        let state_rows = if self.lost { 0 } else { self.state.len() };
         let mut content = Vec::new();
-        let mut slots = Vec::new();
-        for name in program.slots.keys().filter(|_| state_rows > 0) {
-            slots.push(put(&mut content, name, &self.state.export(name)?));
-        }
+        // A device that kept a window only cannot give all rows: they are saved as ids, and computed again.
+        let exported = program.slots.keys().map(|name| Ok((name, self.state.export(name)?))).collect::<Result<Vec<_>, DeviceError>>();
+        let exported = exported.ok().filter(|_| !self.lost && !self.state.is_empty());
+        let state_rows = if exported.is_some() { self.state.len() } else { 0 };
+        let exported = exported.unwrap_or_default();
+        let slots = exported.iter().map(|(name, data)| put(&mut content, name, data)).collect();
         let mut checkpoints = Vec::new();
         for checkpoint in self.checkpoints.iter().filter(|c| c.len <= state_rows) {
             let slots = checkpoint.slots.iter().map(|(name, data)| put(&mut content, name, data)).collect();

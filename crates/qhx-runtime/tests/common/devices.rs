@@ -120,15 +120,15 @@ impl State for TroubledState {
         Box::new(Self { inner: self.inner.fork(), trouble: self.trouble.clone() })
     }
 
-    fn export(&self, slot: &str) -> Result<SlotData, DeviceError> {
-        self.inner.export(slot)
+    fn export_rows(&self, slot: &str, first: usize) -> Result<SlotData, DeviceError> {
+        self.inner.export_rows(slot, first)
     }
 
-    fn import(&mut self, slot: &str, data: &SlotData) -> Result<(), DeviceError> {
+    fn import_rows(&mut self, slot: &str, first: usize, data: &SlotData) -> Result<(), DeviceError> {
         if self.trouble.lock().unwrap().refuse_import {
             return Err(DeviceError::Resources("cannot import now".into()));
         }
-        self.inner.import(slot, data)
+        self.inner.import_rows(slot, first, data)
     }
 
     fn set_len(&mut self, len: usize) -> Result<(), DeviceError> {

@@ -100,7 +100,7 @@ fn states_move() {
     refused(state.import("none", &fifo), "no slot `none`");
     refused(state.export("none"), "no slot `none`");
     let rows = |dtype, rows, bytes| SlotData::Kv { dtype, rows, keys: vec![0; bytes], values: vec![0; bytes] };
-    refused(state.import("kv", &rows(KvType::F32, 2, 8)), "2 rows do not fit 3 committed");
+    refused(state.import("kv", &rows(KvType::F32, 2, 8)), "2 rows from row 0 on do not fit 3 committed");
     refused(state.import("kv", &rows(KvType::F32, 3, 8)), "need 12 bytes");
     refused(state.import("kv", &rows(KvType::F16, 3, 6)), "needs F32 rows");
     refused(loaded.state().set_len(65), "beyond the context of 64");

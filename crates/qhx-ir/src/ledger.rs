@@ -1,0 +1,204 @@
+//! The rules by which every state counts its rows: what a call may add, what a commit makes of it, what may be taken back and brought in.
+//!
+//! Devices differ in how they keep numbers, not in these rules: a state holds a [`Ledger`] beside its numbers and asks it first.
+
+use crate::{DeviceError, Name, Slot, SlotData};
+use std::collections::BTreeMap;
+
+/// How many rows of a session count, and what has been put beside them.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    slots: BTreeMap<Name, Slot>,
+    capacity: usize,
+    len: usize,
+    /// The valid rows of the last call, where it may be committed.
+    pending: Option<usize>,
+    /// Rows that each slot has after an import, where more than are committed; in the order of `slots`.
+    imported: Vec<usize>,
+}
+
+impl Ledger {
+    /// Nothing counts yet.
+    pub fn new(slots: &BTreeMap<Name, Slot>, capacity: usize) -> Self {
+        Self { slots: slots.clone(), capacity, len: 0, pending: None, imported: vec![0; slots.len()] }
+    }
+
+    /// The declared slots.
+    pub fn slots(&self) -> &BTreeMap<Name, Slot> {
+        &self.slots
+    }
+
+    /// Committed rows.
+    #[allow(clippy::len_without_is_empty)] // a state has it
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The most rows that may count.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// A slot's declaration and its place among all slots.
+    pub fn slot(&self, name: &str) -> Result<(usize, &Slot), DeviceError> {
+        let mut all = self.slots.iter().enumerate();
+        let found = all.find_map(|(place, (own, slot))| (&**own == name).then_some((place, slot)));
+        found.ok_or_else(|| DeviceError::Call(format!("the state has no slot `{name}`")))
+    }
+
+    /// A call begins: what an earlier one left uncommitted is forgotten.
+    pub fn begin(&mut self) {
+        self.pending = None;
+    }
+
+    /// A call of so many valid rows succeeded.
+    pub fn end(&mut self, rows: usize) {
+        self.pending = Some(rows);
+    }
+
+    /// The first `rows` rows of the last call count from now on.
+    pub fn commit(&mut self, rows: usize) -> Result<(), DeviceError> {
+        let Some(pending) = self.pending else {
+            return Err(DeviceError::Call("there is no call to commit".into()));
+        };
+        let recurrent = self.slots.values().any(Slot::is_recurrent);
+        if rows > pending || (recurrent && rows != pending) {
+            let why = if recurrent { "a state with recurrent slots commits all or nothing" } else { "more cannot count" };
+            return Err(DeviceError::Call(format!("commit of {rows} rows after a call of {pending} valid rows: {why}")));
+        }
+        self.settle(self.len + rows);
+        Ok(())
+    }
+
+    /// Only the first `len` rows count from now on.
+    pub fn truncate(&mut self, len: usize) -> Result<(), DeviceError> {
+        if len > self.len {
+            return Err(DeviceError::Call(format!("cannot truncate {} rows to {len}", self.len)));
+        }
+        self.settle(len);
+        Ok(())
+    }
+
+    /// Whether rows of a slot can be given from `first` on; its place.
+    pub fn export(&self, slot: &str, first: usize) -> Result<usize, DeviceError> {
+        let (place, _) = self.slot(slot)?;
+        match first <= self.len {
+            true => Ok(place),
+            false => Err(DeviceError::Call(format!("export of slot `{slot}` from row {first} on, of {} rows", self.len))),
+        }
+    }
+
+    /// Whether `data` is what slot `slot` may hold from row `first` on; its place. KV rows either end where the committed ones end or
+    /// are put behind them, to be counted by [`Ledger::set_len`]. What a call left uncommitted is forgotten.
+    pub fn import(&mut self, slot: &str, first: usize, data: &SlotData) -> Result<usize, DeviceError> {
+        let (place, declared) = self.slot(slot)?;
+        let wrong = |reason: String| Err(DeviceError::Call(format!("import of slot `{slot}`: {reason}")));
+        let recurrent = match *declared {
+            Slot::Kv { .. } => None,
+            Slot::Fifo { rows, channels } => Some(rows * channels),
+            Slot::Delta { heads, key_dim, value_dim } => Some(heads * key_dim * value_dim),
+        };
+        match (data, declared, recurrent) {
+            (SlotData::Kv { dtype, rows, keys, values }, Slot::Kv { kv_heads, head_dim, dtype: own, .. }, _) => {
+                if dtype != own {
+                    return wrong(format!("needs {own:?} rows, found {dtype:?}"));
+                }
+                let end = first.saturating_add(*rows);
+                if end > self.capacity || first > self.len || (end != self.len && first != self.len) {
+                    return wrong(format!(
+                        "{rows} rows from row {first} on do not fit {} committed rows of at most {}",
+                        self.len, self.capacity
+                    ));
+                }
+                let bytes = rows * kv_heads * head_dim * dtype.bytes();
+                if keys.len() != bytes || values.len() != bytes {
+                    return wrong(format!("{rows} rows need {bytes} bytes, found {} and {}", keys.len(), values.len()));
+                }
+                self.imported[place] = end;
+            }
+            (SlotData::Recurrent(numbers), _, Some(own)) => {
+                if numbers.len() != own {
+                    return wrong(format!("needs {own} numbers, found {}", numbers.len()));
+                }
+            }
+            _ => return wrong(format!("the data is not of the kind of {declared:?}")),
+        }
+        self.pending = None;
+        Ok(place)
+    }
+
+    /// `len` rows count from now on: they must be there.
+    pub fn set_len(&mut self, len: usize) -> Result<(), DeviceError> {
+        if len > self.capacity {
+            return Err(DeviceError::Call(format!("{len} rows are beyond the context of {} rows", self.capacity)));
+        }
+        for ((name, slot), &imported) in self.slots.iter().zip(&self.imported) {
+            if !slot.is_recurrent() && imported.max(self.len) < len {
+                return Err(DeviceError::Call(format!("slot `{name}` does not hold {len} rows: import them first")));
+            }
+        }
+        self.settle(len);
+        Ok(())
+    }
+
+    /// For an independent copy of what is committed.
+    pub fn fork(&self) -> Self {
+        let mut copy = self.clone();
+        copy.settle(self.len);
+        copy
+    }
+
+    /// From now on `len` rows count, and nothing else is known of.
+    fn settle(&mut self, len: usize) {
+        self.pending = None;
+        self.len = len;
+        self.imported.fill(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::KvType;
+
+    fn kv() -> Slot {
+        Slot::Kv { kv_heads: 1, head_dim: 2, window: None, dtype: KvType::F16 }
+    }
+
+    fn rows(rows: usize) -> SlotData {
+        SlotData::Kv { dtype: KvType::F16, rows, keys: vec![0; rows * 4], values: vec![0; rows * 4] }
+    }
+
+    #[test]
+    fn rows_are_put_behind_or_in_place_of_committed_ones() {
+        let mut ledger = Ledger::new(&BTreeMap::from([("a".into(), kv()), ("b".into(), kv())]), 8);
+        ledger.import("a", 0, &rows(3)).unwrap();
+        assert!(ledger.set_len(3).unwrap_err().to_string().contains("`b` does not hold 3 rows"));
+        assert_eq!(ledger.import("b", 0, &rows(4)).unwrap(), 1);
+        ledger.set_len(3).unwrap();
+        for (first, count) in [(3, 2), (0, 3), (1, 2)] {
+            ledger.import("a", first, &rows(count)).unwrap_or_else(|e| panic!("{first}, {count}: {e}"));
+        }
+        for (first, count) in [(4, 1), (0, 2), (0, 4), (2, 2), (3, 6), (usize::MAX, 2)] {
+            let error = ledger.import("a", first, &rows(count)).unwrap_err().to_string();
+            assert!(error.contains("do not fit 3 committed rows of at most 8"), "{first}, {count}: {error}");
+        }
+        // The last import of a slot is what it holds.
+        ledger.import("a", 3, &rows(1)).unwrap();
+        ledger.import("b", 3, &rows(2)).unwrap();
+        assert!(ledger.set_len(5).is_err());
+        ledger.set_len(4).unwrap();
+        assert!(ledger.export("a", 4).is_ok() && ledger.export("a", 5).is_err());
+    }
+
+    #[test]
+    fn a_copy_knows_only_what_counts() {
+        let mut ledger = Ledger::new(&BTreeMap::from([("a".into(), kv())]), 8);
+        ledger.begin();
+        ledger.end(2);
+        assert!(ledger.fork().commit(1).is_err());
+        ledger.commit(1).unwrap();
+        assert_eq!((ledger.len(), ledger.fork().len()), (1, 1));
+        assert!(ledger.commit(1).is_err(), "once only");
+    }
+}

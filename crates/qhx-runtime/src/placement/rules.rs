@@ -1,0 +1,202 @@
+//! What a person wishes: a small file that says which stage runs where.
+//!
+//! ```toml
+//! default = "npu"                     # what nothing below names; absent: what --device says
+//! decode = "cpu"                      # writing tokens; `prefill` is reading the prompt
+//!
+//! [stages]                            # the beginning of a path; the longest one counts, in both phases
+//! "audio" = "npu"
+//! "layers.*.attn" = "npu"             # any one word
+//! "layers.3.ffn.down_proj" = "cpu"
+//! ```
+
+use super::{Phase, tower_stage};
+use crate::{Error, files};
+use qhx_ir::Checked;
+use serde::Deserialize;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+/// Which stage is to run where.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rules {
+    /// The device of everything that nothing else names.
+    pub default: Option<String>,
+    /// The device that reads prompts.
+    pub prefill: Option<String>,
+    /// The device that writes tokens.
+    pub decode: Option<String>,
+    /// Devices by stage: the first words of an op's path, of the text program or (as `vision…`, `audio…`) of a tower; `*` is any one word.
+    #[serde(default)]
+    pub stages: BTreeMap<String, String>,
+}
+
+/// A placement file is a page of text, no more.
+const MOST_BYTES: usize = 1 << 20;
+/// Stands for any one word of a path.
+const ANY: &str = "*";
+/// So many names are listed beside one that is unknown.
+const LISTED_NAMES: usize = 12;
+
+impl Rules {
+    /// Reads a file.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let wrong = |reason: String| Error::Placement { reason: format!("{}: {reason}", path.display()) };
+        let bytes = files::read(path)?;
+        if bytes.len() > MOST_BYTES {
+            return Err(wrong(format!("{} bytes are too many for a placement", bytes.len())));
+        }
+        let text = String::from_utf8(bytes).map_err(|_| wrong("is not UTF-8".into()))?;
+        Self::from_toml(&text).map_err(|error| match error {
+            Error::Placement { reason } => wrong(reason),
+            other => other,
+        })
+    }
+
+    /// Reads the text of a file.
+    pub fn from_toml(text: &str) -> Result<Self, Error> {
+        toml::from_str(text).map_err(|e| Error::Placement { reason: e.to_string().trim_end().to_owned() })
+    }
+
+    /// All devices that are named, the default one first.
+    pub fn devices(&self) -> Vec<&str> {
+        let named = [&self.default, &self.prefill, &self.decode].into_iter().flatten().chain(self.stages.values());
+        let mut all: Vec<&str> = Vec::new();
+        for name in named {
+            if !all.contains(&name.as_str()) {
+                all.push(name);
+            }
+        }
+        all
+    }
+
+    /// The device for a path of a program in a phase, and the rule that says so. A tower has no phases.
+    pub(super) fn device(&self, program: &Checked, path: &str, phase: Phase) -> Option<(&str, String)> {
+        let tower = is_tower(program);
+        let path = if tower { tower_stage(program, path) } else { path.to_owned() };
+        let under = self.stages.iter().filter(|(stage, _)| matches(&path, stage));
+        // Of two as long, the one that names more.
+        let weight = |stage: &str| (stage.split('.').count(), stage.split('.').filter(|word| *word != ANY).count());
+        if let Some((stage, device)) = under.max_by_key(|(stage, _)| weight(stage)) {
+            return Some((device, format!("the placement says so of `{stage}`")));
+        }
+        let by_phase = match phase {
+            _ if tower => None,
+            Phase::Prefill => self.prefill.as_ref().map(|device| (device, "prefill")),
+            Phase::Decode => self.decode.as_ref().map(|device| (device, "decode")),
+        };
+        let (device, rule) = by_phase.or(self.default.as_ref().map(|device| (device, "default")))?;
+        Some((device, format!("the placement's `{rule}`")))
+    }
+
+    /// Whether every stage that is named is one of these programs.
+    pub fn check<'a>(&self, programs: impl IntoIterator<Item = &'a Checked>) -> Result<(), Error> {
+        let paths: Vec<String> = programs
+            .into_iter()
+            .flat_map(|program| {
+                program.ops.iter().map(|op| if is_tower(program) { tower_stage(program, &op.path) } else { op.path.to_string() })
+            })
+            .collect();
+        match self.stages.keys().find(|stage| !paths.iter().any(|path| matches(path, stage))) {
+            None => Ok(()),
+            Some(stage) => Err(Error::Placement { reason: format!("no stage is called `{stage}`: {}", near(stage, &paths)) }),
+        }
+    }
+}
+
+/// Whether a path begins with the words of `stage`.
+fn matches(path: &str, stage: &str) -> bool {
+    let mut words = path.split('.');
+    stage.split('.').all(|wanted| words.next().is_some_and(|word| wanted == ANY || word == wanted))
+}
+
+fn is_tower(program: &Checked) -> bool {
+    &*program.name != qhx_bundle::manifest::TEXT_PROGRAM
+}
+
+/// What stands where an unknown name leaves the known ones.
+fn near(stage: &str, paths: &[String]) -> String {
+    let parts: Vec<&str> = stage.split('.').collect();
+    let known = (1..parts.len()).rev().find(|&n| paths.iter().any(|path| matches(path, &parts[..n].join("."))));
+    let start = parts[..known.unwrap_or(0)].join(".");
+    let inside = paths.iter().filter(|path| start.is_empty() || matches(path, &start));
+    let next = inside.filter_map(|path| path.split('.').nth(known.unwrap_or(0)).map(str::to_owned));
+    let mut names: Vec<String> = next.collect::<BTreeSet<_>>().into_iter().collect();
+    names.sort_by_key(|name| (name.parse::<u64>().ok(), name.clone()));
+    let more = names.len().saturating_sub(LISTED_NAMES);
+    let mut listed = names[..names.len() - more].join(", ");
+    if more > 0 {
+        listed += &format!(" and {more} more");
+    }
+    match (start.is_empty(), names.is_empty()) {
+        (true, _) => format!("there are {listed}"),
+        (false, true) => format!("`{start}` is a single op"),
+        (false, false) => format!("under `{start}` there are {listed}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use qhx_ir::conformance::models;
+
+    fn text() -> Checked {
+        let mut program = (*models::tiny(0)[0].program).clone();
+        program.name = qhx_bundle::manifest::TEXT_PROGRAM.into();
+        Checked::new(program).unwrap()
+    }
+
+    #[test]
+    fn the_longest_name_counts_then_the_phase_then_the_default() {
+        let program = text();
+        let rules = Rules::from_toml(
+            "default = \"a\"\nprefill = \"b\"\n[stages]\nlayers = \"c\"\n\"layers.1\" = \"d\"\n\"layers.1.attn\" = \"e\"\naudio = \"f\"",
+        );
+        let rules = rules.unwrap();
+        let device = |path: &str, phase| rules.device(&program, path, phase).unwrap().0.to_owned();
+        for phase in Phase::ALL {
+            assert_eq!(
+                [device("layers.0.ffn.up", phase), device("layers.1.ffn", phase), device("layers.1.attn.q", phase)],
+                ["c", "d", "e"]
+            );
+            assert_eq!(device("layers.10.ffn", phase), "c", "a name ends at a dot");
+        }
+        assert_eq!((device("embed", Phase::Prefill), device("embed", Phase::Decode)), ("b".into(), "a".into()));
+        let mut tower = (*program).clone();
+        tower.name = "audio".into();
+        let tower = Checked::new(tower).unwrap();
+        assert_eq!(rules.device(&tower, "layers.1.attn.q", Phase::Prefill).unwrap().0, "f");
+        let plain = Rules { stages: BTreeMap::new(), ..rules.clone() };
+        assert_eq!(plain.device(&tower, "embed", Phase::Prefill).unwrap().0, "a", "a tower does not read prompts");
+        let any = Rules::from_toml("[stages]\n\"layers.*.ffn\" = \"a\"\n\"layers.1\" = \"b\"\n\"layers.0.ffn\" = \"c\"").unwrap();
+        let device = |path: &str| any.device(&program, path, Phase::Decode).map(|(device, _)| device);
+        let found = ["layers.1.ffn.up", "layers.1.attn", "layers.0.ffn.up", "layers.0.attn"].map(device);
+        assert_eq!(found, [Some("a"), Some("b"), Some("c"), None]);
+        assert_eq!(rules.devices(), ["a", "b", "f", "c", "d", "e"]);
+        assert_eq!(Rules::default().device(&program, "embed", Phase::Decode), None);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told() {
+        let wrong = |text: &str| Rules::from_toml(text).unwrap_err().to_string();
+        assert!(wrong("prefil = \"npu\"").contains("unknown field `prefil`"), "{}", wrong("prefil = \"npu\""));
+        assert!(wrong("default = 3").contains("expected a string"));
+        assert!(wrong("[stages").contains("line 1"));
+        assert!(Rules::read(Path::new("no/such.toml")).unwrap_err().to_string().contains("cannot read no/such.toml"));
+        let unknown = |stage: &str| {
+            let rules = Rules { stages: BTreeMap::from([(stage.to_owned(), "cpu".to_owned())]), ..Rules::default() };
+            rules.check([&text()]).map_err(|e| e.to_string())
+        };
+        assert_eq!(unknown("layers.1.attn"), Ok(()));
+        let error = unknown("layers.7.attn").unwrap_err();
+        assert!(error.contains("no stage is called `layers.7.attn`: under `layers` there are 0, 1"), "{error}");
+        assert_eq!(unknown("*.*.attn"), Ok(()));
+        let error = unknown("layers.*.atn").unwrap_err();
+        assert!(error.contains("under `layers.*` there are attn, deepstack, ffn"), "{error}");
+        let error = unknown("layer").unwrap_err();
+        assert!(error.contains("there are embed, layers"), "{error}");
+    }
+}

@@ -1,0 +1,184 @@
+//! Several devices as one: a program whose ops run on different devices, and one that runs elsewhere when it reads a prompt than when it writes.
+//!
+//! Knows who runs which op; why is the business of [`crate::placement`].
+
+mod parts;
+mod phases;
+
+use crate::placement::SlotCopy;
+use parts::Parts;
+use phases::Phases;
+use qhx_ir::{CheckError, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Name, Op, Slot, Weights};
+use serde::Serialize;
+use std::{
+    collections::{BTreeMap, HashSet},
+    ops::Range,
+    sync::Arc,
+};
+
+/// What a call is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Reading a prompt: calls of several rows.
+    Prefill,
+    /// Writing tokens: calls of one row.
+    Decode,
+}
+
+impl Phase {
+    /// Both, in the order in which they come.
+    pub const ALL: [Self; 2] = [Self::Prefill, Self::Decode];
+
+    /// The phase of a call of so many rows.
+    pub fn of(rows: usize) -> Self {
+        if rows == 1 { Self::Decode } else { Self::Prefill }
+    }
+}
+
+/// Says which device (by its place) runs an op in a phase.
+pub type Choose = dyn Fn(&Checked, &Op, Phase) -> usize + Send + Sync;
+
+/// Devices that share the work.
+pub struct SplitDevice {
+    devices: Vec<Arc<dyn Device>>,
+    choose: Box<Choose>,
+}
+
+/// Consecutive ops on one device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The device's place.
+    pub device: usize,
+    /// The ops' places in the program.
+    pub ops: Range<usize>,
+}
+
+impl Run {
+    /// Its ops as a program.
+    fn part(&self, program: &Checked) -> Result<Checked, CheckError> {
+        let own: HashSet<&Name> = program.ops[self.ops.clone()].iter().map(|op| &op.path).collect();
+        program.cut(|op| own.contains(&op.path))
+    }
+}
+
+impl SplitDevice {
+    /// `choose` gives a place among `devices`; of a larger one the last is meant.
+    pub fn new(devices: Vec<Arc<dyn Device>>, choose: impl Fn(&Checked, &Op, Phase) -> usize + Send + Sync + 'static) -> Self {
+        Self { devices, choose: Box::new(choose) }
+    }
+
+    /// The device that runs an op in a phase.
+    fn device(&self, program: &Checked, op: &Op, phase: Phase) -> (usize, &Arc<dyn Device>) {
+        let place = (self.choose)(program, op, phase).min(self.devices.len() - 1);
+        (place, &self.devices[place])
+    }
+
+    /// The runs of a phase, in the program's order.
+    pub fn runs(&self, program: &Checked, phase: Phase) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        for (at, op) in program.ops.iter().enumerate() {
+            let (device, _) = self.device(program, op, phase);
+            match runs.last_mut() {
+                Some(run) if run.device == device => run.ops.end = at + 1,
+                _ => runs.push(Run { device, ops: at..at + 1 }),
+            }
+        }
+        runs
+    }
+
+    fn load_runs(
+        &self,
+        runs: &[Run],
+        program: &Checked,
+        weights: &Arc<dyn Weights>,
+        options: &LoadOptions,
+    ) -> Result<Box<dyn Executable>, DeviceError> {
+        let [only] = runs else {
+            // What was prepared, was prepared for whole programs.
+            let options = LoadOptions { artifacts: None, ..options.clone() };
+            let load = |run: &Run| self.devices[run.device].load(&run.part(program)?, weights, &options);
+            return Ok(Box::new(Parts::new(program, runs.iter().map(load).collect::<Result<_, _>>()?)?));
+        };
+        self.devices[only.device].load(program, weights, options)
+    }
+}
+
+impl Device for SplitDevice {
+    fn describe(&self) -> DeviceInfo {
+        let all: Vec<DeviceInfo> = self.devices.iter().map(|device| device.describe()).collect();
+        let names: Vec<&str> = all.iter().map(|info| info.name.as_str()).collect();
+        DeviceInfo {
+            name: "split".into(),
+            description: names.join(" and "),
+            memory_bytes: None,
+            threads: all.iter().map(|info| info.threads).max().unwrap_or(1),
+            facts: BTreeMap::from([("devices".into(), names.join(", "))]),
+        }
+    }
+
+    fn accepts(&self, program: &Checked, op: &Op) -> Result<(), DeviceError> {
+        Phase::ALL.into_iter().try_for_each(|phase| self.device(program, op, phase).1.accepts(program, op))
+    }
+
+    fn on_host(&self, program: &Checked, op: &Op) -> bool {
+        Phase::ALL.into_iter().all(|phase| self.device(program, op, phase).1.on_host(program, op))
+    }
+
+    fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
+        let [prefill, decode] = Phase::ALL.map(|phase| self.runs(program, phase));
+        let many = self.load_runs(&prefill, program, weights, options)?;
+        if prefill == decode {
+            return Ok(many);
+        }
+        let LoadOptions { max_soft_rows, max_wanted, .. } = *options;
+        let single = LoadOptions { max_rows: 1, max_soft_rows: max_soft_rows.min(1), max_wanted: max_wanted.min(1), ..options.clone() };
+        let one = self.load_runs(&decode, program, weights, &single)?;
+        Ok(Box::new(Phases::new(program, many, one)))
+    }
+}
+
+/// Which slots of a program are held more than once, with the names of the devices.
+pub(crate) fn slot_copies(split: &SplitDevice, program: &Checked, names: &[String]) -> Result<Vec<SlotCopy>, DeviceError> {
+    let phases = Phase::ALL.map(|phase| split.runs(program, phase));
+    let [prefill, decode] = &phases;
+    let mut all = Vec::new();
+    let mut homes: [BTreeMap<Name, usize>; 2] = Default::default();
+    for (number, runs) in phases.iter().enumerate() {
+        for run in runs {
+            for (name, slot) in &run.part(program)?.slots {
+                match homes[number].get(name) {
+                    // A program without phases has the same copies twice.
+                    Some(_) if number == 1 && prefill == decode => {}
+                    Some(&home) => all.push(SlotCopy {
+                        slot: name.to_string(),
+                        from: names[home].clone(),
+                        to: names[run.device].clone(),
+                        bytes: row_bytes(slot),
+                        reason: "new rows in every call, for stages that share it".into(),
+                    }),
+                    None => _ = homes[number].insert(name.clone(), run.device),
+                }
+            }
+        }
+    }
+    if prefill != decode {
+        let [prefill, decode] = &homes;
+        all.extend(program.slots.iter().filter_map(|(name, slot)| {
+            Some(SlotCopy {
+                slot: name.to_string(),
+                from: names[*prefill.get(name)?].clone(),
+                to: names[*decode.get(name)?].clone(),
+                bytes: row_bytes(slot),
+                reason: "new rows when reading changes to writing, and back".into(),
+            })
+        }));
+    }
+    Ok(all)
+}
+
+/// Bytes of one row of a KV slot, or of a recurrent slot.
+fn row_bytes(slot: &Slot) -> u64 {
+    // A recurrent slot is held twice, of which one counts.
+    if slot.is_recurrent() { slot.bytes(1) / 2 } else { slot.bytes(1) }
+}
