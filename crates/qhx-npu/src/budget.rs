@@ -256,8 +256,10 @@ mod tests {
             assert_eq!((whole.contexts.len(), &whole.rows[..], whole.notes.len()), (1, &[1, 32][..], 0), "{}", model.name);
             assert!(whole.bytes > 1000 && whole.host_bytes > 100 && whole.graphs >= 3, "{whole:?}");
             // No op can be cut.
-            let largest = model.program.weights.values().map(graph_bytes).max().unwrap();
-            let most = (whole.bytes / 3).max(2 * largest);
+            let ops = parts(&model.program, 1).into_iter().filter(|part| part.work != Work::Host).flat_map(|part| part.ops);
+            let bytes =
+                |op: usize| model.program.ops[op].op.weights().into_iter().map(|name| graph_bytes(&model.program.weights[name])).sum();
+            let most = (whole.bytes / 3).max(ops.map(bytes).max().unwrap());
             let split = budget(&Wish { part_bytes: most, ..wish }, Arch::V81, limits(most)).unwrap();
             assert!(split.contexts.len() >= 2 && split.contexts.iter().all(|c| c.bytes <= most), "{split:?}");
             // A weight that two graphs use is in both.

@@ -50,7 +50,13 @@ pub(crate) struct Forge {
 #[derive(Args)]
 pub(crate) struct BundleFlags {
     /// The bundle's folder; its last part is the model's name
-    #[arg(long, value_name = "DIR", required_unless_present = "plan", default_value_if("plan", ArgPredicate::IsPresent, Some(".")))]
+    #[arg(
+        long,
+        value_name = "DIR",
+        required = false,
+        required_unless_present = "plan",
+        default_value_if("plan", ArgPredicate::IsPresent, Some("."))
+    )]
     out: PathBuf,
     /// How weights are stored: native (as the checkpoint has them), f32, f16, w8, w8-f16head, moe-i8, w4, or auto (each stage as low as the gate allows)
     #[arg(long, value_name = "P", default_value = "native", value_parser = precision)]
