@@ -60,7 +60,7 @@ fn what_does_not_fit_is_refused() {
     let host = host_weights(&model);
     let executable = load(&device, &model, &host, Some(folder.path())).unwrap();
     let error = executable.new_state(CONTEXT + 1).err().unwrap().to_string();
-    assert!(error.contains("prepared for 32"), "{error}");
+    assert!(error.contains("has graphs for 32"), "{error}");
     let fails = |what: &str| {
         let mut executable = load(&device, &model, &host, Some(folder.path()))?;
         let mut state = executable.new_state(CONTEXT)?;
