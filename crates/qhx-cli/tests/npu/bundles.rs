@@ -11,7 +11,7 @@ use std::{
 
 const NEW: usize = 6;
 
-fn text(path: &Path) -> &str {
+pub(crate) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
@@ -31,14 +31,14 @@ static EXPERTS: LazyLock<(tempfile::TempDir, PathBuf, PathBuf)> = LazyLock::new(
 });
 
 /// The run line of published cards, with these paths.
-fn published(manifest: &Path, root: &Path, new: usize, rest: &[&str]) -> Ran {
+pub(crate) fn published(manifest: &Path, root: &Path, new: usize, rest: &[&str]) -> Ran {
     let libraries = PathBuf::from(std::env::var_os("QHX_QNN_DIR").expect("QHX_QNN_DIR names the folder with libQnnHtp.so"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_qhx_generate"));
     command.arg(manifest).arg(libraries.join("libQnnHtp.so")).arg(libraries.join("libQnnSystem.so")).arg(root);
     ran(command.arg(new.to_string()).args(rest).env_remove("QHX_QNN_DIR").stdin(Stdio::null()).output().unwrap())
 }
 
-fn on_npu(answer: &Value) {
+pub(crate) fn on_npu(answer: &Value) {
     let stages = answer["stages"].as_array().unwrap();
     assert!(stages.len() > 3 && stages.iter().any(|stage| stage["device"] == "npu"), "{stages:?}");
     assert!(stages.iter().all(|stage| stage["device"] == "npu" || stage["device"] == "host"), "{stages:?}");

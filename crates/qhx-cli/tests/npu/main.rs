@@ -4,6 +4,8 @@
 mod bundles;
 #[path = "../common/mod.rs"]
 mod common;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod edges;
 
 use common::{failed, fixture, forge, ids, json, qhx, ran, read_json, scratch};
 use serde_json::Value;

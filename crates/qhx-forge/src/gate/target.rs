@@ -11,7 +11,7 @@ use qhx_bundle::{
     manifest::TEXT_PROGRAM,
     parity::{Case, GateKind, GateResult, Level, Parity, StageResult},
 };
-use qhx_ir::{Encoding, Name};
+use qhx_ir::{DeviceError, Encoding, Name};
 use qhx_runtime::{
     LoadOptions, Model, ModelParts,
     memory::weight_bytes,
@@ -55,17 +55,18 @@ impl Gate<'_, '_> {
         let prompts = suite::suite(&paper, given.as_deref().filter(|given| !given.is_empty()))?.prompts;
         let text = bundle.program(TEXT_PROGRAM).ok_or_else(|| ForgeError::Gate("the bundle has no text program".into()))?;
         let is_small = weight_bytes(text) <= WHOLE_BYTES;
-        let answered = if is_small { self.answers_of_target(&bundle, &manifest, order, &prompts)? } else { None };
+        let answered = if is_small { self.answers_of_target(&bundle, &manifest, order, &prompts) } else { Ok(None) };
+        let of_root = || root.cases.iter().filter_map(|case| shortened(case, manifest.model.context_length)).collect();
         let (level, gate, stages, cases) = match answered {
-            Some(Measurement { gate, cosines, cases }) => {
+            Ok(Some(Measurement { gate, cosines, cases })) => {
                 let stages = cosines.iter().map(|(stage, mean, lowest)| super::stage_result(programs, stage, *mean, *lowest)).collect();
                 (Level::Whole, gate, stages, cases)
             }
-            None => {
-                let stages = self.stages_of_target(programs, &manifest, order, &prompts)?;
-                let cases = root.cases.iter().filter_map(|case| shortened(case, manifest.model.context_length)).collect();
-                (Level::Stages, stages_verdict(&stages, order), stages, cases)
-            }
+            Ok(None) => match self.stages_of_target(programs, &manifest, order, &prompts) {
+                Ok(stages) => (Level::Stages, stages_verdict(&stages, order), stages, of_root()),
+                Err(error) => (Level::Stages, broken(error, order)?, Vec::new(), of_root()),
+            },
+            Err(error) => (Level::Whole, broken(error, order)?, Vec::new(), of_root()),
         };
         let host: BTreeSet<Name> = bundle.programs().values().flat_map(|program| order.device.host_weights(program)).collect();
         let device = order.device.describe();
@@ -215,16 +216,33 @@ fn stages_verdict(stages: &[StageResult], order: &TargetOrder) -> GateResult {
     let failed = stages.iter().filter(below).count();
     let worst = stages.iter().min_by(|a, b| a.cosine.total_cmp(&b.cosine));
     let (worst_stage, worst_cosine) = worst.map_or((String::new(), 1.0), |stage| (stage.stage.clone(), stage.cosine));
-    let arch = order.device.describe().facts.get("arch").cloned().unwrap_or_default();
+    let arch = arch(order);
+    let result = match failed {
+        0 => format!("{} stages alone on {arch}, lowest cosine {worst_cosine:.6} ({worst_stage})", stages.len()),
+        n => format!("{n} of {} stages alone on {arch} are too far off, worst {worst_stage} with cosine {worst_cosine:.6}", stages.len()),
+    };
+    let passed = failed == 0 && !stages.is_empty();
+    let limited = Some("what an emulator can do: each kind of stage alone, on the f32 program's inputs".into());
+    GateResult { worst_stage, worst_cosine, limited, ..verdict(passed, result) }
+}
+
+/// What is said of a device that computes something else than numbers: that is its numerics' failure, and the folder's. Other errors are the command's.
+fn broken(error: ForgeError, order: &TargetOrder) -> Result<GateResult, ForgeError> {
+    use qhx_runtime::{Error, verify::VerifyError};
+    match error {
+        ForgeError::Run(Error::Device(DeviceError::Call(reason)))
+        | ForgeError::Verify(VerifyError::Run(Error::Device(DeviceError::Call(reason)))) => {
+            Ok(GateResult { worst_cosine: 0.0, ..verdict(false, format!("it does not run on {}: {reason}", arch(order))) })
+        }
+        other => Err(other),
+    }
+}
+
+fn verdict(passed: bool, result: String) -> GateResult {
     GateResult {
         kind: GateKind::Tolerant,
-        passed: failed == 0 && !stages.is_empty(),
-        result: match failed {
-            0 => format!("{} stages alone on {arch}, lowest cosine {worst_cosine:.6} ({worst_stage})", stages.len()),
-            n => {
-                format!("{n} of {} stages alone on {arch} are too far off, worst {worst_stage} with cosine {worst_cosine:.6}", stages.len())
-            }
-        },
+        passed,
+        result,
         prompts: 0,
         exact_prompts: 0,
         tokens: 0,
@@ -233,8 +251,12 @@ fn stages_verdict(stages: &[StageResult], order: &TargetOrder) -> GateResult {
         max_logit_error: 0.0,
         mean_kl: 0.0,
         max_kl: 0.0,
-        worst_stage,
-        worst_cosine,
-        limited: Some("what an emulator can do: each kind of stage alone, on the f32 program's inputs".into()),
+        worst_stage: String::new(),
+        worst_cosine: 1.0,
+        limited: None,
     }
+}
+
+fn arch(order: &TargetOrder) -> String {
+    order.device.describe().facts.get("arch").cloned().unwrap_or_default()
 }

@@ -1,0 +1,91 @@
+"""Records what transformers computes where attention sees the latest rows only: the oracle of sessions that are longer than their context.
+
+    python oracle/ring.py                 fixtures/FAMILY/ring.json, for the checkpoints that are there
+
+A session with rings goes on past its context, and each row then sees as many rows as the context has, itself included. Here every attention of the text gets that
+mask on top of its own; positions count on. The answers are computed without a cache, which such a mask would not fit.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+sys.dont_write_bytecode = True
+
+import torch
+import transformers
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+
+import checkpoint
+import families
+import record
+
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+FAMILIES = ["phimoe", "qwen3_5", "gemma4", "qwen3_vl"]
+WINDOW = 24
+LENGTH = 70
+NEW_TOKENS = 8
+MARGIN = 0.15
+"""By which the best token leads: 16-bit floats do not turn that over."""
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    AttentionInterface.register("windowed", windowed_attention)
+    AttentionMaskInterface.register("windowed", eager_mask)
+    for name in FAMILIES:
+        write(families.load(name), name, FIXTURES / name)
+
+
+def windowed_attention(module, query, key, value, attention_mask, **options):
+    """The family's own attention, its mask narrowed to the window."""
+    rows, columns = query.shape[2], key.shape[2]
+    assert rows == columns, "without a cache"
+    distance = torch.arange(rows)[:, None] - torch.arange(columns)[None, :]
+    outside = torch.where(distance >= WINDOW, torch.finfo(torch.float32).min, 0.0)
+    plain = sys.modules[type(module).__module__].eager_attention_forward
+    return plain(module, query, key, value, torch.minimum(attention_mask, outside), **options)
+
+
+def write(family: families.Family, name: str, folder: Path) -> None:
+    model = checkpoint.load(family, folder)
+    ordinary = record.ordinary_ids(folder)
+    for attempt in range(record.ATTEMPTS):
+        ids = record.random_ids(1, f"ring{LENGTH}", attempt, LENGTH, ordinary)
+        model.set_attn_implementation("eager")
+        whole, _ = greedy(model, ids)
+        model.set_attn_implementation("windowed")
+        answer, margin = greedy(model, ids)
+        # A family whose own window is narrower answers as it always does; the others must show the difference.
+        own = getattr(model.config.get_text_config(), "sliding_window", None)
+        narrower = own is not None and own <= WINDOW and not hasattr(model.config.get_text_config(), "layer_types")
+        if margin >= MARGIN and len(set(answer)) > NEW_TOKENS // 2 and (narrower or answer[:4] != whole[:4]):
+            break
+    else:
+        raise SystemExit(f"{name}: no healthy answer")
+    prompt = {"name": f"ring{LENGTH}", "ids": ids, "greedy": answer, "without_window": whole, "min_margin": round(margin, 4)}
+    head = {"family": name, "transformers": transformers.__version__, "window": WINDOW}
+    (folder / "ring.json").write_text(json.dumps(head | {"prompts": [prompt]}) + "\n", encoding="utf-8")
+    print(f"{name}: attempt {attempt}, {answer} instead of {whole}, margin {margin:.3f}", flush=True)
+
+
+@torch.no_grad()
+def greedy(model: torch.nn.Module, ids: list[int]) -> tuple[list[int], float]:
+    """The answer, and the least distance between the two best tokens."""
+    answer, margin = [], float("inf")
+    for _ in range(NEW_TOKENS):
+        logits = model(input_ids=torch.tensor([ids + answer]), use_cache=False).logits[0, -1]
+        best = logits.topk(2)
+        margin = min(margin, (best.values[0] - best.values[1]).item())
+        answer.append(best.indices[0].item())
+    return answer, margin
+
+
+if __name__ == "__main__":
+    main()
