@@ -382,6 +382,17 @@ fn devices_are_listed() {
     assert!(table.contains("| device ") && table.contains("| gpu") && table.contains("| npu"), "{table}");
 }
 
+#[cfg(feature = "cpu")]
+#[test]
+fn the_environment_names_an_instruction_set() {
+    let with = |set: &str, arguments: &[&str]| ran(qhx(arguments).env("QHX_INSTRUCTIONS", set).output().unwrap());
+    let found = with("portable", &["devices"]);
+    assert!(found.stdout.contains("instructions: portable"), "{found:?}");
+    let llama = bundle("llama");
+    let generate = ["generate", llama.to_str().unwrap(), "--ids", "5", "--max-new", "1"];
+    failed(with("mmx", &generate), 2, &["QHX_INSTRUCTIONS is mmx", "avx512_vnni+amx", "neon"]);
+}
+
 #[test]
 fn help_and_version_are_successes() {
     for command in ["run", "chat", "generate", "forge", "synth", "trace", "diff", "bench", "inspect", "devices", "verify"] {

@@ -53,6 +53,11 @@ fn avx512_vnni() {
 }
 
 #[test]
+fn avx512_amx() {
+    conforms_if_available(InstructionSet::Avx512Amx, 2);
+}
+
+#[test]
 fn neon() {
     conforms_if_available(InstructionSet::Neon, 2);
 }

@@ -153,7 +153,23 @@ pub fn candidates_for(
 
 #[cfg(feature = "cpu")]
 fn cpu(_: DeviceChoice, threads: Option<usize>) -> Result<Vec<Arc<dyn Device>>, Error> {
-    Ok(vec![Arc::new(qhx_cpu::CpuDevice::new(qhx_cpu::CpuOptions { threads, ..Default::default() })?)])
+    Ok(vec![Arc::new(qhx_cpu::CpuDevice::new(qhx_cpu::CpuOptions { threads, instructions: instructions()? })?)])
+}
+
+/// The variable that names an instruction set of the processor, for comparisons.
+#[cfg(feature = "cpu")]
+const INSTRUCTIONS_VARIABLE: &str = "QHX_INSTRUCTIONS";
+
+/// The instruction set that the environment asks for; absent: the best.
+#[cfg(feature = "cpu")]
+fn instructions() -> Result<Option<qhx_cpu::InstructionSet>, Error> {
+    let Some(name) = std::env::var_os(INSTRUCTIONS_VARIABLE).filter(|name| !name.is_empty()) else { return Ok(None) };
+    let name = name.to_string_lossy();
+    name.parse().map(Some).map_err(|why| Error::Option {
+        option: INSTRUCTIONS_VARIABLE,
+        found: name.clone().into_owned(),
+        expected: format!("an instruction set ({why})"),
+    })
 }
 
 #[cfg(not(feature = "cpu"))]

@@ -3,6 +3,8 @@
 //! A kernel is written once over [`vector::Vector`] (or, for integer products, once for each set), and [`run`] calls it with the widest vectors that the
 //! chosen [`Instructions`] have. Functions here are safe: they check lengths, then trust them. Nothing here knows ops, programs or threads.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 pub(crate) mod convert;
 pub(crate) mod dot;
 pub(crate) mod element;
@@ -29,6 +31,8 @@ pub enum InstructionSet {
     Avx2,
     /// x86-64 with AVX-512 (F, BW, VL, DQ) and its integer dot products (VNNI).
     Avx512Vnni,
+    /// The same with AMX: tiles of bytes, and products of whole tiles.
+    Avx512Amx,
     /// aarch64 with NEON, as nearly all have it.
     Neon,
     /// aarch64 with NEON and integer dot products.
@@ -39,7 +43,7 @@ pub enum InstructionSet {
 
 impl InstructionSet {
     /// All sets, those of a kind of CPU plainest first.
-    const ALL: [Self; 6] = [Self::Portable, Self::Avx2, Self::Avx512Vnni, Self::Neon, Self::NeonDotprod, Self::NeonI8mm];
+    const ALL: [Self; 7] = [Self::Portable, Self::Avx2, Self::Avx512Vnni, Self::Avx512Amx, Self::Neon, Self::NeonDotprod, Self::NeonI8mm];
 
     /// The sets this CPU has, plainest first.
     pub fn available() -> Vec<Self> {
@@ -62,6 +66,7 @@ impl InstructionSet {
                 Self::Portable => true,
                 Self::Avx2 => avx2(),
                 Self::Avx512Vnni => avx2() && avx512(),
+                Self::Avx512Amx => avx2() && avx512() && amx::is_available(),
                 _ => false,
             }
         }
@@ -83,6 +88,12 @@ impl InstructionSet {
             self == Self::Portable
         }
     }
+
+    /// Whether a CPU with this set has the `other` one's instructions, as far as kernels are shared.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    fn includes(self, other: Self) -> bool {
+        self == other || (self, other) == (Self::Avx512Amx, Self::Avx512Vnni)
+    }
 }
 
 impl fmt::Display for InstructionSet {
@@ -91,6 +102,7 @@ impl fmt::Display for InstructionSet {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
             Self::Avx512Vnni => "avx512_vnni",
+            Self::Avx512Amx => "avx512_vnni+amx",
             Self::Neon => "neon",
             Self::NeonDotprod => "neon+dotprod",
             Self::NeonI8mm => "neon+dotprod+i8mm",
@@ -142,9 +154,9 @@ pub(crate) fn run<K: Kernel>(instructions: Instructions, kernel: K) -> K::Output
         // SAFETY: an `Instructions` exists only where the CPU has the set.
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2 => unsafe { vector::x86::with_avx2(kernel) },
-        // SAFETY: as above.
+        // SAFETY: as above. Tiles are for integers.
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512Vnni => unsafe { vector::x86::with_avx512(kernel) },
+        InstructionSet::Avx512Vnni | InstructionSet::Avx512Amx => unsafe { vector::x86::with_avx512(kernel) },
         // SAFETY: as above. Dot products and products of matrices are for integers.
         #[cfg(target_arch = "aarch64")]
         InstructionSet::Neon | InstructionSet::NeonDotprod | InstructionSet::NeonI8mm => unsafe { vector::neon::with_neon(kernel) },

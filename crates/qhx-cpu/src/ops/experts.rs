@@ -70,7 +70,9 @@ impl Experts {
         });
         let x = Prepared::new(self.form, hidden, Rows::dense(prepared, width));
         let cut = |out, weight| {
-            Some(Grouped::new(out, weight_rows(weight, self.experts), order.starts, |rows| tile_shape(rows, weight, self.form)))
+            Some(Grouped::new(out, weight_rows(weight, self.experts), order.starts, |rows| {
+                tile_shape(run.instructions, rows, weight, self.form)
+            }))
         };
         let cuts = [cut(&mut *gated, &self.gate), cut(&mut *upped, &self.up)];
         for_each(run.pool, &cuts[..], scratch, |_, (place, (expert, mut tile)), scratch| {
@@ -88,7 +90,7 @@ impl Experts {
             }
         });
         let inner = Prepared::new(self.form, ffn, Rows::dense(inner, width));
-        let cut = Grouped::new(&mut *results, hidden, order.starts, |rows| tile_shape(rows, &self.down, self.form));
+        let cut = Grouped::new(&mut *results, hidden, order.starts, |rows| tile_shape(run.instructions, rows, &self.down, self.form));
         for_each(run.pool, cut, scratch, |_, (expert, mut tile), scratch| {
             product(&run, &self.down, expert * hidden, &inner, &mut tile, scratch);
         });

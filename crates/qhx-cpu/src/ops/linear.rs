@@ -3,7 +3,7 @@
 use super::{Frame, Run, unit_rows};
 use crate::{
     kernels::{
-        convert,
+        Instructions, convert,
         dot::Dots,
         gemm::{self, Gemm},
         integer::{self, ActivationRows, activation::Layout},
@@ -144,7 +144,7 @@ impl Linear {
         let cuts = outs.map(|out| {
             let weight = &places.next()?.weight;
             run.reads(weight.rows * weight.bytes_per_row());
-            let (tile_rows, tile_columns) = tile_shape(x.count(), weight, self.form);
+            let (tile_rows, tile_columns) = tile_shape(run.instructions, x.count(), weight, self.form);
             (!out.is_empty()).then(|| Tiles::new(out, weight.rows, tile_rows, tile_columns))
         });
         for_each(run.pool, &cuts[..], scratch, |_, (place, mut tile), scratch| {
@@ -179,9 +179,9 @@ const PANEL: usize = 32;
 const PANEL_COLUMNS: usize = 256;
 
 /// The rows of x and the rows of the matrix that make up one unit.
-pub(crate) fn tile_shape(rows: usize, weight: &Matrix, form: ActivationForm) -> (usize, usize) {
+pub(crate) fn tile_shape(instructions: Instructions, rows: usize, weight: &Matrix, form: ActivationForm) -> (usize, usize) {
     let columns = match rows {
-        MATRIX_ROWS.. if form.is_integer() => panel_rows(weight),
+        MATRIX_ROWS.. if form.is_integer() => integer::unit_rows(instructions, weight.columns),
         // Several panels meet the same part of x while it is at hand.
         MATRIX_ROWS.. => PANEL * (weight.rows / 512).clamp(1, 4),
         _ => {
@@ -193,14 +193,11 @@ pub(crate) fn tile_shape(rows: usize, weight: &Matrix, form: ActivationForm) -> 
     (512, columns)
 }
 
-/// Rows of the matrix whose packed form a unit keeps at hand: fewer where they are long.
-fn panel_rows(weight: &Matrix) -> usize {
-    if weight.columns > 4096 { PANEL / 2 } else { PANEL }
-}
-
 /// Scratch numbers for [`product`].
 pub(crate) fn product_scratch(weight: &Matrix) -> usize {
-    (2 * PANEL * PANEL_COLUMNS).max(4 * weight.columns.next_multiple_of(16)).max(integer::panel_scratch(panel_rows(weight), weight.columns))
+    (2 * PANEL * PANEL_COLUMNS)
+        .max(4 * weight.columns.next_multiple_of(16))
+        .max(integer::panel_scratch(integer::most_unit_rows(weight.columns), weight.columns))
 }
 
 /// Fills `tile`: row `i` of x times rows `first_row + j` of the matrix, for the tile's rows i and columns j.

@@ -80,7 +80,7 @@ pub(crate) fn products(instructions: Instructions, w: &Weights<'_>, x: &Row<'_>,
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2 => x86::dots::products_avx2(instructions, w, x, out),
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512Vnni => x86::dots::products_vnni(instructions, w, x, out),
+        InstructionSet::Avx512Vnni | InstructionSet::Avx512Amx => x86::dots::products_vnni(instructions, w, x, out),
         #[cfg(target_arch = "aarch64")]
         InstructionSet::Neon | InstructionSet::NeonDotprod | InstructionSet::NeonI8mm => neon::products(instructions, w, x, out),
         InstructionSet::Portable => portable::products(w, x, out),
@@ -109,6 +109,8 @@ pub(crate) fn matrix_products(
         InstructionSet::Avx2 => x86::avx2::matrix_products(instructions, w, x, first, tile, scratch),
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512Vnni => x86::vnni::matrix_products(instructions, w, x, first, tile, scratch),
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512Amx => x86::amx::matrix_products(instructions, w, x, first, tile, scratch),
         #[cfg(target_arch = "aarch64")]
         InstructionSet::Neon | InstructionSet::NeonDotprod | InstructionSet::NeonI8mm => {
             neon::matrix_products(instructions, w, x, first, tile, scratch)
@@ -116,6 +118,22 @@ pub(crate) fn matrix_products(
         InstructionSet::Portable => (0..tile.rows).for_each(|row| portable::products(w, &x.row(first + row), tile.row(row))),
         other => unreachable!("{other} is not available on this CPU"),
     }
+}
+
+/// Weight rows that one unit of a matrix product should have: as many as stay at hand when packed.
+pub(crate) fn unit_rows(instructions: Instructions, columns: usize) -> usize {
+    match instructions.set() {
+        // Tiles are multiplied faster than long activation rows come from memory: more weight rows meet each.
+        InstructionSet::Avx512Amx if columns > 2048 => 64,
+        InstructionSet::Avx512Amx => 32,
+        _ if columns > 4096 => 16,
+        _ => 32,
+    }
+}
+
+/// The most that [`unit_rows`] gives.
+pub(crate) fn most_unit_rows(columns: usize) -> usize {
+    if columns > 2048 { 64 } else { 32 }
 }
 
 /// Scratch numbers that [`matrix_products`] needs for `rows` weight rows of `columns` numbers.

@@ -1,9 +1,11 @@
 //! Many activation rows against panels of sixteen stored rows, with AVX-512 VNNI.
 //!
-//! A panel holds its rows side by side, four quants of each row next to each other: one instruction multiplies four quants of all sixteen rows with
-//! the same four of one activation row.
+//! One instruction multiplies four quants of all sixteen rows of a panel with the same four of one activation row.
 
-use super::needs;
+use super::{
+    needs,
+    panels::{Bytes, Panels, ROWS},
+};
 use crate::{
     kernels::{
         InstructionSet, Instructions,
@@ -13,9 +15,6 @@ use crate::{
     work::Tile,
 };
 use std::arch::x86_64::*;
-
-/// Rows of a panel.
-const ROWS: usize = 16;
 
 /// See [`crate::kernels::integer::matrix_products`], which checked the lengths.
 pub(in super::super) fn matrix_products(
@@ -27,23 +26,14 @@ pub(in super::super) fn matrix_products(
     scratch: &mut [f32],
 ) {
     needs(instructions, InstructionSet::Avx512Vnni);
-    let quants = ROWS * (w.blocks * w.stored.block()).div_ceil(4).next_multiple_of(8);
-    let size = quants + 2 * w.blocks * ROWS;
-    let panels = w.rows.div_ceil(ROWS);
-    for (panel, room) in scratch[..panels * size].chunks_mut(size).enumerate() {
-        let (quants, rest) = room.split_at_mut(quants);
-        let (scales, offsets) = rest.split_at_mut(w.blocks * ROWS);
-        pack(w, panel * ROWS, (w.rows - panel * ROWS).min(ROWS), bytemuck::cast_slice_mut(quants), scales, offsets);
-    }
+    let whole = whole_rows(w, x.by_row);
+    // SAFETY: the CPU has AVX-512; the caller checked the weights.
+    let (panels, _) = unsafe { Panels::pack(w, Bytes::Shifted, whole, scratch) };
     let sample = x.row(first);
     let sixteen = w.stored == Stored::I8Block16;
     let (out, out_stride) = tile.as_mut_ptr();
     let product = Product {
-        panels: scratch.as_ptr(),
-        size,
-        scales: quants,
-        offsets: quants + w.blocks * ROWS,
-        rows: w.rows,
+        panels,
         // Pointers into the first activation row; others are a stride apart, and the caller checked the last one.
         x: sample.quants.as_ptr(),
         x_scales: sample.scales.as_ptr(),
@@ -56,48 +46,12 @@ pub(in super::super) fn matrix_products(
         count: tile.rows,
     };
     // SAFETY: the CPU has AVX-512 with VNNI; the panels are packed for all their blocks, activation rows and tile were checked.
-    unsafe { product.run(w.stored, !matches!(w.offsets, Offsets::None), whole_rows(w, x.by_row)) }
-}
-
-/// Puts rows side by side: int4 as bytes from 0 to 15, int8 as bytes plus 128. Rows beyond `rows` keep what they are: their results are not written.
-fn pack(w: &Weights<'_>, first: usize, rows: usize, quants: &mut [u32], scales: &mut [f32], offsets: &mut [f32]) {
-    for r in 0..rows {
-        let data = &w.data[(first + r) * w.stride..][..w.stride];
-        match w.stored {
-            Stored::I4Block32 => {
-                for b in 0..w.blocks {
-                    let words: &[u32] = bytemuck::cast_slice(&data[b * 16..][..16]);
-                    for (i, word) in words.iter().enumerate() {
-                        quants[(b * 8 + i) * ROWS + r] = word & 0x0f0f_0f0f;
-                        quants[(b * 8 + 4 + i) * ROWS + r] = word >> 4 & 0x0f0f_0f0f;
-                    }
-                }
-            }
-            Stored::I8Block16 | Stored::I8Block32 => {
-                let words: &[u32] = bytemuck::cast_slice(data);
-                for (i, word) in words[..quants.len() / ROWS].iter().enumerate() {
-                    quants[i * ROWS + r] = word ^ 0x8080_8080;
-                }
-            }
-        }
-        for b in 0..w.blocks {
-            scales[b * ROWS + r] = w.scales.get(first + r, b);
-            offsets[b * ROWS + r] = w.offset(first + r, b);
-        }
-    }
+    unsafe { product.run(w.stored, !matches!(w.offsets, Offsets::None), whole) }
 }
 
 /// Packed panels, the first activation row, and where results go.
 struct Product {
-    panels: *const f32,
-    /// Numbers of a panel: quants, then scales, then offsets.
-    size: usize,
-    /// Where its scales begin.
-    scales: usize,
-    /// Where its offsets begin.
-    offsets: usize,
-    /// Weight rows in all panels.
-    rows: usize,
+    panels: Panels,
     x: *const i8,
     x_scales: *const f32,
     x_sums: *const f32,
@@ -147,7 +101,7 @@ impl Product {
         &self,
         t: usize,
     ) -> usize {
-        for panel in 0..self.rows.div_ceil(ROWS) {
+        for panel in 0..self.panels.count() {
             unsafe { self.tile::<M, GROUPS, OFFSETS, SHIFTED, WHOLE>(t, panel) };
         }
         M
@@ -161,9 +115,8 @@ impl Product {
         panel: usize,
     ) {
         unsafe {
-            let quants = self.panels.add(panel * self.size);
-            let (w_scales, w_offsets) = (quants.add(self.scales), quants.add(self.offsets));
-            let lanes = ((1u32 << (self.rows - panel * ROWS).min(ROWS)) - 1) as __mmask16;
+            let (quants, w_scales, w_offsets) = self.panels.get(panel);
+            let lanes = self.panels.lanes(panel);
             let out = self.out.add(t * self.out_stride + panel * ROWS);
             let x = Threes::new(self.x.add(t * self.x_stride * 4).cast::<i32>(), self.x_stride);
             let scales = Threes::new(self.x_scales.add(t * self.x_stride), self.x_stride);
@@ -181,7 +134,7 @@ impl Product {
                     }
                 }
                 // Written out, so that every address is a register, a multiple of the stride and a constant.
-                let weights = quants.cast::<u8>().add(b * GROUPS * 64);
+                let weights = quants.add(b * GROUPS * 64);
                 let group = b * GROUPS;
                 multiply(weights, &x, group, &mut totals);
                 multiply(weights.add(64), &x, group + 1, &mut totals);
