@@ -1,8 +1,8 @@
 //! Flags that several commands share, and what they become for the libraries.
 
-use crate::failure::Failure;
+use crate::{failure::Failure, output};
 use clap::{Args, builder::RangedU64ValueParser};
-use qhx_runtime::{DEFAULT_CHUNK, DeviceChoice, GenerateOptions, LoadOptions, placement::Rules, sample::SamplerConfig};
+use qhx_runtime::{DEFAULT_CHUNK, DeviceChoice, GenerateOptions, LoadOptions, placement::Rules, registry::CAN_PIN, sample::SamplerConfig};
 use std::path::PathBuf;
 
 /// For numbers of which there must be at least one.
@@ -20,6 +20,8 @@ pub(crate) struct ExecutionFlags {
     /// Threads of the processor [default: one for each core]
     #[arg(long, value_name = "N", value_parser = at_least_one())]
     pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pin: PinFlag,
     #[command(flatten)]
     placement: PlacementFlag,
     /// Longest session in tokens [default: the model's own limit, at most 4096]
@@ -39,11 +41,30 @@ impl ExecutionFlags {
             device: self.device,
             placement: self.placement.read()?,
             threads: self.threads,
+            pin: self.pin.read(),
             context: self.context,
             chunk: self.chunk,
             overcommit: self.overcommit,
             ..LoadOptions::default()
         })
+    }
+}
+
+/// Whether threads keep to their cores.
+#[derive(Args)]
+#[command(next_help_heading = "Execution")]
+pub(crate) struct PinFlag {
+    /// Keep each thread on a core of its own (Linux): steadier on a machine that does nothing else, slower beside busy neighbours
+    #[arg(long)]
+    pin: bool,
+}
+
+impl PinFlag {
+    pub(crate) fn read(&self) -> bool {
+        if self.pin && !CAN_PIN {
+            output::note("note: --pin has no effect here: this system does not let threads be kept on cores");
+        }
+        self.pin
     }
 }
 

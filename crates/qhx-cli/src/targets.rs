@@ -11,7 +11,7 @@ use qhx_npu::Arch;
 use qhx_runtime::{
     DeviceChoice,
     memory::show_bytes,
-    registry::{NpuLibraries, NpuSettings, candidates_with},
+    registry::{CpuSettings, NpuLibraries, NpuSettings, candidates_with},
 };
 use serde::Serialize;
 use std::path::PathBuf;
@@ -115,7 +115,7 @@ impl TargetFlags {
                 ring: self.kv == Some(Kv::Ring),
             };
             Ok(TargetOrder {
-                device: candidates_with(DeviceChoice::Npu, None, &settings)?.remove(0),
+                device: candidates_with(DeviceChoice::Npu, CpuSettings::default(), &settings)?.remove(0),
                 made_for,
                 context: self.context,
                 prefill: prefill.clone(),

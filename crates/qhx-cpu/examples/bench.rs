@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let (program, weights) = decoder(&sizes, encoding, form)?;
     let weights: Arc<dyn Weights> = Arc::new(weights);
-    let device = CpuDevice::new(CpuOptions { threads: Some(threads), instructions })?;
+    let device = CpuDevice::new(CpuOptions { threads: Some(threads), instructions, ..Default::default() })?;
     let info = device.describe();
     let begin = Instant::now();
     let mut executable = device.load_here(&program, &weights, &LoadOptions { max_rows: 512, max_soft_rows: 0, ..Default::default() })?;
@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         state_commit(rows, executable.weights_read().map_or(0, |read| read.bytes));
         Ok(())
     };
-    let mut state = CpuDevice::new(CpuOptions { threads: Some(1), instructions })?
+    let mut state = CpuDevice::new(CpuOptions { threads: Some(1), instructions, ..Default::default() })?
         .load_here(&program, &weights, &LoadOptions::default())?
         .new_state(4096)?;
     for repeat in 0..3 {

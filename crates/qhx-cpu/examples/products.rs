@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let (program, weights) = program(rows, columns, encoding, form)?;
             let mut first: Option<Vec<u32>> = None;
             for &instructions in &sets {
-                let device = CpuDevice::new(CpuOptions { threads: Some(threads), instructions: Some(instructions) })?;
+                let device = CpuDevice::new(CpuOptions { threads: Some(threads), instructions: Some(instructions), ..Default::default() })?;
                 let (time, bits) = timed(&device, &program, &weights, columns)?;
                 let operations = 2 * ROWS * rows * columns * MATRICES;
                 // Bits are the same where f32 sums have the same order.

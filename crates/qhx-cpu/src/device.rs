@@ -1,6 +1,7 @@
 //! The device: what `qhx-cpu` is to the rest.
 
 use crate::{
+    affinity::{self, CAN_PIN, Core},
     executable::CpuExecutable,
     kernels::{InstructionSet, Instructions},
     machine,
@@ -16,6 +17,8 @@ pub struct CpuOptions {
     pub threads: Option<usize>,
     /// The instruction set to use; absent: the best that this CPU has.
     pub instructions: Option<InstructionSet>,
+    /// Keep each thread on a core of its own, physical cores first; the calling thread for the time of a call. Only where the system can ([`CAN_PIN`]).
+    pub pin: bool,
 }
 
 /// The CPU. Takes every op; weights stay where they are mapped.
@@ -50,7 +53,8 @@ impl CpuDevice {
                 DeviceError::Resources(format!("this CPU does not have the instruction set {set}; it has {}", names.join(", ")))
             })?,
         };
-        let pool = Pool::new(threads).map_err(|error| DeviceError::Resources(format!("cannot start {threads} threads: {error}")))?;
+        let pool = if options.pin && CAN_PIN { Pool::pinned(cores_for(threads)?) } else { Pool::new(threads) };
+        let pool = pool.map_err(|error| DeviceError::Resources(format!("cannot start {threads} threads: {error}")))?;
         Ok(Self { pool: Arc::new(pool), instructions })
     }
 
@@ -65,10 +69,27 @@ impl CpuDevice {
     }
 }
 
+/// A core for each thread.
+fn cores_for(threads: usize) -> Result<Vec<Core>, DeviceError> {
+    let mut cores = affinity::cores();
+    if cores.len() < threads {
+        let found = cores.len();
+        return Err(DeviceError::Resources(format!(
+            "{threads} threads cannot be kept on cores of their own: this process may use {found}; use as many threads or fewer, or do not pin them"
+        )));
+    }
+    cores.truncate(threads);
+    Ok(cores)
+}
+
 impl Device for CpuDevice {
     fn describe(&self) -> DeviceInfo {
         let memory = machine::memory();
         let mut facts = BTreeMap::from([("instructions".into(), self.instructions.set().to_string())]);
+        if !self.pool.cores().is_empty() {
+            let cores: Vec<_> = self.pool.cores().iter().map(|core| core.number().to_string()).collect();
+            facts.insert("pinned_to_cores".into(), cores.join(","));
+        }
         if let Some(memory) = memory {
             facts.insert("memory_available_bytes".into(), memory.available.to_string());
         }

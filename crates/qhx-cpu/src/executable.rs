@@ -110,6 +110,8 @@ impl Executable for CpuExecutable {
         self.last = None;
         self.check(call)?;
         self.weight_bytes.store(0, Ordering::Relaxed);
+        let pool = self.pool.clone();
+        let _held = pool.hold_caller();
         let (cancel, bindings) = (call.cancel, call.bindings);
         let mut frame = Frame {
             run: Run { pool: &self.pool, instructions: self.instructions, bindings, epoch: call.epoch, weight_bytes: &self.weight_bytes },

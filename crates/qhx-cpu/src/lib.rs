@@ -6,6 +6,7 @@
 //!
 //! It knows the IR and the machine, and nothing of bundles, tokens or model families.
 
+mod affinity;
 mod compile;
 mod device;
 mod executable;
@@ -19,6 +20,7 @@ mod pool;
 mod state;
 mod work;
 
+pub use affinity::CAN_PIN;
 pub use device::{CpuDevice, CpuOptions};
 pub use executable::CpuExecutable;
 pub use kernels::InstructionSet;

@@ -5,6 +5,7 @@
 //! any number of threads. Idle workers spin for a moment (the next op follows within microseconds), then give way, then sleep.
 #![allow(unsafe_code)] // A job borrows the caller's stack; the barrier at its end is what makes that sound.
 
+use crate::affinity::{Core, Held};
 use std::{
     any::Any,
     cell::UnsafeCell,
@@ -31,6 +32,8 @@ pub(crate) struct Pool {
     workers: Vec<JoinHandle<()>>,
     /// Held by the one caller whose job runs.
     caller: Mutex<()>,
+    /// The cores that threads are kept on, the caller's first; none: they run where the system puts them.
+    cores: Vec<Core>,
 }
 
 struct Shared {
@@ -66,6 +69,15 @@ unsafe impl Send for Shared {}
 impl Pool {
     /// A pool of `threads` threads, the caller included.
     pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
+        Self::start(threads, Vec::new())
+    }
+
+    /// A pool of one thread for each of these cores, which it is kept on.
+    pub(crate) fn pinned(cores: Vec<Core>) -> std::io::Result<Self> {
+        Self::start(cores.len(), cores)
+    }
+
+    fn start(threads: usize, cores: Vec<Core>) -> std::io::Result<Self> {
         let nothing: &'static Body<'static> = &|_, _| {};
         let shared = Arc::new(Shared {
             untaken: Line(AtomicUsize::new(0)),
@@ -77,11 +89,17 @@ impl Pool {
             stop: AtomicBool::new(false),
             panic: Mutex::new(None),
         });
-        let mut pool = Self { shared, workers: Vec::new(), caller: Mutex::new(()) };
+        let mut pool = Self { shared, workers: Vec::new(), caller: Mutex::new(()), cores };
         for number in 1..threads {
-            let shared = pool.shared.clone();
+            let (shared, core) = (pool.shared.clone(), pool.cores.get(number).copied());
+            let work = move || {
+                if let Some(core) = core {
+                    core.keep();
+                }
+                shared.work(number);
+            };
             // An error drops the pool, which ends the workers that were started.
-            pool.workers.push(thread::Builder::new().name(format!("qhx-cpu-{number}")).spawn(move || shared.work(number))?);
+            pool.workers.push(thread::Builder::new().name(format!("qhx-cpu-{number}")).spawn(work)?);
         }
         Ok(pool)
     }
@@ -89,6 +107,16 @@ impl Pool {
     /// Threads, the caller included.
     pub(crate) fn threads(&self) -> usize {
         self.workers.len() + 1
+    }
+
+    /// The cores that threads are kept on.
+    pub(crate) fn cores(&self) -> &[Core] {
+        &self.cores
+    }
+
+    /// Keeps the caller on its core until the result is dropped: the thread is not ours, so it is given back as it was.
+    pub(crate) fn hold_caller(&self) -> Option<Held> {
+        self.cores.first().map(|core| core.hold())
     }
 
     /// Runs `body` once for each unit and returns when all are done. A panic in a unit becomes a panic here, after the others are done.
@@ -287,6 +315,26 @@ mod tests {
             });
             assert_eq!(sum.into_inner(), 190);
         }
+    }
+
+    #[test]
+    fn pinned_threads_have_a_core_each() {
+        let cores = crate::affinity::cores();
+        let pool = Pool::pinned(cores.clone()).unwrap();
+        let seen = Mutex::new(vec![Vec::new(); cores.len()]);
+        let _held = pool.hold_caller();
+        // Long enough for every thread to take one.
+        for _ in 0..200 {
+            pool.run(2 * cores.len(), &|_, thread| {
+                lock(&seen)[thread] = crate::affinity::cores();
+                thread::sleep(Duration::from_millis(1));
+            });
+            if lock(&seen).iter().all(|seen| !seen.is_empty()) {
+                break;
+            }
+        }
+        let seen = lock(&seen).clone();
+        assert_eq!(seen, cores.iter().map(|&core| vec![core]).collect::<Vec<_>>());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use qhx_cpu::{CpuDevice, CpuOptions, InstructionSet};
 use qhx_ir::conformance::{Options, Outcome, run};
 
 fn conforms(instructions: InstructionSet, threads: usize) {
-    let device = CpuDevice::new(CpuOptions { threads: Some(threads), instructions: Some(instructions) }).unwrap();
+    let device = CpuDevice::new(CpuOptions { threads: Some(threads), instructions: Some(instructions), ..Default::default() }).unwrap();
     let options = Options { strict: true, ..Options::from_environment() };
     let summary = run(&device, &options, &mut |case| {
         if !matches!(case.outcome, Outcome::Passed { .. }) {
@@ -24,7 +24,7 @@ fn asked_for() -> Option<InstructionSet> {
 
 #[test]
 fn the_best_set_is_found() {
-    let best = CpuDevice::new(CpuOptions { threads: Some(1), instructions: None }).unwrap().instructions();
+    let best = CpuDevice::new(CpuOptions { threads: Some(1), ..Default::default() }).unwrap().instructions();
     assert_eq!(best, *InstructionSet::available().last().unwrap());
     assert_eq!(best, asked_for().unwrap_or(best));
 }

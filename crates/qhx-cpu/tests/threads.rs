@@ -87,7 +87,8 @@ fn same_for_all_thread_counts(name: &str, program: &Checked, weights: &Arc<dyn W
     let (sets, counts) = if emulated() { (&sets[sets.len() - 1..], &[3][..]) } else { (&sets[..], &[2, 3, 5][..]) };
     for &instructions in sets {
         let with = |threads| {
-            let device = CpuDevice::new(CpuOptions { threads: Some(threads), instructions: Some(instructions) }).unwrap();
+            let device =
+                CpuDevice::new(CpuOptions { threads: Some(threads), instructions: Some(instructions), ..Default::default() }).unwrap();
             bits(&device, program, weights, calls)
         };
         let one = with(1);
@@ -113,6 +114,25 @@ fn decoders() {
         let (program, weights) = decoder(&Sizes { experts, ..sizes }, encoding, form).unwrap();
         let weights: Arc<dyn Weights> = Arc::new(weights);
         same_for_all_thread_counts(&format!("{encoding} {form:?} {experts}"), &program, &weights, calls);
+    }
+}
+
+#[test]
+fn pinned_threads() {
+    let sizes = Sizes { layers: 1, hidden: 192, ffn: 320, heads: 6, kv_heads: 2, head_dim: 32, vocab: 300, experts: 0 };
+    let (program, weights) = decoder(&sizes, Encoding::I4_BLOCK32, ActivationForm::I8Block32).unwrap();
+    let weights: Arc<dyn Weights> = Arc::new(weights);
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let pinned = CpuDevice::new(CpuOptions { threads: Some(cores.min(3)), pin: true, ..Default::default() }).unwrap();
+    let free = CpuDevice::new(CpuOptions { threads: Some(2), ..Default::default() }).unwrap();
+    assert_eq!(bits(&pinned, &program, &weights, &[40, 2, 9]), bits(&free, &program, &weights, &[40, 2, 9]));
+    // The calling thread is as free as before.
+    assert_eq!(std::thread::available_parallelism().unwrap().get(), cores);
+    if qhx_cpu::CAN_PIN {
+        let shown = &pinned.describe().facts["pinned_to_cores"];
+        assert_eq!(shown.split(',').count(), cores.min(3), "{shown}");
+        let Err(error) = CpuDevice::new(CpuOptions { threads: Some(1000), pin: true, ..Default::default() }) else { panic!("1000 cores") };
+        assert!(error.to_string().contains("1000 threads cannot be kept"), "{error}");
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
     medium::{MediaKind, Medium, takes},
     memory::{MemoryEstimate, TowerNeed},
     placement::{self, Placement, Rules},
-    registry::{self, DeviceChoice, NpuSettings},
+    registry::{self, CpuSettings, DeviceChoice, NpuSettings},
     text::{ChatTemplate, Tokenizer},
 };
 use qhx_bundle::{
@@ -41,6 +41,8 @@ pub struct LoadOptions {
     pub placement: Option<Rules>,
     /// Threads of the processor; absent: the device's own choice.
     pub threads: Option<usize>,
+    /// Keep each of them on a core of its own, where the system can: see [`registry::CAN_PIN`].
+    pub pin: bool,
     /// Longest session; absent: the model's own limit, at most [`DEFAULT_CONTEXT`].
     pub context: Option<usize>,
     /// Rows per call in prefill.
@@ -61,6 +63,7 @@ impl Default for LoadOptions {
             device: DeviceChoice::Auto,
             placement: None,
             threads: None,
+            pin: false,
             context: None,
             chunk: DEFAULT_CHUNK,
             wanted: 1,
@@ -74,7 +77,8 @@ impl Default for LoadOptions {
 impl LoadOptions {
     /// The devices that they name, the one for everything else first.
     pub fn candidates(&self) -> Result<Vec<Arc<dyn Device>>, Error> {
-        registry::candidates_for(self.device, self.placement.as_ref(), self.threads, &self.npu)
+        let cpu = CpuSettings { threads: self.threads, pin: self.pin };
+        registry::candidates_for(self.device, self.placement.as_ref(), cpu, &self.npu)
     }
 
     /// As they are for a bundle: an arch folder runs on the NPU, on the generation that it is for.

@@ -64,6 +64,22 @@ impl FromStr for DeviceChoice {
     }
 }
 
+/// How the processor is to be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuSettings {
+    /// Threads; absent: one for each core.
+    pub threads: Option<usize>,
+    /// Whether each thread is kept on a core of its own, where the system can: see [`CAN_PIN`].
+    pub pin: bool,
+}
+
+/// Whether threads can be kept on cores of their own here.
+#[cfg(feature = "cpu")]
+pub use qhx_cpu::CAN_PIN;
+/// Whether threads can be kept on cores of their own here.
+#[cfg(not(feature = "cpu"))]
+pub const CAN_PIN: bool = false;
+
 /// Where QNN is, and what the NPU is to be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NpuSettings {
@@ -103,16 +119,16 @@ pub fn devices() -> Vec<DeviceInfo> {
 
 /// The devices that `choice` stands for, best first; `threads` is for devices that work with threads of this machine (absent: their own choice).
 pub fn candidates(choice: DeviceChoice, threads: Option<usize>) -> Result<Vec<Arc<dyn Device>>, Error> {
-    candidates_with(choice, threads, &NpuSettings::default())
+    candidates_with(choice, CpuSettings { threads, pin: false }, &NpuSettings::default())
 }
 
-/// The same with a say in what the NPU is.
-pub fn candidates_with(choice: DeviceChoice, threads: Option<usize>, npu_settings: &NpuSettings) -> Result<Vec<Arc<dyn Device>>, Error> {
-    if threads == Some(0) {
+/// The same with a say in how processor and NPU are used.
+pub fn candidates_with(choice: DeviceChoice, settings: CpuSettings, npu_settings: &NpuSettings) -> Result<Vec<Arc<dyn Device>>, Error> {
+    if settings.threads == Some(0) {
         return Err(Error::Option { option: "threads", found: "0".into(), expected: "1 or more".into() });
     }
     match choice {
-        DeviceChoice::Auto | DeviceChoice::Cpu => cpu(choice, threads),
+        DeviceChoice::Auto | DeviceChoice::Cpu => cpu(choice, settings),
         DeviceChoice::Gpu => none(choice, "was built without a GPU device"),
         DeviceChoice::Npu => npu(choice, npu_settings),
         DeviceChoice::Split => none(choice, "does not choose by itself what runs where: say it in a file, --placement FILE"),
@@ -125,10 +141,10 @@ pub fn candidates_with(choice: DeviceChoice, threads: Option<usize>, npu_setting
 pub fn candidates_for(
     choice: DeviceChoice,
     rules: Option<&Rules>,
-    threads: Option<usize>,
+    settings: CpuSettings,
     npu_settings: &NpuSettings,
 ) -> Result<Vec<Arc<dyn Device>>, Error> {
-    let Some(rules) = rules else { return candidates_with(choice, threads, npu_settings) };
+    let Some(rules) = rules else { return candidates_with(choice, settings, npu_settings) };
     let own = match (&rules.default, choice) {
         (Some(_), _) => None,
         (None, DeviceChoice::Auto | DeviceChoice::Split) => Some(DeviceChoice::Cpu.name()),
@@ -146,14 +162,14 @@ pub fn candidates_for(
             }
             choice => choice,
         };
-        devices.extend(candidates_with(choice, threads, npu_settings)?);
+        devices.extend(candidates_with(choice, settings, npu_settings)?);
     }
     Ok(devices)
 }
 
 #[cfg(feature = "cpu")]
-fn cpu(_: DeviceChoice, threads: Option<usize>) -> Result<Vec<Arc<dyn Device>>, Error> {
-    Ok(vec![Arc::new(qhx_cpu::CpuDevice::new(qhx_cpu::CpuOptions { threads, instructions: instructions()? })?)])
+fn cpu(_: DeviceChoice, CpuSettings { threads, pin }: CpuSettings) -> Result<Vec<Arc<dyn Device>>, Error> {
+    Ok(vec![Arc::new(qhx_cpu::CpuDevice::new(qhx_cpu::CpuOptions { threads, instructions: instructions()?, pin })?)])
 }
 
 /// The variable that names an instruction set of the processor, for comparisons.
@@ -173,7 +189,7 @@ fn instructions() -> Result<Option<qhx_cpu::InstructionSet>, Error> {
 }
 
 #[cfg(not(feature = "cpu"))]
-fn cpu(choice: DeviceChoice, _: Option<usize>) -> Result<Vec<Arc<dyn Device>>, Error> {
+fn cpu(choice: DeviceChoice, _: CpuSettings) -> Result<Vec<Arc<dyn Device>>, Error> {
     none(choice, "was built without the feature `cpu`")
 }
 
@@ -231,7 +247,7 @@ pub fn plain(threads: Option<usize>) -> Result<Arc<dyn Device>, Error> {
     #[cfg(feature = "cpu")]
     {
         let instructions = Some(qhx_cpu::InstructionSet::Portable);
-        Ok(Arc::new(qhx_cpu::CpuDevice::new(qhx_cpu::CpuOptions { threads, instructions })?))
+        Ok(Arc::new(qhx_cpu::CpuDevice::new(qhx_cpu::CpuOptions { threads, instructions, pin: false })?))
     }
     #[cfg(not(feature = "cpu"))]
     {

@@ -2,7 +2,7 @@
 
 use crate::{
     failure::Failure,
-    flags::{PlacementFlag, at_least_one},
+    flags::{PinFlag, PlacementFlag, at_least_one},
     interrupt::Interrupt,
     load::{load_model, open_for},
     output::{self, show_count},
@@ -43,6 +43,8 @@ pub(crate) struct Bench {
     /// Threads of the processor [default: one for each core]
     #[arg(long, value_name = "N", value_parser = at_least_one())]
     threads: Option<usize>,
+    #[command(flatten)]
+    pin: PinFlag,
     /// Tokens of the prompt read at a time
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = at_least_one())]
     chunk: usize,
@@ -62,6 +64,7 @@ impl Bench {
             device: self.device,
             placement: self.placement.read()?,
             threads: self.threads,
+            pin: self.pin.read(),
             context: Some(longest),
             chunk: self.chunk,
             ..LoadOptions::default()

@@ -57,8 +57,11 @@ struct Product<'a> {
 }
 
 /// What four tiles of sums hold, row by row.
+type Four = [[[i32; ROWS]; 16]; 4];
+
+/// Four tiles of sums that are being made, and four that are being scaled.
 #[repr(align(64))]
-struct Sums([[[i32; ROWS]; 16]; 4]);
+struct Sums([Four; 2]);
 
 #[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: see the call above.
 impl<'a> Product<'a> {
@@ -87,7 +90,7 @@ impl<'a> Product<'a> {
 
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
     unsafe fn run<T: Tiles>(mut self, tiles: &mut T) {
-        let mut sums = Sums([[[0; ROWS]; 16]; 4]);
+        let mut sums = Sums([[[[0; ROWS]; 16]; 4]; 2]);
         unsafe {
             tiles.shape(&Shape::new(self.rows(), if self.whole { ROW } else { 32 }));
             for t in (0..self.count).step_by(if self.whole { 32 } else { 16 }) {
@@ -121,7 +124,7 @@ impl<'a> Product<'a> {
     /// `M` tiles of activation rows against all panels, two at a time, with one sum over each row.
     #[inline(always)]
     unsafe fn whole<T: Tiles, const M: usize>(&self, tiles: &mut T, t: usize, sums: &mut Sums) {
-        let at = [self.at(t), self.at(t + 16)];
+        let (at, sums) = ([self.at(t), self.at(t + 16)], &mut sums.0[0]);
         let (x, stride) = (at.map(|t| self.quants(t)), self.x_stride * 4);
         for panel in (0..self.panels.count()).step_by(2) {
             let pair = [panel, (panel + 1).min(self.panels.count() - 1)];
@@ -143,11 +146,11 @@ impl<'a> Product<'a> {
                         tiles.multiply::<3, 5, 7>();
                     }
                 }
-                tiles.store::<0>(sums.0[0].as_mut_ptr().cast());
-                tiles.store::<1>(sums.0[1].as_mut_ptr().cast());
-                tiles.store::<2>(sums.0[2].as_mut_ptr().cast());
-                tiles.store::<3>(sums.0[3].as_mut_ptr().cast());
-                for (number, sums) in sums.0[..2 * M].iter().enumerate() {
+                tiles.store::<0>(sums[0].as_mut_ptr().cast());
+                tiles.store::<1>(sums[1].as_mut_ptr().cast());
+                tiles.store::<2>(sums[2].as_mut_ptr().cast());
+                tiles.store::<3>(sums[3].as_mut_ptr().cast());
+                for (number, sums) in sums[..2 * M].iter().enumerate() {
                     self.scaled(at[number / 2], pair[number % 2], sums);
                 }
             }
@@ -184,12 +187,13 @@ impl<'a> Product<'a> {
             }
             for panel in 0..self.panels.count() {
                 let mut results = [_mm512_setzero_ps(); 16];
-                let mut b = 0;
-                while b < self.blocks {
-                    b += match self.blocks - b {
-                        4.. => self.some_blocks::<T, 4, OFFSETS>(tiles, t, panel, b, sums, &mut results),
-                        _ => self.some_blocks::<T, 1, OFFSETS>(tiles, t, panel, b, sums, &mut results),
-                    };
+                // What tiles have stored cannot be read at once, so the next sums are made before those at hand are scaled.
+                self.multiply_four(tiles, t, panel, 0, &mut sums.0[0]);
+                for first in (0..self.blocks).step_by(4) {
+                    if first + 4 < self.blocks {
+                        self.multiply_four(tiles, t, panel, first + 4, &mut sums.0[(first / 4 + 1) % 2]);
+                    }
+                    self.add_four::<OFFSETS>(panel, first, &sums.0[first / 4 % 2], &mut results);
                 }
                 let lanes = self.panels.lanes(panel);
                 for (m, &result) in results[..rows].iter().enumerate() {
@@ -199,28 +203,34 @@ impl<'a> Product<'a> {
         }
     }
 
-    /// Adds `N` blocks, one or four, to the results: the CPU goes on with tiles while it scales the sums of others.
+    /// The sums of four blocks, or of those that are left.
     #[inline(always)]
-    unsafe fn some_blocks<T: Tiles, const N: usize, const OFFSETS: bool>(
-        &self,
-        tiles: &mut T,
-        t: usize,
-        panel: usize,
-        first: usize,
-        sums: &mut Sums,
-        results: &mut [__m512; 16],
-    ) -> usize {
+    unsafe fn multiply_four<T: Tiles>(&self, tiles: &mut T, t: usize, panel: usize, first: usize, sums: &mut Four) {
         unsafe {
-            let (weights, w_scales, w_offsets) = self.panels.get(panel);
-            let (x, weights, stride) = (self.quants(t).add(first * 32), weights.add(first * 8 * ROW), self.x_stride * 4);
-            block::<T, 0, 4, 6>(tiles, x, stride, weights, &mut sums.0[0]);
-            if N == 4 {
-                block::<T, 1, 5, 7>(tiles, x.add(32), stride, weights.add(8 * ROW), &mut sums.0[1]);
-                block::<T, 2, 4, 6>(tiles, x.add(64), stride, weights.add(16 * ROW), &mut sums.0[2]);
-                block::<T, 3, 5, 7>(tiles, x.add(96), stride, weights.add(24 * ROW), &mut sums.0[3]);
+            let left = self.blocks - first;
+            let x = self.quants(t).add(first * 32);
+            let weights = self.panels.get(panel).0.add(first * 8 * ROW);
+            let stride = self.x_stride * 4;
+            block::<T, 0, 4, 6>(tiles, x, stride, weights, &mut sums[0]);
+            if left > 1 {
+                block::<T, 1, 5, 7>(tiles, x.add(32), stride, weights.add(8 * ROW), &mut sums[1]);
             }
+            if left > 2 {
+                block::<T, 2, 4, 6>(tiles, x.add(64), stride, weights.add(16 * ROW), &mut sums[2]);
+            }
+            if left > 3 {
+                block::<T, 3, 5, 7>(tiles, x.add(96), stride, weights.add(24 * ROW), &mut sums[3]);
+            }
+        }
+    }
+
+    /// Adds what they are worth to the results.
+    #[inline(always)]
+    unsafe fn add_four<const OFFSETS: bool>(&self, panel: usize, first: usize, sums: &Four, results: &mut [__m512; 16]) {
+        unsafe {
+            let (_, w_scales, w_offsets) = self.panels.get(panel);
             let (turned_scales, turned_sums) = (self.turned.as_ptr(), self.turned.as_ptr().add(self.blocks * ROWS));
-            for (b, sums) in (first..first + N).zip(&sums.0) {
+            for (b, sums) in (first..self.blocks).zip(sums) {
                 let w_scales = _mm512_loadu_ps(w_scales.add(b * ROWS));
                 for (m, result) in results.iter_mut().enumerate() {
                     let scale = _mm512_mul_ps(w_scales, _mm512_set1_ps(*turned_scales.add(b * ROWS + m)));
@@ -234,7 +244,6 @@ impl<'a> Product<'a> {
                 }
             }
         }
-        N
     }
 }
 
