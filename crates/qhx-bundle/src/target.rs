@@ -28,6 +28,9 @@ pub struct TargetPlan {
     pub kv: KvForm,
     /// How graphs were compiled.
     pub finalize: Finalize,
+    /// Why it is not all that was asked for, and what is dangerous about it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// The files of each program.
     #[serde(deserialize_with = "json::unique_map")]
     pub programs: BTreeMap<String, PreparedProgram>,

@@ -2,6 +2,7 @@
 
 use qhx_npu::{
     Arch, Expected, Metadata,
+    budget::Limits,
     probe::{Finding, Probe, State},
 };
 use qhx_runtime::memory::show_bytes;
@@ -12,8 +13,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Larger ones do not load on phones.
-const MOST_BYTES: u64 = 3_500_000_000;
 const MOST_MANIFEST_BYTES: u64 = 4 << 20;
 
 /// A context binary, and what a manifest beside it says.
@@ -75,7 +74,7 @@ fn examine_one(root: &Path, file: &Path, named: &Named, probe: &Probe) -> Findin
     };
     match metadata.obstacle(library, here) {
         Some(obstacle) => finding(&subject, State::Wrong, format!("{described}: it {obstacle}"), None),
-        None if size > MOST_BYTES => finding(
+        None if size > Limits::of(here).context_bytes => finding(
             &subject,
             State::Doubtful,
             described,

@@ -40,6 +40,9 @@ pub(crate) struct TargetFlags {
     /// The longest sound in one piece, in seconds [default: the model's own]
     #[arg(long, value_name = "S", value_parser = audio_seconds, help_heading = "NPU targets")]
     audio_seconds: Option<f64>,
+    /// Make as many graphs as asked for, though they may exhaust the heap of the DSP, which restarts the phone; else those that write alone
+    #[arg(long, help_heading = "NPU targets")]
+    allow_risky: bool,
     /// Folder with QNN's libraries [default: what QHX_QNN_DIR names, then where the system keeps libraries]
     #[arg(long, value_name = "DIR", help_heading = "NPU targets")]
     qnn_dir: Option<PathBuf>,
@@ -67,7 +70,7 @@ struct ImageSize([usize; 2]);
 
 impl TargetFlags {
     /// What can be wrong with the flags alone.
-    pub(crate) fn check(&self) -> Result<(), Failure> {
+    pub(crate) fn check(&self, is_plan: bool) -> Result<(), Failure> {
         let flags = [
             ("--for", self.made_for.is_some()),
             ("--context", self.context.is_some()),
@@ -75,9 +78,11 @@ impl TargetFlags {
             ("--kv", self.kv.is_some()),
             ("--image-size", self.image_size.is_some()),
             ("--audio-seconds", self.audio_seconds.is_some()),
+            ("--allow-risky", self.allow_risky),
             ("--qnn-dir", self.qnn_dir.is_some()),
         ];
-        if let (false, Some((flag, _))) = (self.has_npu(), flags.iter().find(|(_, given)| *given)) {
+        // A plan is for all generations where none is named.
+        if let (false, Some((flag, _))) = (self.has_npu() || is_plan, flags.iter().find(|(_, given)| *given)) {
             return Err(Failure::usage(format!("{flag} is for targets with static shapes")).hint("add --target v79, v81 or both"));
         }
         self.prefill_rows().map(drop)
@@ -98,22 +103,12 @@ impl TargetFlags {
     /// The arch folders to make, each once.
     pub(crate) fn orders(&self) -> Result<Vec<TargetOrder>, Failure> {
         let prefill = self.prefill_rows()?;
-        let made_for = match self.made_for {
-            Some(Place::Emulator) => MadeFor::Emulator,
-            Some(Place::Phone) | None => MadeFor::Phone,
-        };
+        let made_for = self.made_for();
         let mut arches: Vec<&String> = self.target.iter().filter(|target| *target != "cpu").collect();
         arches.sort();
         arches.dedup();
         let order = |arch: &String| {
-            let settings = NpuSettings {
-                libraries: self.qnn_dir.clone().map(NpuLibraries::Folder),
-                arch: Some(arch.clone()),
-                share_weights: made_for == MadeFor::Phone,
-                prefill_rows: Some(prefill.last().copied().unwrap_or(1)),
-                prefill_min_rows: None,
-                ring: self.kv == Some(Kv::Ring),
-            };
+            let settings = NpuSettings { arch: Some(arch.clone()), ..self.settings()? };
             Ok(TargetOrder {
                 device: candidates_with(DeviceChoice::Npu, CpuSettings::default(), &settings)?.remove(0),
                 made_for,
@@ -125,6 +120,31 @@ impl TargetFlags {
             })
         };
         arches.into_iter().map(order).collect()
+    }
+
+    fn made_for(&self) -> MadeFor {
+        match self.made_for {
+            Some(Place::Emulator) => MadeFor::Emulator,
+            Some(Place::Phone) | None => MadeFor::Phone,
+        }
+    }
+
+    /// What the NPU is to be.
+    pub(crate) fn settings(&self) -> Result<NpuSettings, Failure> {
+        Ok(NpuSettings {
+            libraries: self.qnn_dir.clone().map(NpuLibraries::Folder),
+            arch: None,
+            share_weights: self.made_for() == MadeFor::Phone,
+            prefill_rows: Some(self.prefill_rows()?.last().copied().unwrap_or(1)),
+            prefill_min_rows: None,
+            ring: self.kv == Some(Kv::Ring),
+            allow_risky: self.allow_risky,
+        })
+    }
+
+    /// The longest session, of a model made for `limit` tokens.
+    pub(crate) fn context(&self, limit: usize) -> usize {
+        self.context.unwrap_or(DEFAULT_CONTEXT).min(limit)
     }
 
     pub(crate) fn prefill_rows(&self) -> Result<Vec<usize>, Failure> {
@@ -170,6 +190,8 @@ pub(crate) struct TargetReport {
     manifests: Vec<String>,
     contexts: usize,
     bytes: u64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     level: Option<qhx_bundle::parity::Level>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -178,9 +200,9 @@ pub(crate) struct TargetReport {
 
 impl TargetReport {
     pub(crate) fn new(made: &MadeTarget) -> Self {
-        let MadeTarget { folder, manifests, contexts, bytes, gate } = made.clone();
+        let MadeTarget { folder, manifests, contexts, bytes, notes, gate } = made.clone();
         let (level, gate) = gate.unzip();
-        Self { folder, manifests, contexts, bytes, level, gate }
+        Self { folder, manifests, contexts, bytes, notes, level, gate }
     }
 
     /// For people.

@@ -464,6 +464,11 @@ fn forge_plans_contexts_without_compiling() {
     }
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/qwen3.5-0.8b.json");
     let table = succeed(["forge", config.to_str().unwrap(), "--plan", "--target", "v81", "--precision", "w8", "--prefill", "none"]);
-    assert!(table.contains("processor") && table.contains("text_0") && table.contains("lm_head") && !table.contains("v79"), "{table}");
+    assert!(
+        table.contains("processor") && table.contains("text_decode_0") && table.contains("lm_head") && !table.contains("v79"),
+        "{table}"
+    );
+    assert!(table.contains("one token takes") && table.contains("one token copies"), "{table}");
     fail(["forge", config.to_str().unwrap()], 2, &["--out"]);
+    fail(["forge", config.to_str().unwrap(), "--out", "x", "--allow-risky"], 2, &["--allow-risky is for targets", "--target v79"]);
 }

@@ -142,9 +142,10 @@ impl Material {
         }
     }
 
-    /// The programs at a precision, text first, without weights.
-    pub fn checked_programs(&self, precision: Precision) -> Result<Vec<Checked>, ForgeError> {
-        Ok(self.programs(&Plan::from(precision))?.programs.into_iter().map(|written| written.program).collect())
+    /// The programs at a precision, text first, without weights; and the longest text that the model was made for.
+    pub fn checked_programs(&self, precision: Precision) -> Result<(Vec<Checked>, usize), ForgeError> {
+        let Programs { programs, context, .. } = self.programs(&Plan::from(precision))?;
+        Ok((programs.into_iter().map(|written| written.program).collect(), context))
     }
 
     /// Writes a complete bundle under a temporary name.

@@ -2,7 +2,7 @@
 //!
 //! Knows sizes, files and manifests. Which weights stay with the host and what is compiled is the device's business.
 
-use crate::{ForgeError, ForgeOptions, Forged, GateProgress, Material, plan::Plan};
+use crate::{ForgeError, ForgeOptions, Forged, GateProgress, Material, families::Programs, plan::Plan};
 use qhx_bundle::{
     Bundle, BundlePath, Manifest, Staged,
     manifest::TEXT_PROGRAM,
@@ -58,6 +58,8 @@ pub struct MadeTarget {
     pub contexts: usize,
     /// Bytes of all its files.
     pub bytes: u64,
+    /// Why it is not all that was asked for, and what is dangerous about it.
+    pub notes: Vec<String>,
     /// What its gate said, and how much of the model was run.
     pub gate: Option<(Level, GateResult)>,
 }
@@ -70,12 +72,33 @@ pub fn forge_with_targets(
     progress: &mut dyn FnMut(GateProgress<'_>),
 ) -> Result<(Forged, Vec<MadeTarget>), ForgeError> {
     let plan = Plan::from(options.precision);
-    let staged = material.stage(&plan, &material.programs(&plan)?, options)?;
+    let programs = material.programs(&plan)?;
+    check_targets(material, &plan, &programs, options, targets)?;
+    let staged = material.stage(&plan, &programs, options)?;
     let cancel = options.cancel.clone();
     let made = targets.iter().map(|order| order.add(&staged, None, &cancel, progress)).collect::<Result<Vec<_>, _>>()?;
     let manifest = staged.manifest().clone();
     Ok((Forged { path: staged.publish()?, manifest }, made))
 }
+
+/// Whether all arch folders can be made, found before anything is written.
+pub(crate) fn check_targets(
+    material: &Material,
+    plan: &Plan,
+    programs: &Programs,
+    options: &ForgeOptions<'_>,
+    targets: &[TargetOrder],
+) -> Result<(), ForgeError> {
+    if targets.is_empty() {
+        return Ok(());
+    }
+    let (root, _) = material.describe(plan, programs, options)?;
+    let program = |name: &str| programs.programs.iter().map(|written| &written.program).find(|program| &*program.name == name);
+    targets.iter().try_for_each(|order| order.manifest(&root, &program).map(drop))
+}
+
+/// Finds a program by its name.
+type FindProgram<'a> = dyn Fn(&str) -> Option<&'a Checked> + 'a;
 
 impl TargetOrder {
     /// Writes the arch folder into a staged bundle. One whose parity says that it is not through its gate is named so.
@@ -87,7 +110,7 @@ impl TargetOrder {
         progress: &mut dyn FnMut(GateProgress<'_>),
     ) -> Result<MadeTarget, ForgeError> {
         let bundle = staged.open()?;
-        let mut base = self.manifest(bundle.manifest())?;
+        let mut base = self.manifest(bundle.manifest(), &|name| bundle.program(name))?;
         let arch = base.model.dsp_arch.clone().unwrap_or_default();
         let mut name = arch.clone() + &suffix(&bundle);
         let mut writer = staged.target(&name, Some(cancel.clone()))?;
@@ -97,7 +120,7 @@ impl TargetOrder {
         for (done, (program, rows)) in sizes.iter().enumerate() {
             let what = format!("compiling `{program}` for {arch}");
             progress(GateProgress { what: &what, done, total: sizes.len() });
-            let checked = bundle.program(program).ok_or_else(|| ForgeError::Gate(format!("the bundle has no program `{program}`")))?;
+            let checked = bundle.program(program).ok_or_else(|| no_program(program))?;
             prepared.insert(program.clone(), self.prepare(checked, &bundle, rows, &mut writer, cancel)?);
             writer.add_program(checked)?;
             let host = self.device.host_weights(checked).into_iter().filter(|weight| known.insert(weight.clone()));
@@ -127,11 +150,30 @@ impl TargetOrder {
             name += ".rejected";
         }
         let gate = parity.map(|parity| (parity.level, parity.gate.clone()));
-        Ok(MadeTarget { folder: name, manifests, contexts, bytes, gate })
+        let notes = base.plan.map(|plan| plan.notes).unwrap_or_default();
+        Ok(MadeTarget { folder: name, manifests, contexts, bytes, notes, gate })
     }
 
-    /// What the folder's manifests have in common, but for files. `root` is the bundle's own.
-    pub(crate) fn manifest(&self, root: &Manifest) -> Result<Manifest, ForgeError> {
+    /// What the folder's manifests have in common, but for files. `root` is the bundle's own. What the device cannot hold is left out or refused.
+    pub(crate) fn manifest(&self, root: &Manifest, program: &FindProgram<'_>) -> Result<Manifest, ForgeError> {
+        let mut manifest = self.wished(root)?;
+        let mut notes = Vec::new();
+        for (name, rows) in self.rows(&manifest)? {
+            let checked = program(&name).ok_or_else(|| no_program(&name))?;
+            let planned = self.device.plan(checked, &self.target(&rows, root)).map_err(failed)?;
+            if let (TEXT_PROGRAM, Some(plan)) = (&*name, &mut manifest.plan) {
+                plan.prefill.retain(|rows| planned.rows.contains(rows));
+            }
+            notes.extend(planned.notes);
+        }
+        if let Some(plan) = &mut manifest.plan {
+            plan.notes = notes;
+        }
+        Ok(manifest)
+    }
+
+    /// The same as it was asked for.
+    fn wished(&self, root: &Manifest) -> Result<Manifest, ForgeError> {
         let facts = self.device.describe().facts;
         let missing = |fact: &str| ForgeError::Target(format!("the device does not tell its `{fact}`"));
         let fact = |name: &str| facts.get(name).cloned().ok_or_else(|| missing(name));
@@ -176,6 +218,7 @@ impl TargetOrder {
                 hvx_threads: number("hvx_threads")?,
                 dlbc: fact("dlbc")? == "true",
             },
+            notes: Vec::new(),
             programs: BTreeMap::new(),
         });
         Ok(manifest)
@@ -223,6 +266,12 @@ impl TargetOrder {
         Ok(all)
     }
 
+    /// What the device compiles for. `root` is the bundle's own manifest.
+    fn target(&self, rows: &[usize], root: &Manifest) -> Target {
+        let context = root.model.context_length.min(self.context.unwrap_or(DEFAULT_CONTEXT));
+        Target { name: self.device.describe().name, rows: rows.to_vec(), context, ..Target::default() }
+    }
+
     fn prepare(
         &self,
         program: &Checked,
@@ -231,13 +280,8 @@ impl TargetOrder {
         writer: &mut qhx_bundle::TargetWriter,
         cancel: &Arc<AtomicBool>,
     ) -> Result<PreparedProgram, ForgeError> {
-        let target = Target {
-            name: self.device.describe().name,
-            rows: rows.to_vec(),
-            context: bundle.manifest().model.context_length.min(self.context.unwrap_or(DEFAULT_CONTEXT)),
-            folder: Some(writer.path().to_path_buf()),
-            cancel: Some(cancel.clone()),
-        };
+        let folder = Some(writer.path().to_path_buf());
+        let target = Target { folder, cancel: Some(cancel.clone()), ..self.target(rows, bundle.manifest()) };
         let (mut graphs, mut contexts) = (None, Vec::new());
         for artifact in self.device.prepare(program, &bundle.weights(), &target).map_err(failed)? {
             let file = path(&artifact.name)?;
@@ -327,6 +371,10 @@ fn image_size(front_end: &ImageFrontEnd, asked: Option<[usize; 2]>, context: usi
 fn folder_bytes(folder: &std::path::Path) -> u64 {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| if entry.path().is_dir() { folder_bytes(&entry.path()) } else { entry.metadata().map_or(0, |m| m.len()) }).sum()
+}
+
+fn no_program(name: &str) -> ForgeError {
+    ForgeError::Gate(format!("the bundle has no program `{name}`"))
 }
 
 fn path(name: &str) -> Result<BundlePath, ForgeError> {

@@ -1,7 +1,7 @@
 //! What a device is to the rest: the traits between programs and the hardware that runs them.
 
 use crate::{Bindings, CheckError, Checked, DType, KvType, Name, WeightTensor, check};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::{
     any::Any,
     collections::{BTreeMap, HashMap},
@@ -62,6 +62,11 @@ pub trait Device: Send + Sync {
         false
     }
 
+    /// What [`Device::prepare`] would keep to, found without making anything; an error says in numbers why the program does not fit.
+    fn plan(&self, _program: &Checked, target: &Target) -> Result<Planned, DeviceError> {
+        Ok(Planned { rows: target.rows.clone(), notes: Vec::new() })
+    }
+
     /// Makes what must be made ahead of time (called by the forge). Devices that compile at load make nothing.
     fn prepare(&self, _program: &Checked, _weights: &Arc<dyn Weights>, _target: &Target) -> Result<Vec<Artifact>, DeviceError> {
         Ok(Vec::new())
@@ -104,6 +109,15 @@ pub struct Target {
     pub folder: Option<PathBuf>,
     /// Set by somebody who wants to stop; looked at between graphs.
     pub cancel: Option<Arc<AtomicBool>>,
+}
+
+/// What [`Device::prepare`] would keep to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Planned {
+    /// Of the target's row counts, those at which the program would be compiled.
+    pub rows: Vec<usize>,
+    /// Why it is not all that was asked for, and what is dangerous about it.
+    pub notes: Vec<String>,
 }
 
 /// A file that [`Device::prepare`] made.
@@ -180,8 +194,26 @@ pub trait Executable: Send {
         None
     }
 
+    /// What the last successful call moved between the host and the device's graphs, where the device has such and counts it.
+    fn traffic(&self) -> Option<Traffic> {
+        None
+    }
+
     /// Bytes of memory beside the weights and states (activations, packed panels).
     fn scratch_bytes(&self) -> u64;
+}
+
+/// What moves between a host and the graphs of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Executions of graphs.
+    pub executions: u64,
+    /// Bytes that the host writes into inputs: rows, masks, rotary tables, recurrent states.
+    pub bytes_in: u64,
+    /// Bytes that it reads from outputs: rows, new keys and values, what recurrent states become.
+    pub bytes_out: u64,
+    /// Bytes of inputs that are handed over where they lie, without a copy: keys and values, experts.
+    pub bytes_lent: u64,
 }
 
 /// What a call read of the weights.

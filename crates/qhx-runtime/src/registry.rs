@@ -91,10 +91,29 @@ pub struct NpuSettings {
     pub share_weights: bool,
     /// Whether graphs are prepared with rings: sessions may then be longer than their context.
     pub ring: bool,
+    /// Whether graphs are prepared though there are so many that they may restart the phone.
+    pub allow_risky: bool,
     /// Rows of the graph that takes many at once; absent: the device's own choice.
     pub prefill_rows: Option<usize>,
     /// From so many rows on it is used; absent: the device's own choice.
     pub prefill_min_rows: Option<usize>,
+}
+
+#[cfg(feature = "npu")]
+impl NpuSettings {
+    /// What they are to the device, for a generation of the processor.
+    pub fn options(&self, arch: qhx_npu::Arch) -> qhx_npu::NpuOptions {
+        let own = qhx_npu::NpuOptions::default();
+        qhx_npu::NpuOptions {
+            arch,
+            share_weights: self.share_weights,
+            kv: if self.ring { qhx_npu::Kv::Ring } else { qhx_npu::Kv::Full },
+            prefill_rows: self.prefill_rows.unwrap_or(own.prefill_rows),
+            prefill_min_rows: self.prefill_min_rows.unwrap_or(own.prefill_min_rows),
+            allow_risky: self.allow_risky,
+            ..own
+        }
+    }
 }
 
 /// QNN's libraries.
@@ -214,11 +233,7 @@ fn npu(choice: DeviceChoice, settings: &NpuSettings) -> Result<Vec<Arc<dyn Devic
         (Some(arch), _) | (None, Some(arch)) => arch.parse().map_err(wrong)?,
         (None, None) => qhx_npu::NpuOptions::default().arch,
     };
-    let mut options = qhx_npu::NpuOptions { arch, share_weights: settings.share_weights, ..Default::default() };
-    options.kv = if settings.ring { qhx_npu::Kv::Ring } else { qhx_npu::Kv::Full };
-    options.prefill_rows = settings.prefill_rows.unwrap_or(options.prefill_rows);
-    options.prefill_min_rows = settings.prefill_min_rows.unwrap_or(options.prefill_min_rows);
-    Ok(vec![Arc::new(qhx_npu::NpuDevice::new(&library, options)?)])
+    Ok(vec![Arc::new(qhx_npu::NpuDevice::new(&library, settings.options(arch))?)])
 }
 
 #[cfg(not(feature = "npu"))]

@@ -29,6 +29,7 @@ fn in_use(root: &Manifest, programs: &[&str]) -> (Manifest, BTreeSet<String>) {
         prefill_min_tokens: 4,
         kv: KvForm::Full,
         finalize: Finalize { optimization: 3, vtcm_mb: 8, hvx_threads: 4, dlbc: false },
+        notes: vec!["as told".into()],
         programs: programs.iter().map(|&name| (name.into(), prepared(name))).collect(),
     });
     (manifest, programs.iter().map(|&name| name.into()).collect())

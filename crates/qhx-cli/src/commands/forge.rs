@@ -1,9 +1,6 @@
 //! `qhx forge`: a checkpoint becomes a bundle.
 
-use super::{
-    plan::{self, PlanOrder},
-    verify::kind,
-};
+use super::{plan, verify::kind};
 use crate::{
     cost::{StoredAs, stored_as},
     failure::Failure,
@@ -66,9 +63,6 @@ pub(crate) struct BundleFlags {
     /// Print contexts, graphs, bytes and layers of the NPU targets (absent: of all) without compiling, and make nothing; SRC may be a config.json
     #[arg(long, help_heading = "NPU targets")]
     plan: bool,
-    /// Plan as many graphs as asked for, though they may exhaust the heap of the DSP, which restarts the phone
-    #[arg(long, requires = "plan", help_heading = "NPU targets")]
-    allow_risky: bool,
     /// How the bundle is held to the f32 program [default: strict for f32, tolerant otherwise; none for synth]
     #[arg(long, value_enum)]
     gate: Option<Gate>,
@@ -124,7 +118,7 @@ impl BundleFlags {
     /// What can be wrong with the flags alone.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         let without = |flag: &str| Failure::usage(format!("{flag} needs a gate")).hint("leave out --gate none");
-        self.targets.check()?;
+        self.targets.check(self.plan)?;
         match (self.gate, self.precision) {
             (Some(Gate::None), PrecisionChoice::Auto) => Err(without("--precision auto")),
             (Some(Gate::None), _) if self.prompts.is_some() => Err(without("--prompts")),
@@ -144,9 +138,7 @@ impl BundleFlags {
             PrecisionChoice::Fixed(precision) => precision,
             PrecisionChoice::Auto => Precision::W8,
         };
-        let (arches, prefill) = (self.targets.arches()?, self.targets.prefill_rows()?);
-        let order = PlanOrder { arches, precision, prefill: &prefill, allow_risky: self.allow_risky, json: self.json };
-        plan::run(material, &order)
+        plan::run(material, &self.targets, precision, self.json)
     }
 
     /// Makes the bundle, gated if the flags or `by_default` say so, and tells what was made.
@@ -176,6 +168,9 @@ impl BundleFlags {
             let Gated { path, manifest, parity, targets } = forging::gated(order, gate, &targets, interrupt, material)?;
             (Forged { path, manifest }, targets, Some(parity))
         };
+        for MadeTarget { folder, notes, .. } in &made {
+            notes.iter().for_each(|note| output::note(&format!("note: {folder}: {note}")));
+        }
         let report = Report::new(&forged, &made, parity.as_ref(), started.elapsed().as_secs_f64(), peak.finish())?;
         if self.json {
             output::print_json(&report)?

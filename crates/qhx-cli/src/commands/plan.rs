@@ -5,29 +5,17 @@ use crate::{
     failure::Failure,
     output,
     table::{Align, Table, facts},
+    targets::TargetFlags,
 };
 use qhx_forge::{Material, Precision};
+use qhx_ir::Traffic;
 use qhx_npu::{
-    Arch, NpuOptions,
-    budget::{Budget, Limits, PlannedContext, Wish, budget},
+    Arch,
+    budget::{Budget, Limits, PerToken, PlannedContext, Wanted, budget},
 };
 use qhx_runtime::memory::show_bytes;
 use serde::Serialize;
 use std::path::Path;
-
-/// What is asked for.
-pub(crate) struct PlanOrder<'a> {
-    /// The processors.
-    pub(crate) arches: Vec<Arch>,
-    /// How weights are stored.
-    pub(crate) precision: Precision,
-    /// Rows of the graphs that read prompts.
-    pub(crate) prefill: &'a [usize],
-    /// Whether a plan that may exhaust the DSP's heap is wanted all the same.
-    pub(crate) allow_risky: bool,
-    /// One JSON object instead of tables.
-    pub(crate) json: bool,
-}
 
 #[derive(Serialize)]
 struct Report {
@@ -44,18 +32,20 @@ pub(crate) fn material(source: &Path) -> Result<Material, Failure> {
 }
 
 /// Prints the plan for every processor that is asked for.
-pub(crate) fn run(material: &Material, order: &PlanOrder<'_>) -> Result<(), Failure> {
-    let programs = material.checked_programs(order.precision)?;
-    let programs: Vec<_> = programs.iter().collect();
-    let rows: Vec<usize> = std::iter::once(1).chain(order.prefill.iter().copied()).collect();
-    let wish = Wish { programs: &programs, rows: &rows, part_bytes: NpuOptions::default().part_bytes, allow_risky: order.allow_risky };
+pub(crate) fn run(material: &Material, targets: &TargetFlags, precision: Precision, json: bool) -> Result<(), Failure> {
+    let (programs, limit) = material.checked_programs(precision)?;
+    let (settings, context) = (targets.settings()?, targets.context(limit));
+    let rows: Vec<usize> = std::iter::once(1).chain(targets.prefill_rows()?.into_iter().map(|rows| rows.min(context))).collect();
+    // A tower is compiled for one size of pictures or sounds; which one does not matter here.
+    let wanted = |(number, program)| Wanted { program, rows: if number == 0 { &rows } else { &[1] } };
+    let wanted: Vec<Wanted<'_>> = programs.iter().enumerate().map(wanted).collect();
     let plan = |&arch: &Arch| {
         let refused = |reason| Failure::work(format!("{arch}: the model does not fit: {reason}"));
-        budget(&wish, arch, Limits::of(arch)).map_err(refused)
+        budget(&wanted, context, &settings.options(arch)).map_err(refused)
     };
-    let plans = order.arches.iter().map(plan).collect::<Result<Vec<_>, _>>()?;
-    let report = Report { precision: order.precision.to_string(), plans };
-    if order.json { output::print_json(&report) } else { output::print(&report.tables()) }
+    let plans = targets.arches()?.iter().map(plan).collect::<Result<Vec<_>, _>>()?;
+    let report = Report { precision: precision.to_string(), plans };
+    if json { output::print_json(&report) } else { output::print(&report.tables()) }
 }
 
 impl Report {
@@ -71,9 +61,9 @@ impl Report {
             ("graphs", Align::Right),
             ("weights", Align::Right),
         ]);
-        for PlannedContext { program, number, bytes, graphs, stages: [first, last], layers, .. } in &plan.contexts {
+        for PlannedContext { name, bytes, graphs, stages: [first, last], layers, .. } in &plan.contexts {
             let stages = if first == last { first.clone() } else { format!("{first} to {last}") };
-            table.row([format!("{program}_{number}"), stages, layers.to_string(), graphs.to_string(), show_bytes(*bytes)]);
+            table.row([name.clone(), stages, layers.to_string(), graphs.to_string(), show_bytes(*bytes)]);
         }
         table.row(["all".into(), String::new(), String::new(), plan.graphs.to_string(), show_bytes(plan.bytes)]);
         let Limits { contexts, context_bytes, risky_graphs, vtcm_mb } = plan.limits;
@@ -82,11 +72,23 @@ impl Report {
             ("processor", format!("{}, {vtcm_mb} MB of fast memory", plan.arch)),
             ("precision", self.precision.clone()),
             ("rows of graphs", rows.join(", ")),
+            ("context", format!("{} rows{}", plan.context, if plan.ring.is_some() { ", the latest" } else { "" })),
             ("on the host", show_bytes(plan.host_bytes)),
             ("limits", format!("{contexts} contexts at once, {} each", show_bytes(context_bytes))),
         ];
         about.extend(risky_graphs.map(|most| ("", format!("fewer than {most} graphs at once"))));
+        about.extend(plan.per_token.iter().flat_map(per_token));
         about.extend(plan.notes.iter().map(|note| ("note", note.clone())));
         format!("{}\n{}", facts(&about), table.render())
     }
+}
+
+/// What writing one token takes, for people.
+pub(crate) fn per_token(PerToken { traffic, weight_bytes }: &PerToken) -> [(&'static str, String); 3] {
+    let Traffic { executions, bytes_in, bytes_out, bytes_lent } = *traffic;
+    [
+        ("one token takes", format!("{executions} executions of graphs, which read {} of weights", show_bytes(*weight_bytes))),
+        ("one token copies", format!("{} into graphs and {} out of them", show_bytes(bytes_in), show_bytes(bytes_out))),
+        ("", format!("{} are handed over without a copy", show_bytes(bytes_lent))),
+    ]
 }

@@ -1,12 +1,21 @@
 //! Arch folders, from the forge to an answer in QNN's emulator: complete in themselves, held to transformers, and what is said of damaged and wrong ones.
 
-use crate::common::{Ran, copy_folder, fail, failed, fixture, ids, json, listing, qhx, ran, read_json, scratch, succeed, tensors};
+use crate::common::{Ran, copy_folder, fail, failed, fixture, ids, json, listing, qhx, ran, read_json, run, scratch, succeed, tensors};
+use qhx_bundle::target::{KvForm, MadeFor};
+use qhx_forge::{ForgeOptions, Material, Precision, TargetOrder, forge_with_targets};
+use qhx_npu::{
+    Library, NpuDevice, NpuOptions,
+    lower::{
+        Work, parts,
+        parts::{weight_bytes, work_of},
+    },
+};
 use serde_json::Value;
 use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::LazyLock,
+    sync::{Arc, LazyLock},
 };
 
 const NEW: usize = 6;
@@ -153,7 +162,7 @@ fn wrong_and_damaged_folders_are_refused_with_the_reason() {
     let copy = copy_folder(alone, &folder.path().join("v81"));
     let ask = ["--ids", "1,2,3", "--max-new", "1"];
     let refused = |expected: &[&str]| fail(["generate", text(&copy), "--device", "npu"].iter().chain(&ask), 1, expected);
-    let context = copy.join(listing(&copy).into_iter().find(|name| name.starts_with("text_part") && name.ends_with(".bin")).unwrap());
+    let context = copy.join(listing(&copy).into_iter().find(|name| name.starts_with("text_decode") && name.ends_with(".bin")).unwrap());
     let whole = fs::read(&context).unwrap();
     let mut flipped = whole.clone();
     flipped[whole.len() / 2] ^= 1;
@@ -231,4 +240,88 @@ fn phones_get_shared_weights_and_the_emulator_says_that_it_cannot_load_them() {
     assert!(succeed(["inspect", text(&bundle.join("v81-w8"))]).contains("w8"));
     // A folder with a precision behind its name is never chosen unasked.
     on_npu(&json(["generate", text(&bundle), "--device", "npu", "--ids", "1", "--context", "32", "--max-new", "1", "--json"]));
+}
+
+/// A budget so small that every family takes three contexts or more, with layers that share a slot in different ones: the tokens stay transformers'.
+#[test]
+#[ignore = "needs QNN's emulator: run by `cargo xtask test`"]
+fn every_family_runs_from_three_contexts_or_more() {
+    for name in ["qwen3_vl", "qwen3_5", "gemma4", "phimoe"] {
+        let folder = scratch();
+        let bundle = folder.path().join("model");
+        let material = Material::open(&fixture(name)).unwrap();
+        let program = material.checked_programs(Precision::F16).unwrap().0.remove(0);
+        let bytes: u64 = program.ops.iter().filter(|op| work_of(&program, op) != Work::Host).map(|op| weight_bytes(&program, op)).sum();
+        let options = NpuOptions { part_bytes: bytes / 4, context_bytes: bytes / 4, share_weights: false, ..Default::default() };
+        let order = TargetOrder {
+            device: Arc::new(NpuDevice::new(&Library::open(None).unwrap(), options.clone()).unwrap()),
+            made_for: MadeFor::Emulator,
+            context: Some(64),
+            prefill: vec![],
+            kv: KvForm::Full,
+            image_size: None,
+            audio_seconds: Some(1.0).filter(|_| name == "gemma4"),
+        };
+        let mut forging =
+            ForgeOptions { out: &bundle, precision: Precision::F16, replace: false, cancel: Default::default(), progress: &mut |_| {} };
+        forge_with_targets(&material, &mut forging, &[order], &mut |_| {}).unwrap();
+        let prepared = read_json(&bundle.join("v81/text.npu.json"));
+        let contexts = prepared["contexts"].as_array().unwrap();
+        assert!(contexts.len() >= 3, "{name}: {prepared}");
+        let parts = parts(&program, options.part_bytes);
+        let context_of = |op: usize| {
+            let graph = format!("part{}_t1_", parts.iter().position(|part| part.ops.contains(&op)).unwrap());
+            let has = |context: &Value| context["graphs"].as_array().unwrap().iter().any(|g| g.as_str().unwrap().starts_with(&graph));
+            contexts.iter().position(has).unwrap()
+        };
+        let users = |slot| (0..program.ops.len()).filter(move |&op| program.ops[op].op.slot() == Some(slot)).map(context_of);
+        let apart = program.slots.keys().filter(|slot| users(*slot).any(|user| Some(user) != users(*slot).next())).count();
+        assert_eq!(apart > 0, name == "gemma4", "donors and sharers: {apart} slots");
+        let oracle = read_json(&fixture(name).join("oracle.json"));
+        let prompt = oracle["prompts"].as_array().unwrap().iter().find(|prompt| prompt["name"] == "len5").unwrap();
+        let found =
+            json(["generate", text(&bundle.join("v81")), "--ids", &ids(&prompt["ids"]), "--max-new", "4", "--ignore-eos", "--json"]);
+        on_npu(&found);
+        assert_eq!(found["ids"].as_array().unwrap()[..], prompt["greedy"].as_array().unwrap()[..4], "{name}");
+    }
+}
+
+/// 32 layers of experts are 67 graphs: on v81 those that write alone, unless somebody takes the risk.
+#[test]
+#[ignore = "needs QNN's emulator: run by `cargo xtask test`"]
+fn the_forge_follows_the_plan() {
+    let folder = scratch();
+    let mut config = read_json(&fixture("phimoe").join("config.json"));
+    config["num_hidden_layers"] = 32.into();
+    let file = folder.path().join("config.json");
+    fs::write(&file, config.to_string()).unwrap();
+    let sizes = ["--precision", "moe-i8", "--target", "v81", "--for", "emulator", "--context", "32", "--prefill", "16"];
+    for (name, more) in [("careful", &[][..]), ("bold", &["--allow-risky"])] {
+        let plan = json(["synth", text(&file), "--plan", "--json"].iter().chain(&sizes).chain(more));
+        let bundle = folder.path().join(name);
+        let made = run(["synth", text(&file), "--out", text(&bundle), "--json"].iter().chain(&sizes).chain(more));
+        assert_eq!(made.code, Some(0), "{made:?}");
+        let (report, plan): (Value, _) = (serde_json::from_str(&made.stdout).unwrap(), &plan["plans"][0]);
+        let place = bundle.join("v81-moe-i8");
+        let (manifest, prepared) = (read_json(&place.join(format!("{name}.json"))), read_json(&place.join("text.npu.json")));
+        // The forge makes what the plan prints.
+        let planned = plan["contexts"].as_array().unwrap().iter().map(|c| format!("{}.bin", c["name"].as_str().unwrap()));
+        let files = prepared["contexts"].as_array().unwrap().iter().map(|c| c["file"].as_str().unwrap().to_owned());
+        assert!(planned.eq(files), "{plan} {prepared}");
+        let graphs = prepared["contexts"].as_array().unwrap().iter().map(|c| c["graphs"].as_array().unwrap().len()).sum::<usize>();
+        assert_eq!(
+            (plan["graphs"].as_u64(), &plan["rows"], &plan["per_token"]),
+            (Some(graphs as u64), &prepared["rows"], &prepared["per_token"])
+        );
+        assert_eq!((&plan["notes"], &plan["notes"]), (&prepared["notes"], &manifest["plan"]["notes"]));
+        assert_eq!(plan["notes"], report["targets"][0]["notes"]);
+        assert!(made.stderr.contains(plan["notes"][0].as_str().unwrap()), "{made:?}");
+        let bold = name == "bold";
+        assert_eq!((graphs, manifest["plan"]["prefill"].as_array().unwrap().len()), if bold { (67, 1) } else { (34, 0) });
+        if !bold {
+            let found = json(["generate", text(&place), "--ids", "1,2,3,4,5", "--max-new", "1", "--json"]);
+            on_npu(&found);
+            assert_eq!(found["prefill_path"], "decode_over_prompt");
+        }
+    }
 }

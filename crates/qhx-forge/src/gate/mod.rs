@@ -20,7 +20,7 @@ use crate::{
     model::Written,
     plan::{Plan, form_of, owners},
     precision::Precision,
-    target::{MadeTarget, TargetOrder},
+    target::{MadeTarget, TargetOrder, check_targets},
 };
 use judge::{Judge, Measurement, Played, compared_medium_rows, compared_rows};
 use qhx_bundle::{
@@ -108,6 +108,10 @@ pub fn forge_gated_with_targets(
     gate: GateOptions<'_>,
     targets: &[TargetOrder],
 ) -> Result<Gated, ForgeError> {
+    if !gate.auto {
+        let plan = Plan::from(options.precision);
+        check_targets(material, &plan, &material.programs(&plan)?, options, targets)?;
+    }
     let mut gate = Gate::new(material, options, gate)?;
     let outcome = if gate.options.auto { search::auto(&mut gate, options)? } else { search::fixed(&mut gate, options)? };
     let search::Outcome { mut staged, programs, measurement, choices } = outcome;

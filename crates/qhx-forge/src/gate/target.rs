@@ -45,7 +45,7 @@ impl Gate<'_, '_> {
         root: &Parity,
     ) -> Result<Parity, ForgeError> {
         let bundle = staged.open()?;
-        let manifest = order.manifest(bundle.manifest())?;
+        let manifest = order.manifest(bundle.manifest(), &|name| bundle.program(name))?;
         let change = |own: &mut Manifest| {
             own.media = manifest.media.clone();
             own.model.context_length = manifest.model.context_length;

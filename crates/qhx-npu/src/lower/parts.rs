@@ -1,6 +1,7 @@
 //! Cuts a program into parts that run one after the other: the host's own work (table look-ups, picking and placing rows, choosing and feeding
 //! experts) and graphs. A graph has one kind of rows, so what happens to the wanted rows alone is a part of its own.
 
+use super::Sizes;
 use qhx_ir::{Checked, Dim, Name, Op, OpKind, Symbol};
 use std::collections::{HashMap, HashSet};
 
@@ -23,6 +24,13 @@ pub struct Part {
     pub whole: bool,
     /// Whether it reads KV rows, so that its graphs depend on the length of the context.
     pub reads_kv: bool,
+}
+
+impl Part {
+    /// The sizes of its graphs in sessions whose slots have those of `kept`.
+    pub fn sizes(&self, kept: Sizes) -> Sizes {
+        if self.reads_kv { kept } else { Sizes { context: 0, ring: None, ..kept } }
+    }
 }
 
 /// Who runs a part.

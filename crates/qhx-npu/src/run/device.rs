@@ -1,11 +1,15 @@
 //! The device: what `qhx-npu` is to the rest.
 
-use super::{executable::NpuExecutable, prepare::prepare};
+use super::{
+    executable::NpuExecutable,
+    prepare::{plan, prepare},
+};
 use crate::{
     Arch, CompileOptions, Device as QnnDevice, Library,
+    budget::{Budget, Limits},
     lower::{self, Work},
 };
-use qhx_ir::{Artifact, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Name, Op, OpKind, Target, Weights};
+use qhx_ir::{Artifact, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Name, Op, OpKind, Planned, Target, Weights};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// How keys and values are kept.
@@ -33,9 +37,15 @@ pub struct NpuOptions {
     pub context: Option<usize>,
     /// Most bytes of weights in one graph.
     pub part_bytes: u64,
+    /// About so many bytes of weights are prepared as one context, if a part is not larger.
+    pub context_bytes: u64,
     /// Contexts held at once; beyond it the one that was used least recently is released.
     pub most_contexts: usize,
-    /// Whether the graphs of one part that are prepared for several rows store their weights once. The emulator cannot load such a context.
+    /// What the processor can hold; absent: what is known of `arch`.
+    pub limits: Option<Limits>,
+    /// Whether graphs that may exhaust the DSP's heap are prepared all the same.
+    pub allow_risky: bool,
+    /// Whether graphs of one part that are prepared for several rows stand in one context and store their weights once. The emulator cannot load such a context.
     pub share_weights: bool,
 }
 
@@ -48,7 +58,10 @@ impl Default for NpuOptions {
             kv: Kv::Full,
             context: None,
             part_bytes: 1 << 30,
+            context_bytes: 1 << 30,
             most_contexts: 8,
+            limits: None,
+            allow_risky: false,
             share_weights: true,
         }
     }
@@ -100,6 +113,11 @@ impl Device for NpuDevice {
     fn on_host(&self, program: &Checked, op: &Op) -> bool {
         // What experts compute, they compute in a graph: the host only fills in their weights.
         lower::parts::work_of(program, op) == Work::Host && !matches!(op.op, OpKind::Experts { .. })
+    }
+
+    fn plan(&self, program: &Checked, target: &Target) -> Result<Planned, DeviceError> {
+        let Budget { rows, notes, .. } = plan(program, target, &self.options)?;
+        Ok(Planned { rows, notes })
     }
 
     fn prepare(&self, program: &Checked, weights: &Arc<dyn Weights>, target: &Target) -> Result<Vec<Artifact>, DeviceError> {

@@ -6,17 +6,18 @@ use super::{
     fill::{self, Chunk},
     graphs::{Graphs, Ready, Source, failed},
     host::{self, Tables},
+    meter::Meter,
     plan::Plan,
-    prepare::part_rows,
     state::NpuState,
     values::Values,
 };
 use crate::{
     Device,
+    budget::{constant_bytes, part_rows},
     lower::{CONTEXT_STEP, Feed, Part, Sizes, Work, lower, parts, parts::work_of},
 };
 use half::f16;
-use qhx_ir::{Call, Checked, DeviceError, Executable, LoadOptions, Name, OpKind, State, Symbol, Tap, Weights};
+use qhx_ir::{Call, Checked, DeviceError, Executable, LoadOptions, Name, OpKind, State, Symbol, Tap, Traffic, Weights, WeightsRead};
 use std::{
     collections::HashMap,
     sync::Arc,
@@ -29,10 +30,13 @@ pub(super) struct NpuExecutable {
     limits: LoadOptions,
     options: NpuOptions,
     parts: Vec<Part>,
+    /// Bytes of weights in the graph of each part.
+    constants: Vec<u64>,
     /// Weights that the host reads itself.
     tables: Tables,
     graphs: Graphs,
     outputs: HashMap<Name, Vec<f32>>,
+    meter: Meter,
     last_stage: Option<Duration>,
 }
 
@@ -70,15 +74,18 @@ impl NpuExecutable {
                 }
             }
         }
+        let parts = parts(program, options.part_bytes);
         Ok(Self {
+            constants: parts.iter().map(|part| constant_bytes(program, part)).collect(),
             program: program.clone(),
             weights: weights.clone(),
             limits: limits.clone(),
-            parts: parts(program, options.part_bytes),
+            parts,
             tables,
             graphs: Graphs::new(device, source),
             options,
             outputs: HashMap::new(),
+            meter: Meter::default(),
             last_stage: None,
         })
     }
@@ -136,13 +143,14 @@ impl NpuExecutable {
             }
             let part = &self.parts[number];
             let static_rows = self.graph_rows(part, rows.end - first)?;
-            let sizes = Sizes { rows: static_rows, taps, ..if part.reads_kv { kept } else { none } };
+            let sizes = Sizes { rows: static_rows, taps, ..part.sizes(kept) };
             let valid = static_rows.min(rows.end - first);
             let chunk = Chunk { first, valid, before: len + first - rows.start, window: kept.window(), epoch };
             let ready = self
                 .graphs
                 .part(number, sizes, |name, weights| lower(&self.program, part, weights.then_some(&self.weights), sizes, name))?;
-            execute(&self.program, ready, values, state.as_deref_mut(), chunk)?;
+            execute(&self.program, ready, values, state.as_deref_mut(), chunk, &mut self.meter)?;
+            self.meter.read_bytes(self.constants[number]);
             first += chunk.valid;
         }
         Ok(())
@@ -176,9 +184,10 @@ impl NpuExecutable {
                         match op.op {
                             OpKind::Experts { .. } => {
                                 let batch = self.batch();
-                                experts::run(&program, &mut values, &self.tables, &mut self.graphs, op, &valid, batch)?;
+                                let graphs = (&mut self.graphs, &mut self.meter);
+                                experts::run(&program, &mut values, &self.tables, graphs, op, &valid, batch)?;
                             }
-                            _ => host::run(&mut values, &self.tables, op)?,
+                            _ => host::run(&mut values, &self.tables, op, &mut self.meter)?,
                         }
                     }
                 }
@@ -224,6 +233,7 @@ fn execute(
     values: &mut Values<'_>,
     mut state: Option<&mut NpuState>,
     chunk: Chunk,
+    meter: &mut Meter,
 ) -> Result<(), DeviceError> {
     for port in ready.inputs.iter_mut().filter(|port| !port.buffer.is_empty()) {
         fill::fill(program, values, state.as_deref_mut(), chunk, &port.what, &port.dims, &mut port.buffer);
@@ -239,6 +249,8 @@ fn execute(
     let inputs: Vec<&[u8]> = inputs.map(bytemuck::cast_slice).collect();
     let mut outputs: Vec<&mut [u8]> = ready.outputs.iter_mut().map(|port| bytemuck::cast_slice_mut(&mut port.buffer)).collect();
     ready.graph.execute_in_order(&inputs, &mut outputs).map_err(failed)?;
+    let is_lent = ready.inputs.iter().map(|port| port.buffer.is_empty());
+    meter.executed(inputs.iter().map(|input| input.len()).zip(is_lent), outputs.iter().map(|output| output.len()));
     let mut decays = Vec::new();
     for port in &ready.outputs {
         fill::drain(values, state.as_deref_mut(), chunk, &port.what, &port.dims, &port.buffer, &mut decays)?;
@@ -274,6 +286,7 @@ impl Executable for NpuExecutable {
     fn run(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
         call.check(&self.program)?;
         self.check_limits(call)?;
+        self.meter = Meter::default();
         for segment in call.segments.iter_mut() {
             if let Some(state) = &mut segment.state {
                 NpuState::of(&mut **state, &self.program.slots)?.begin(segment.valid_rows);
@@ -294,6 +307,14 @@ impl Executable for NpuExecutable {
 
     fn last_stage_time(&self) -> Option<Duration> {
         self.last_stage
+    }
+
+    fn weights_read(&self) -> Option<WeightsRead<'_>> {
+        Some(self.meter.weights_read())
+    }
+
+    fn traffic(&self) -> Option<Traffic> {
+        Some(self.meter.traffic())
     }
 
     fn scratch_bytes(&self) -> u64 {

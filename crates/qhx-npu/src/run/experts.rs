@@ -2,6 +2,7 @@
 
 use super::{
     graphs::{Graphs, failed},
+    meter::Meter,
     values::{Data, Values},
 };
 use crate::lower::experts::{ExpertSizes, INT8_SCALE, expert_sizes, lower_experts};
@@ -24,7 +25,7 @@ pub(super) fn run(
     program: &Checked,
     values: &mut Values<'_>,
     tables: &HashMap<Name, WeightTensor>,
-    graphs: &mut Graphs,
+    (graphs, meter): (&mut Graphs, &mut Meter),
     op: &Op,
     valid: &[usize],
     batch: usize,
@@ -35,6 +36,7 @@ pub(super) fn run(
     let (rows, k, hidden) = (values.get(x).shape[0], single.experts, single.hidden);
     let mixture = Mixture { gate: &tables[gate], up: &tables[up], down: &tables[down], names: [gate, up, down] };
     let mut y = vec![0.0f32; rows * hidden];
+    let mut rows_of = vec![0; mixture.gate.shape()[0]];
     let (x, chosen, shares) = (values.f32s(x), values.i32s(experts), values.f32s(weights));
     if let (false, Some(sizes)) = (valid.len() == 1, many) {
         // Ordered by expert: one order of sums for all runs.
@@ -46,7 +48,7 @@ pub(super) fn run(
             for users in users.chunks(batch) {
                 let input: Vec<f32> = users.iter().flat_map(|&(row, _)| &x[row * hidden..][..hidden]).copied().collect();
                 let share = vec![users.iter().map(|u| u.1).collect()];
-                let made = mixture.execute(program, graphs, sizes, &input, &[expert], &share)?;
+                let made = mixture.execute(program, (graphs, meter), sizes, &input, &[expert], &share)?;
                 for (&(row, _), made) in users.iter().zip(made.chunks_exact(hidden)) {
                     y[row * hidden..][..hidden].iter_mut().zip(made).for_each(|(y, m)| *y += m);
                 }
@@ -56,10 +58,12 @@ pub(super) fn run(
         for &row in valid {
             let chosen: Vec<usize> = chosen[row * k..][..k].iter().map(|&e| e as usize).collect();
             let share: Vec<Vec<f32>> = shares[row * k..][..k].iter().map(|&w| vec![w]).collect();
-            let made = mixture.execute(program, graphs, single, &x[row * hidden..][..hidden], &chosen, &share)?;
+            let made = mixture.execute(program, (graphs, meter), single, &x[row * hidden..][..hidden], &chosen, &share)?;
             y[row * hidden..][..hidden].copy_from_slice(&made);
         }
     }
+    valid.iter().flat_map(|row| &chosen[row * k..][..k]).for_each(|&expert| rows_of[expert as usize] += 1);
+    meter.expert_rows.push(rows_of);
     values.insert(&op.path, Data::F32(y))
 }
 
@@ -68,7 +72,7 @@ impl Mixture<'_> {
     fn execute(
         &self,
         program: &Checked,
-        graphs: &mut Graphs,
+        (graphs, meter): (&mut Graphs, &mut Meter),
         sizes: ExpertSizes,
         x: &[f32],
         chosen: &[usize],
@@ -86,6 +90,11 @@ impl Mixture<'_> {
                 inputs.extend(stacks.map(|stack| scales(stack, expert)));
             }
         }
+        let is_lent = inputs.iter().map(|input| matches!(input, Cow::Borrowed(_)));
+        meter.executed(inputs.iter().map(|input| input.len()).zip(is_lent), [2 * sizes.rows * sizes.hidden].into_iter());
+        // All but the rows themselves and their shares are weights.
+        let rows = 2 * sizes.rows * (sizes.hidden + chosen.len());
+        meter.read_bytes((inputs.iter().map(|input| input.len()).sum::<usize>() - rows) as u64);
         let inputs: Vec<&[u8]> = inputs.iter().map(|i| &**i).collect();
         let mut output = vec![f16::ZERO; sizes.rows * sizes.hidden];
         graph.execute_in_order(&inputs, &mut [bytemuck::cast_slice_mut(&mut output)]).map_err(failed)?;

@@ -1,6 +1,9 @@
 //! The host's own work: table look-ups, picking and placing rows, choosing experts.
 
-use super::values::{Data, Values};
+use super::{
+    meter::Meter,
+    values::{Data, Values},
+};
 use qhx_ir::{DeviceError, Name, Op, OpKind, Routing, WeightTensor};
 use std::collections::HashMap;
 
@@ -8,7 +11,12 @@ use std::collections::HashMap;
 pub(super) type Tables = HashMap<Name, WeightTensor>;
 
 /// Runs an op whose results the host makes.
-pub(super) fn run(values: &mut Values<'_>, tables: &Tables, op: &Op) -> Result<(), DeviceError> {
+pub(super) fn run(values: &mut Values<'_>, tables: &Tables, op: &Op, meter: &mut Meter) -> Result<(), DeviceError> {
+    match &op.op {
+        OpKind::Embed { ids, table, .. } => meter.read_rows(&tables[table], values.i32s(ids).len()),
+        OpKind::Interpolate { index, table, .. } => meter.read_rows(&tables[table], values.i32s(index).len()),
+        _ => {}
+    }
     let results = match &op.op {
         OpKind::Embed { ids, table, scale } => vec![Data::F32(embed(values.i32s(ids), &tables[table], *scale))],
         OpKind::Interpolate { index, factor, table } => {

@@ -7,10 +7,10 @@ mod experts;
 mod fill;
 mod graphs;
 mod host;
+mod meter;
 mod plan;
 mod prepare;
 mod state;
 mod values;
 
 pub use device::{Kv, NpuDevice, NpuOptions};
-pub(crate) use prepare::part_rows;

@@ -1,12 +1,12 @@
 //! What was prepared for a program: which context binaries there are, for which rows and context. Stands beside them as `NAME.npu.json`.
 
-use crate::Arch;
+use crate::{Arch, budget::PerToken};
 use qhx_ir::DeviceError;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// The version of this file that we read and write.
-pub(super) const PLAN_VERSION: u32 = 1;
+pub(super) const PLAN_VERSION: u32 = 2;
 
 /// The plan of one program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,6 +27,12 @@ pub(super) struct Plan {
     pub(super) rows: Vec<usize>,
     /// The budget by which the program was cut into parts.
     pub(super) part_bytes: u64,
+    /// What writing one token takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) per_token: Option<PerToken>,
+    /// Why it is not all that was asked for, and what is dangerous about it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) notes: Vec<String>,
     /// The files.
     pub(super) contexts: Vec<ContextFile>,
 }
@@ -43,6 +49,10 @@ pub(super) struct ContextFile {
     pub(super) sha256: String,
     /// Whether its graphs share one set of weights.
     pub(super) shared_weights: bool,
+    /// The first and the last stage that it has a part of.
+    pub(super) stages: [String; 2],
+    /// How many layers it has a part of.
+    pub(super) layers: usize,
     /// Its graphs.
     pub(super) graphs: Vec<String>,
 }
@@ -90,8 +100,15 @@ mod tests {
     use super::*;
 
     fn plan() -> Plan {
-        let file =
-            ContextFile { file: "text_0.bin".into(), bytes: 7, sha256: "0a".repeat(32), shared_weights: true, graphs: vec!["a".into()] };
+        let file = ContextFile {
+            file: "text_0.bin".into(),
+            bytes: 7,
+            sha256: "0a".repeat(32),
+            shared_weights: true,
+            stages: ["layers.0.attn".into(), "lm_head".into()],
+            layers: 1,
+            graphs: vec!["a".into()],
+        };
         Plan {
             plan_version: PLAN_VERSION,
             arch: "v81".into(),
@@ -100,6 +117,8 @@ mod tests {
             ring: None,
             rows: vec![1, 128],
             part_bytes: 9,
+            per_token: Some(PerToken { weight_bytes: 5, ..Default::default() }),
+            notes: vec!["n".into()],
             contexts: vec![file],
         }
     }
@@ -112,7 +131,7 @@ mod tests {
             Plan::read(folder.path(), "text", Arch::V81).map_err(|e| e.to_string())
         };
         assert_eq!(write(&plan()), Ok(plan()));
-        assert!(write(&Plan { plan_version: 2, ..plan() }).unwrap_err().contains("update qhx"));
+        assert!(write(&Plan { plan_version: 1, ..plan() }).unwrap_err().contains("update qhx"));
         assert!(write(&Plan { arch: "v79".into(), ..plan() }).unwrap_err().contains("is for v79"));
         assert!(write(&Plan { rows: vec![], ..plan() }).unwrap_err().contains("impossible"));
         let mut away = plan();

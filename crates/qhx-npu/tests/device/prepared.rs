@@ -6,10 +6,15 @@ use qhx_ir::{
     conformance::models::{TinyModel, tiny},
 };
 use qhx_npu::{
-    Library, NpuDevice, NpuOptions,
+    Arch, Library, NpuDevice, NpuOptions,
+    budget::{Limits, Wanted, budget},
     lower::{Work, parts::work_of},
 };
-use std::{collections::HashMap, path::Path, sync::Arc};
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// Prepares a model into `folder`.
 fn prepare(device: &NpuDevice, model: &TinyModel, folder: &Path) {
@@ -31,11 +36,16 @@ fn host_weights(model: &TinyModel) -> Arc<dyn Weights> {
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn files_compute_what_memory_computes() {
-    // Two contexts at once: fewer than there are, so that contexts are released and loaded again.
-    let device = device(NpuOptions { most_contexts: 2, ..Default::default() });
     for model in [tiny(0), tiny(3)].into_iter().flatten().filter(|m| m.name.starts_with("model.")) {
+        // Three contexts or more, and two at once, so that contexts are released and loaded again.
+        let rows: &[usize] = &[1, ROWS];
+        let whole = budget(&[Wanted { program: &model.program, rows }], CONTEXT, &NpuOptions::default()).unwrap();
+        let options = NpuOptions { part_bytes: whole.bytes / 3, context_bytes: 1, most_contexts: 2, ..Default::default() };
+        let device = device(options);
         let folder = tempfile::tempdir().unwrap();
         prepare(&device, &model, folder.path());
+        let contexts = binaries(folder.path());
+        assert!(contexts.len() >= 3, "{}: {contexts:?}", model.name);
         let mut memory = load(&device, &model, &model.weights, None).unwrap();
         let mut files = load(&device, &model, &host_weights(&model), Some(folder.path())).unwrap();
         let (mut a, mut b) = (memory.new_state(CONTEXT).unwrap(), files.new_state(CONTEXT).unwrap());
@@ -48,6 +58,65 @@ fn files_compute_what_memory_computes() {
             assert!(near && (model.program.slots.is_empty() || expected == found), "{}: {rows} rows", model.name);
         }
     }
+}
+
+fn binaries(folder: &Path) -> Vec<PathBuf> {
+    let files = std::fs::read_dir(folder).unwrap().map(|f| f.unwrap().path());
+    files.filter(|f| f.extension().unwrap() == "bin").collect()
+}
+
+/// What a plan says of one token is what a call of one row counts, and `prepare` writes it down with the contexts that were planned.
+#[test]
+#[ignore = "needs QNN's library: cargo xtask test"]
+fn plans_count_what_calls_move() {
+    for model in [0, 3].into_iter().flat_map(tiny).filter(|m| !m.program.slots.is_empty()) {
+        let options = NpuOptions { part_bytes: 30_000, ..Default::default() };
+        let planned = budget(&[Wanted { program: &model.program, rows: &[1] }], CONTEXT, &options).unwrap();
+        let device = device(options);
+        let mut executable = load(&device, &model, &model.weights, None).unwrap();
+        let mut state = executable.new_state(CONTEXT).unwrap();
+        call(&mut *executable, &mut *state, 1).unwrap();
+        let (token, read) = (planned.per_token.unwrap(), executable.weights_read().unwrap());
+        assert_eq!((executable.traffic().unwrap(), read.bytes), (token.traffic, token.weight_bytes), "{}", model.name);
+        assert!(token.traffic.executions >= 2 && token.traffic.bytes_in > 0 && token.traffic.bytes_out > 0, "{token:?}");
+        let used = |rows: &Vec<usize>| rows.iter().sum::<usize>();
+        assert!(read.expert_rows.iter().all(|rows| used(rows) == 2), "{:?}", read.expert_rows);
+        // A second call counts anew.
+        call(&mut *executable, &mut *state, 1).unwrap();
+        assert_eq!(executable.traffic().unwrap(), token.traffic);
+    }
+}
+
+/// Where all graphs might restart the phone, those that write are prepared alone, and prompts go through them.
+#[test]
+#[ignore = "needs QNN's library: cargo xtask test"]
+fn without_leave_only_the_graphs_that_write_are_prepared() {
+    let model = tiny(0).remove(0);
+    let limits = Some(Limits { risky_graphs: Some(3), ..Limits::of(Arch::V81) });
+    let host = host_weights(&model);
+    let names = |allow_risky| {
+        let device = device(NpuOptions { limits, allow_risky, ..Default::default() });
+        let folder = tempfile::tempdir().unwrap();
+        prepare(&device, &model, folder.path());
+        let mut executable = load(&device, &model, &host, Some(folder.path())).unwrap();
+        let mut state = executable.new_state(CONTEXT).unwrap();
+        let numbers = call(&mut *executable, &mut *state, 9).unwrap();
+        let mut names: Vec<String> =
+            binaries(folder.path()).iter().map(|file| file.file_stem().unwrap().to_string_lossy().into_owned()).collect();
+        names.sort();
+        let plan = std::fs::read_to_string(folder.path().join(format!("{}.npu.json", model.program.name))).unwrap();
+        (names, numbers, plan)
+    };
+    let ((few, slow, plan), (all, fast, _)) = (names(false), names(true));
+    let name = &model.program.name;
+    assert_eq!((few, all), (vec![format!("{name}_decode_0")], vec![format!("{name}_decode_0"), format!("{name}_prefill{ROWS}_0")]));
+    assert!(plan.contains("graphs of 1 rows only") && plan.contains("\"executions\": "), "{plan}");
+    assert!(slow.iter().zip(&fast).all(|(a, b)| (a - b).abs() <= 0.03 * b.abs().max(1.0)), "{slow:?} {fast:?}");
+    let hopeless = Some(Limits { context_bytes: 64, ..Limits::of(Arch::V81) });
+    let target = Target { name: "v81".into(), rows: vec![1], context: CONTEXT, ..Default::default() };
+    let refused = device(NpuOptions { limits: hopeless, ..Default::default() }).prepare(&model.program, &model.weights, &target);
+    let error = refused.unwrap_err().to_string();
+    assert!(error.contains("does not fit") && error.contains("a context holds 64"), "{error}");
 }
 
 #[test]
@@ -67,9 +136,9 @@ fn what_does_not_fit_is_refused() {
         call(&mut *executable, &mut *state, 3).map(|_| println!("{what}: runs"))
     };
     fails("nothing").unwrap();
-    let contexts: Vec<_> =
-        std::fs::read_dir(folder.path()).unwrap().map(|f| f.unwrap().path()).filter(|f| f.extension().unwrap() == "bin").collect();
-    let mut damaged = 0;
+    let contexts = binaries(folder.path());
+    assert_eq!(contexts.len(), 2, "what writes and what reads: {contexts:?}");
+    let mut damaged = Vec::new();
     for file in &contexts {
         let bytes = std::fs::read(file).unwrap();
         let mut flipped = bytes.clone();
@@ -78,18 +147,18 @@ fn what_does_not_fit_is_refused() {
         std::fs::write(file, &flipped).unwrap();
         let seen = fails("a flipped byte");
         std::fs::write(file, &bytes).unwrap();
-        // Three rows use one graph of each part: the other graphs' files are not read at all.
+        // Three rows go through the graphs that write: the others' file is not read at all.
         if let Err(error) = seen {
             assert!(error.to_string().contains("it is damaged"), "{error}");
-            damaged += 1;
+            damaged.push(file.file_name().unwrap().to_string_lossy().into_owned());
         }
     }
-    assert_eq!(damaged, 2, "of the body and of the head");
+    assert_eq!(damaged, [format!("{}_decode_0.bin", model.program.name)]);
     std::fs::remove_file(&contexts[0]).unwrap();
     std::fs::remove_file(&contexts[1]).unwrap();
     let error = fails("a missing file").unwrap_err().to_string();
     assert!(error.contains("cannot be read"), "{error}");
-    let other = NpuDevice::new(&Library::open(None).unwrap(), NpuOptions { arch: qhx_npu::Arch::V79, ..Default::default() }).unwrap();
+    let other = NpuDevice::new(&Library::open(None).unwrap(), NpuOptions { arch: Arch::V79, ..Default::default() }).unwrap();
     let error = load(&other, &model, &host, Some(folder.path())).err().unwrap().to_string();
     assert!(error.contains("is for v81, the processor is v79"), "{error}");
 }

@@ -1,0 +1,203 @@
+//! Which parts of a program come together in a context.
+//!
+//! A context has about [`NpuOptions::context_bytes`] of weights, less than a processor can hold: compiling takes several times a context's size in memory, and
+//! one that is released makes room for less. Only where there would be too many are they larger. All parts at all rows are in one row of contexts
+//! where graphs share their weights. Where every graph has its own, those of each number of rows have contexts of their own, so that what reads a
+//! prompt can be released when it is read.
+
+use super::{Limits, PlannedContext, Wanted, constant_bytes, part_bytes, stored_bytes};
+use crate::{
+    NpuOptions,
+    lower::{
+        Part, Work,
+        experts::{ExpertSizes, expert_sizes},
+        parts,
+        parts::work_of,
+    },
+};
+use qhx_ir::{Checked, Name, Symbol};
+use std::collections::BTreeSet;
+
+/// A graph that is to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Planned {
+    /// A part of the program.
+    Part {
+        /// Its number.
+        number: usize,
+        /// Rows in one execution.
+        rows: usize,
+    },
+    /// Experts, of all layers.
+    Experts(ExpertSizes),
+}
+
+/// A program that is being laid out.
+pub(super) struct Layout<'a> {
+    program: &'a Checked,
+    rows: &'a [usize],
+    parts: Vec<Part>,
+    /// Bytes of each part's weights in a graph.
+    bytes: Vec<u64>,
+    options: &'a NpuOptions,
+    limits: Limits,
+}
+
+impl<'a> Layout<'a> {
+    pub(super) fn new(wanted: &Wanted<'a>, options: &'a NpuOptions, limits: Limits) -> Result<Self, String> {
+        let program = wanted.program;
+        let parts = parts(program, part_bytes(options, limits));
+        let bytes: Vec<u64> = parts.iter().map(|part| constant_bytes(program, part)).collect();
+        for (part, bytes) in parts.iter().zip(&bytes) {
+            if part.work != Work::Host && *bytes > limits.context_bytes {
+                let place = stages(program, part).map_or(String::new(), |[first, _]| first);
+                return Err(format!("stage `{place}` has {bytes} bytes of weights, a context holds {}", limits.context_bytes));
+            }
+        }
+        Ok(Self { program, rows: wanted.rows, parts, bytes, options, limits })
+    }
+
+    /// The contexts, those of fewer rows first.
+    pub(super) fn contexts(&self) -> Result<Vec<PlannedContext>, String> {
+        let shared = self.options.share_weights;
+        let kinds: Vec<&[usize]> = if shared { vec![self.rows] } else { self.rows.chunks(1).collect() };
+        let mut all = Vec::new();
+        for (kind, rows) in kinds.iter().enumerate() {
+            let is_here = |planned: &Planned| shared || self.kind(planned) == kind;
+            let here: Vec<usize> = (0..self.parts.len()).filter(|&number| self.graphs_of(number).iter().any(is_here)).collect();
+            let mut groups = self.group(&here)?;
+            // Their weights are inputs: the graphs themselves are small, and serve all layers.
+            let mut experts: Vec<Planned> = self.experts().into_iter().filter(is_here).collect();
+            if groups.is_empty() && !experts.is_empty() {
+                groups.push(Vec::new());
+            }
+            for (number, group) in groups.iter().enumerate() {
+                let mut planned: Vec<Planned> = group.iter().flat_map(|&part| self.graphs_of(part)).filter(is_here).collect();
+                if number + 1 == groups.len() {
+                    planned.append(&mut experts);
+                }
+                all.push(self.context(format!("{}{}_{number}", self.program.name, self.label(rows)), group, planned));
+            }
+        }
+        Ok(all)
+    }
+
+    /// Cuts consecutive parts into groups of about equal size, in bytes as many as are wished for, in number no more than can be loaded.
+    fn group(&self, parts: &[usize]) -> Result<Vec<Vec<usize>>, String> {
+        let total: u64 = parts.iter().map(|&part| self.bytes[part]).sum();
+        let Limits { contexts: most, context_bytes, .. } = self.limits;
+        let wished = self.options.context_bytes.clamp(1, context_bytes).max(total.div_ceil(most.max(1) as u64));
+        let parts_count = parts.len().max(1) as u64;
+        for count in total.div_ceil(wished).clamp(1, parts_count)..=parts_count {
+            let mut groups = vec![Vec::new(); count as usize];
+            let mut before = 0;
+            for &part in parts {
+                // Where its middle lies.
+                let middle = u128::from(before) + u128::from(self.bytes[part] / 2);
+                let group = (middle * u128::from(count) / u128::from(total.max(1))).min(u128::from(count) - 1);
+                groups[group as usize].push(part);
+                before += self.bytes[part];
+            }
+            groups.retain(|group| !group.is_empty());
+            let fits = |group: &Vec<usize>| group.iter().map(|&part| self.bytes[part]).sum::<u64>() <= context_bytes;
+            if !groups.iter().all(fits) {
+                continue;
+            }
+            if groups.len() > most {
+                break;
+            }
+            return Ok(groups);
+        }
+        Err(format!(
+            "{total} bytes of weights do not fit into {most} contexts of at most {context_bytes} bytes, which is what {} holds: use a smaller precision",
+            self.options.arch
+        ))
+    }
+
+    fn context(&self, name: String, parts: &[usize], planned: Vec<Planned>) -> PlannedContext {
+        let ends: Vec<[String; 2]> = parts.iter().filter_map(|&part| stages(self.program, &self.parts[part])).collect();
+        let stages = match (ends.first(), ends.last()) {
+            (Some([first, _]), Some([_, last])) => [first.clone(), last.clone()],
+            _ => Default::default(),
+        };
+        let twice = |part: &usize| planned.iter().filter(|p| matches!(p, Planned::Part { number, .. } if number == part)).count() > 1;
+        PlannedContext {
+            program: self.program.name.to_string(),
+            name,
+            bytes: parts.iter().map(|&part| self.bytes[part]).sum(),
+            graphs: planned.len(),
+            stages,
+            layers: layers(self.program, parts.iter().map(|&part| &self.parts[part])),
+            parts: parts.to_vec(),
+            // Graphs of different parts have nothing in common; without the flag every library loads the context.
+            shared_weights: self.options.share_weights && parts.iter().any(twice),
+            planned,
+        }
+    }
+
+    fn graphs_of(&self, number: usize) -> Vec<Planned> {
+        match self.parts[number].work {
+            Work::Host => vec![],
+            Work::Graph(_) => part_rows(&self.parts[number], self.rows).into_iter().map(|rows| Planned::Part { number, rows }).collect(),
+        }
+    }
+
+    fn experts(&self) -> Vec<Planned> {
+        let batch = self.rows.last().copied().unwrap_or(1);
+        let mut distinct: Vec<Planned> = Vec::new();
+        for sizes in self.program.ops.iter().flat_map(|op| expert_sizes(self.program, op, batch)).map(Planned::Experts) {
+            if !distinct.contains(&sizes) {
+                distinct.push(sizes);
+            }
+        }
+        distinct
+    }
+
+    /// The place among the rows for which a graph is made.
+    fn kind(&self, planned: &Planned) -> usize {
+        let (multiple, made) = match *planned {
+            Planned::Part { number, rows } => (self.parts[number].multiple, rows),
+            Planned::Experts(sizes) => (1, sizes.rows),
+        };
+        self.rows.iter().position(|rows| rows.next_multiple_of(multiple) == made).unwrap_or(0)
+    }
+
+    /// What stands behind the program's name, where a context is for one number of rows.
+    fn label(&self, rows: &[usize]) -> String {
+        match (rows, self.program.slots.is_empty()) {
+            ([1], false) => "_decode".into(),
+            (&[rows], false) => format!("_prefill{rows}"),
+            (&[rows], true) if self.rows.len() > 1 => format!("_t{rows}"),
+            _ => String::new(),
+        }
+    }
+}
+
+/// The rows at which a part is compiled.
+pub(crate) fn part_rows(part: &Part, rows: &[usize]) -> Vec<usize> {
+    let mut all: Vec<usize> = match part.work {
+        // Wanted rows are one as a rule.
+        Work::Graph(Symbol::L) if !part.whole => vec![1],
+        _ => rows.iter().map(|rows| rows.next_multiple_of(part.multiple)).collect(),
+    };
+    all.dedup();
+    all
+}
+
+/// The weights that the host reads itself, with their bytes.
+pub(super) fn host_weights(program: &Checked) -> impl Iterator<Item = (&Name, u64)> {
+    let ops = program.ops.iter().filter(|op| work_of(program, op) == Work::Host);
+    ops.flat_map(|op| op.op.weights()).map(|name| (name, stored_bytes(&program.weights[name])))
+}
+
+/// The first and the last stage of a part.
+fn stages(program: &Checked, part: &Part) -> Option<[String; 2]> {
+    let stage = |op: &usize| program.stage_of(&program.ops[*op].path).map(|stage| stage.name.to_string());
+    Some([stage(part.ops.iter().min()?)?, stage(part.ops.iter().max()?)?])
+}
+
+/// Distinct numbers in the stages' names: `layers.3`, `vision.3`.
+fn layers<'a>(program: &Checked, parts: impl Iterator<Item = &'a Part>) -> usize {
+    let number = |op: &usize| program.ops[*op].path.split('.').find_map(|word| word.parse::<usize>().ok());
+    parts.flat_map(|part| part.ops.iter().filter_map(number)).collect::<BTreeSet<_>>().len()
+}

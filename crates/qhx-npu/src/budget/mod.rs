@@ -1,0 +1,224 @@
+//! What goes into which context, before anything is compiled: parts of programs are laid into contexts that a processor can hold, or refused with the numbers.
+//! `Device::prepare` writes the contexts that are planned here, and no others.
+//!
+//! Bytes are those of the weights in the form that graphs have them; what the library adds (code, scratch) is a few hundredths of it.
+
+mod group;
+mod token;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use group::{Planned, part_rows};
+pub use token::PerToken;
+pub(crate) use token::constant_bytes;
+
+use crate::{Arch, NpuOptions, lower::Sizes, run::Kv};
+use group::Layout;
+use qhx_ir::{Checked, DeviceError, Encoding, Name, Quants, Weight};
+use serde::Serialize;
+
+/// What a processor and its runtime can hold in one process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Limits {
+    /// Bytes of one context: it lies in the DSP's address space of 32 bits, beside other things.
+    pub context_bytes: u64,
+    /// Contexts at once.
+    pub contexts: usize,
+    /// Graphs at once beyond which the DSP's heap may be exhausted, which restarts the phone; absent: not known of.
+    pub risky_graphs: Option<usize>,
+    /// Fast memory, shared by all graphs.
+    pub vtcm_mb: u32,
+}
+
+impl Limits {
+    /// What is known of a processor.
+    pub fn of(arch: Arch) -> Self {
+        // On v81 seven contexts with 64 graphs are known to exhaust the heap.
+        let risky_graphs = (arch == Arch::V81).then_some(64);
+        Self { context_bytes: 3_500_000_000, contexts: 8, risky_graphs, vtcm_mb: 8 }
+    }
+}
+
+/// A program that is to be laid out.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// The program.
+    pub program: &'a Checked,
+    /// Rows that graphs take at once: of a text 1 for writing and more for reading prompts, of a tower all rows of a picture or sound.
+    pub rows: &'a [usize],
+}
+
+/// Contexts and what is in them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Budget {
+    /// `v79`, `v81`.
+    pub arch: String,
+    /// What the processor can hold.
+    pub limits: Limits,
+    /// Rows that graphs of the text take at once.
+    pub rows: Vec<usize>,
+    /// Rows of KV slots; where they are rings, the most that attention sees.
+    pub context: usize,
+    /// Where slots are rings: the most rows of a call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ring: Option<usize>,
+    /// In the order in which they run.
+    pub contexts: Vec<PlannedContext>,
+    /// Graphs of all contexts.
+    pub graphs: usize,
+    /// Bytes of all contexts.
+    pub bytes: u64,
+    /// Bytes that stay in the host's memory: tables and experts.
+    pub host_bytes: u64,
+    /// What writing one token takes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub per_token: Option<PerToken>,
+    /// Why it is not what was wished for, and what is dangerous about it.
+    pub notes: Vec<String>,
+    /// Most bytes of weights in one graph.
+    #[serde(skip)]
+    pub(crate) part_bytes: u64,
+}
+
+/// One context.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PlannedContext {
+    /// The program.
+    pub program: String,
+    /// Its file is called so, with `.bin` behind: `text_0`, `text_decode_0`, `text_prefill128_0`, `vision_0`.
+    pub name: String,
+    /// Bytes of its weights.
+    pub bytes: u64,
+    /// How many graphs it has.
+    pub graphs: usize,
+    /// The first and the last stage that it has a part of.
+    pub stages: [String; 2],
+    /// How many layers it has a part of.
+    pub layers: usize,
+    /// The parts of the program that are in it.
+    pub parts: Vec<usize>,
+    /// Whether its graphs share weights, which are stored once.
+    pub shared_weights: bool,
+    /// Its graphs, in the order in which they are compiled.
+    #[serde(skip)]
+    pub(crate) planned: Vec<Planned>,
+}
+
+/// Lays programs out for sessions of `context` rows, the text first, then towers, which are loaded when they are needed and do not count beside it; or says in
+/// numbers why they do not fit.
+pub fn budget(programs: &[Wanted<'_>], context: usize, options: &NpuOptions) -> Result<Budget, String> {
+    let Some((text, towers)) = programs.split_first() else { return Err("there is no program to lay out".into()) };
+    let mut rows = text.rows.to_vec();
+    rows.sort_unstable();
+    rows.dedup();
+    if rows.first().is_none_or(|&first| first == 0) || context == 0 {
+        return Err(format!("graphs of {rows:?} rows for a context of {context} are impossible"));
+    }
+    let limits = options.limits.unwrap_or(Limits::of(options.arch));
+    let lay_out = |rows: &[usize]| {
+        let text = Wanted { rows, ..*text };
+        let contexts =
+            [text].iter().chain(towers).map(|wanted| Layout::new(wanted, options, limits)?.contexts()).collect::<Result<Vec<_>, _>>()?;
+        whole(text, programs, contexts, context, options, limits)
+    };
+    let mut plan = lay_out(&rows)?;
+    let loaded = plan.graphs_of(text.program);
+    let Some(most) = limits.risky_graphs.filter(|&most| loaded >= most) else { return Ok(plan) };
+    let danger = format!("{loaded} graphs at once: from {most} on the heap of {} may be exhausted, which restarts the phone", options.arch);
+    if options.allow_risky {
+        plan.notes.push(danger);
+        return Ok(plan);
+    }
+    let mut single = lay_out(&rows[..1])?;
+    if rows.len() == 1 || single.graphs_of(text.program) >= most {
+        return Err(format!("{danger}: use larger graphs, or --allow-risky"));
+    }
+    single.notes.push(format!(
+        "graphs of {} rows only, prompts go through them row by row; with those of {:?} rows there would be {danger} (--allow-risky)",
+        rows[0],
+        &rows[1..]
+    ));
+    Ok(single)
+}
+
+/// The whole plan of programs whose contexts are known.
+fn whole(
+    text: Wanted<'_>,
+    programs: &[Wanted<'_>],
+    contexts: Vec<Vec<PlannedContext>>,
+    context: usize,
+    options: &NpuOptions,
+    limits: Limits,
+) -> Result<Budget, String> {
+    let contexts = contexts.concat();
+    let sizes = kv_sizes(context, text.rows, options.kv);
+    let lowered = |error: DeviceError| error.to_string();
+    let mut host: Vec<(&Name, u64)> = programs.iter().flat_map(|wanted| group::host_weights(wanted.program)).collect();
+    host.sort_unstable();
+    host.dedup();
+    let part_bytes = part_bytes(options, limits);
+    // A tower writes no tokens.
+    let per_token = match text.program.slots.is_empty() || text.rows[0] != 1 {
+        true => None,
+        false => Some(PerToken::of(text.program, part_bytes, sizes).map_err(lowered)?),
+    };
+    Ok(Budget {
+        arch: options.arch.to_string(),
+        limits,
+        rows: text.rows.to_vec(),
+        context: sizes.context,
+        ring: sizes.ring,
+        graphs: contexts.iter().map(|context| context.graphs).sum(),
+        bytes: contexts.iter().map(|context| context.bytes).sum(),
+        host_bytes: host.iter().map(|(_, bytes)| bytes).sum(),
+        per_token,
+        contexts,
+        notes: Vec::new(),
+        part_bytes,
+    })
+}
+
+impl Budget {
+    fn graphs_of(&self, program: &Checked) -> usize {
+        self.contexts.iter().filter(|context| *context.program == *program.name).map(|context| context.graphs).sum()
+    }
+}
+
+/// Most bytes of weights in one graph: it lies in a context with whatever else.
+fn part_bytes(options: &NpuOptions, limits: Limits) -> u64 {
+    options.part_bytes.min(limits.context_bytes)
+}
+
+/// How long the KV slots of graphs are that sessions of `context` rows and calls of up to the last of `rows` need.
+pub(crate) fn kv_sizes(context: usize, rows: &[usize], kv: Kv) -> Sizes {
+    let ring = rows.last().copied().filter(|_| kv == Kv::Ring);
+    let context = if ring.is_some() { context } else { context.next_multiple_of(crate::lower::CONTEXT_STEP) };
+    Sizes { rows: 0, context, ring, taps: false }
+}
+
+fn numbers(weight: &Weight) -> u64 {
+    weight.shape.iter().fold(1, |n, &d| n.saturating_mul(d as u64))
+}
+
+/// Bytes of a weight as a constant of a graph.
+fn graph_bytes(weight: &Weight) -> u64 {
+    let (count, columns) = (numbers(weight), weight.shape.last().copied().unwrap_or(1).max(1));
+    match weight.encoding {
+        Encoding::I8Row => count + 4 * (count / columns as u64),
+        Encoding::Block(b) if b.quants == Quants::I4 && !b.min && columns % b.block == 0 => count / 2 + 4 * (count / b.block as u64),
+        _ => 2 * count,
+    }
+}
+
+/// Bytes of a weight as the host keeps it.
+fn stored_bytes(weight: &Weight) -> u64 {
+    let columns = weight.shape.last().copied().unwrap_or(1).max(1);
+    row_bytes(weight) * (numbers(weight) / columns as u64)
+}
+
+/// Bytes of a row of it.
+pub(crate) fn row_bytes(weight: &Weight) -> u64 {
+    let columns = weight.shape.last().copied().unwrap_or(1).max(1);
+    weight.encoding.row_bytes(columns).map_or(0, |r| (r.data + r.scale + r.min) as u64)
+}

@@ -1,0 +1,162 @@
+use super::*;
+use crate::{
+    graph::Role,
+    lower::{Work, lower, parts},
+};
+use qhx_ir::conformance::models::{TinyModel, tiny};
+use std::collections::BTreeSet;
+
+fn sessions() -> impl Iterator<Item = TinyModel> {
+    // f32 and int8 weights.
+    [0, 3].into_iter().flat_map(tiny).filter(|model| !model.program.slots.is_empty())
+}
+
+fn limits(context_bytes: u64) -> Option<Limits> {
+    Some(Limits { context_bytes, ..Limits::of(Arch::V81) })
+}
+
+fn plan(model: &TinyModel, rows: &[usize], options: &NpuOptions) -> Result<Budget, String> {
+    budget(&[Wanted { program: &model.program, rows }], 64, options)
+}
+
+/// Every graph that a program needs, once.
+fn has_all_graphs(model: &TinyModel, plan: &Budget) {
+    let all: Vec<Planned> = plan.contexts.iter().flat_map(|context| context.planned.clone()).collect();
+    for (number, part) in parts(&model.program, plan.part_bytes).iter().enumerate().filter(|(_, part)| part.work != Work::Host) {
+        for rows in part_rows(part, &plan.rows) {
+            assert_eq!(all.iter().filter(|planned| **planned == Planned::Part { number, rows }).count(), 1, "{}: {all:?}", model.name);
+        }
+    }
+    assert_eq!((all.len(), plan.contexts.iter().map(|context| context.graphs).sum::<usize>()), (plan.graphs, plan.graphs));
+    let names: BTreeSet<&String> = plan.contexts.iter().map(|context| &context.name).collect();
+    assert_eq!(names.len(), plan.contexts.len(), "{names:?}");
+}
+
+#[test]
+fn everything_is_in_one_context_or_in_as_many_as_it_takes() {
+    for model in sessions() {
+        let options = NpuOptions { part_bytes: u64::MAX, limits: limits(1 << 30), ..Default::default() };
+        let whole = plan(&model, &[32, 1], &options).unwrap();
+        assert_eq!((whole.contexts.len(), &whole.rows[..], whole.notes.len()), (1, &[1, 32][..], 0), "{}", model.name);
+        assert!(whole.bytes > 1000 && whole.host_bytes > 100 && whole.graphs >= 3 && whole.contexts[0].shared_weights, "{whole:?}");
+        has_all_graphs(&model, &whole);
+        // No op can be cut.
+        let ops = parts(&model.program, 1).into_iter().filter(|part| part.work != Work::Host).flat_map(|part| part.ops);
+        let bytes = |op: usize| model.program.ops[op].op.weights().into_iter().map(|name| graph_bytes(&model.program.weights[name])).sum();
+        let most = (whole.bytes / 3).max(ops.map(bytes).max().unwrap());
+        let small = NpuOptions { part_bytes: most, limits: limits(most), ..options.clone() };
+        let split = plan(&model, &[1, 32], &small).unwrap();
+        assert!(split.contexts.len() >= 2 && split.contexts.iter().all(|c| c.bytes <= most), "{split:?}");
+        has_all_graphs(&model, &split);
+        // A weight that two graphs use is in both.
+        assert!(split.bytes >= whole.bytes && split.graphs > whole.graphs);
+        assert_eq!(split.contexts[0].stages[0], whole.contexts[0].stages[0]);
+        let few = limits(most).map(|limits| Limits { contexts: 1, ..limits });
+        let error = plan(&model, &[1, 32], &NpuOptions { limits: few, ..small }).unwrap_err();
+        assert!(error.contains(&most.to_string()) && error.contains("into 1 contexts"), "{error}");
+        let error = plan(&model, &[1, 32], &NpuOptions { limits: limits(64), ..options }).unwrap_err();
+        assert!(error.contains("a context holds 64"), "{error}");
+    }
+}
+
+/// A wish that contexts be small is followed as long as there are not too many of them; they are then of about one size.
+#[test]
+fn contexts_are_as_small_as_wished_but_never_too_many() {
+    for model in sessions() {
+        let wish = |context_bytes, contexts| {
+            let limits = limits(1 << 30).map(|limits| Limits { contexts, ..limits });
+            plan(&model, &[1, 32], &NpuOptions { part_bytes: 1000, context_bytes, limits, ..Default::default() }).unwrap()
+        };
+        let three = wish(1, 3);
+        let parts: usize = three.contexts.iter().map(|context| context.parts.len()).sum();
+        has_all_graphs(&model, &three);
+        assert!(parts > 3 && three.contexts.len() <= 3 && three.contexts.len() > 1, "{}: {three:?}", model.name);
+        let largest = parts_bytes(&model, 1000).into_iter().max().unwrap();
+        let (small, large) = three.contexts.iter().fold((u64::MAX, 0), |(a, b), c| (a.min(c.bytes), b.max(c.bytes)));
+        assert!(large - small <= 2 * largest, "{}: {small} to {large}, parts of up to {largest}", model.name);
+        assert_eq!(wish(u64::MAX, 3).contexts.len(), 1);
+        // The parts stand in the order in which they run.
+        let order: Vec<usize> = three.contexts.iter().flat_map(|context| context.parts.clone()).collect();
+        assert!(order.is_sorted(), "{order:?}");
+    }
+}
+
+fn parts_bytes(model: &TinyModel, part_bytes: u64) -> Vec<u64> {
+    let graphs = parts(&model.program, part_bytes).into_iter().filter(|part| part.work != Work::Host);
+    graphs.map(|part| constant_bytes(&model.program, &part)).collect()
+}
+
+/// Where graphs do not share their weights, those that write stand apart from those that read.
+#[test]
+fn graphs_with_weights_of_their_own_are_grouped_by_their_rows() {
+    for model in sessions() {
+        // As many graphs as it takes: of this generation no limit is known.
+        let options = NpuOptions { arch: Arch::V79, part_bytes: 4000, context_bytes: 8000, share_weights: false, ..Default::default() };
+        let apart = plan(&model, &[1, 16, 32], &options).unwrap();
+        has_all_graphs(&model, &apart);
+        let name = &model.program.name;
+        for context in &apart.contexts {
+            assert!(!context.shared_weights);
+            let rows: BTreeSet<usize> = context
+                .planned
+                .iter()
+                .map(|planned| match planned {
+                    Planned::Part { rows, .. } => *rows,
+                    Planned::Experts(sizes) => sizes.rows,
+                })
+                .collect();
+            let label = context.name.strip_prefix(&format!("{name}_")).unwrap().rsplit_once('_').unwrap().0;
+            let expected = if label == "decode" { 1 } else { label.strip_prefix("prefill").unwrap().parse().unwrap() };
+            assert_eq!(rows.into_iter().collect::<Vec<_>>(), [expected], "{}", context.name);
+        }
+        let together = plan(&model, &[1, 16, 32], &NpuOptions { share_weights: true, ..options.clone() }).unwrap();
+        // Every graph stores its weights, but the head, which has one row in any case.
+        assert!(
+            apart.bytes > 2 * together.bytes && apart.bytes <= 3 * together.bytes,
+            "{}: {} {}",
+            model.name,
+            apart.bytes,
+            together.bytes
+        );
+        assert_eq!(together.contexts[0].name, format!("{name}_0"));
+        assert_eq!(plan(&model, &[1], &options).unwrap().contexts[0].name, format!("{name}_decode_0"));
+    }
+    let tower = [0].into_iter().flat_map(tiny).find(|model| model.name.starts_with("model.") && model.program.slots.is_empty()).unwrap();
+    let alone = plan(&tower, &[8], &NpuOptions { share_weights: false, ..Default::default() }).unwrap();
+    assert_eq!((alone.contexts[0].name.clone(), alone.per_token), (format!("{}_0", tower.program.name), None));
+}
+
+#[test]
+fn what_may_exhaust_the_heap_is_not_the_default() {
+    let model = &tiny(0)[0];
+    let options = NpuOptions { part_bytes: u64::MAX, ..Default::default() };
+    let whole = plan(model, &[1, 32], &options).unwrap();
+    let risky = NpuOptions { limits: Some(Limits { risky_graphs: Some(whole.graphs), ..whole.limits }), ..options };
+    let careful = plan(model, &[1, 32], &risky).unwrap();
+    assert_eq!(careful.rows, [1]);
+    assert!(careful.graphs < whole.graphs && careful.notes[0].contains("--allow-risky"), "{careful:?}");
+    // Nothing is shared where every part has one graph.
+    assert!(careful.contexts.iter().all(|context| !context.shared_weights && context.name.contains("_decode_")), "{careful:?}");
+    let bold = plan(model, &[1, 32], &NpuOptions { allow_risky: true, ..risky.clone() }).unwrap();
+    assert_eq!(bold.rows, [1, 32]);
+    assert!(bold.notes[0].contains("restarts the phone"), "{bold:?}");
+    let hopeless = NpuOptions { limits: Some(Limits { risky_graphs: Some(1), ..whole.limits }), ..risky };
+    assert!(plan(model, &[1], &hopeless).unwrap_err().contains("--allow-risky"));
+    assert_eq!(Limits::of(Arch::V79).risky_graphs, None);
+}
+
+/// The bytes of weights that a plan speaks of are those of the constants that graphs have.
+#[test]
+fn bytes_are_those_of_the_constants() {
+    for model in tiny(0).into_iter().filter(|model| !model.program.slots.is_empty()) {
+        for part in parts(&model.program, u64::MAX).iter().filter(|part| part.work != Work::Host) {
+            let sizes = Sizes { rows: 1, ..part.sizes(kv_sizes(64, &[1], Kv::Full)) };
+            let graph = lower(&model.program, part, Some(&model.weights), sizes, "g".into()).unwrap().graph;
+            let constants = graph.tensors.iter().filter(|tensor| matches!(tensor.role, Role::Constant(_) | Role::Lazy(_)));
+            let found: u64 = constants.map(|tensor| tensor.dtype.byte_len(&tensor.dims).unwrap() as u64).sum();
+            let expected = constant_bytes(&model.program, part);
+            // A graph has some small numbers of its own.
+            assert!(expected.abs_diff(found) * 6 <= expected, "{}: {expected} bytes expected, {found} in the graph", model.name);
+        }
+    }
+}
