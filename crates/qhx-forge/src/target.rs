@@ -116,7 +116,8 @@ impl TargetOrder {
         let mut writer = staged.target(&name, Some(cancel.clone()))?;
         let mut prepared = BTreeMap::new();
         let (mut groups, mut known) = (Vec::new(), BTreeSet::new());
-        let sizes = self.rows(&base)?;
+        // As it was asked for: the device leaves out what it cannot hold, and says so in its own plan too.
+        let sizes = self.rows(&self.wished(bundle.manifest())?)?;
         for (done, (program, rows)) in sizes.iter().enumerate() {
             let what = format!("compiling `{program}` for {arch}");
             progress(GateProgress { what: &what, done, total: sizes.len() });

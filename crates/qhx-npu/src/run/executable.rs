@@ -52,7 +52,7 @@ impl NpuExecutable {
         let source = match &limits.artifacts {
             None => Source::Compile,
             Some(folder) => {
-                let plan = Plan::read(folder, &program.name, device.arch())?;
+                let plan = Box::new(Plan::read(folder, &program.name, device.arch())?);
                 options.part_bytes = plan.part_bytes;
                 if let Some(most) = plan.ring.filter(|&most| limits.max_rows > most) {
                     return Err(DeviceError::Resources(format!(

@@ -19,7 +19,7 @@ pub(super) enum Source {
         /// The folder.
         folder: PathBuf,
         /// What is in it.
-        plan: Plan,
+        plan: Box<Plan>,
         /// So many contexts are held at once; beyond it the one that was used least recently is released.
         most_contexts: usize,
     },
