@@ -75,11 +75,14 @@ class Row:
     def __init__(self, name: str, precision: str, quants: str, options, bundle: Path, peer: Path):
         self.name, self.precision, self.quants = name, precision, quants
         tests = [f"pp{options.prompt}", f"tg{options.new}"]
-        self.ours, self.theirs, self.share = {test: [] for test in tests}, {test: [] for test in tests}, []
+        self.ours, self.theirs, self.whole_head, self.share = {test: [] for test in tests}, {test: [] for test in tests}, [], []
         numbers = ["-p", options.prompt, "-n", options.new, "-r", "1", "--threads", options.threads]
+        whole_head = ["-p", 0, "-n", options.new, "-r", "1", "--threads", options.threads, "--all-logits"]
         for _ in range(options.rounds):
             found = json.loads(quiet(sys.executable, ROOT / "bench/peer.py", peer, options.threads, options.prompt, options.new))
             mine = json.loads(quiet(options.qhx, "bench", bundle, *numbers, "--json"))
+            all_logits = json.loads(quiet(options.qhx, "bench", bundle, *whole_head, "--json"))
+            self.whole_head.append(all_logits["results"][0]["mean"])
             for test in tests:
                 self.theirs[test].append(found[test])
             for result in mine["results"]:
@@ -94,9 +97,10 @@ class Row:
             return f"{ours:.1f} | {theirs:.1f} | {ours / theirs:.2f}"
 
         speeds = " | ".join(cells(test) for test in self.ours)
-        share = statistics.median(self.share)
-        return f"| {self.name} | {self.precision} / {self.quants} | {speeds} | {self.megabytes:.0f} | {share:.0%} | {self.resident:.0f} |"
-
+        share, whole_head = statistics.median(self.share), statistics.median(self.whole_head)
+        whole_ratio = whole_head / statistics.median(list(self.theirs.values())[-1])
+        rest = f"{whole_head:.1f} | {whole_ratio:.2f} | {self.megabytes:.0f} | {share:.0%} | {self.resident:.0f}"
+        return f"| {self.name} | {self.precision} / {self.quants} | {speeds} | {rest} |"
 
     def notes(self) -> list:
         """What stands below the table."""
@@ -110,9 +114,9 @@ class Row:
 
 def table(rows: list, options) -> str:
     tests = " | ".join(f"{test} qhx | llama.cpp | ratio" for test in rows[0].ours)
-    head = f"| model | qhx / llama.cpp | {tests} | MB read per token | share of bandwidth | peak MiB |"
+    head = f"| model | qhx / llama.cpp | {tests} | all logits | ratio | MB read per token | share of bandwidth | peak MiB |"
     notes = "; ".join(note for row in rows for note in row.notes())
-    return "\n".join([head, "|---|---|" + "---:|" * 9, *(row.shown() for row in rows), "", f"{notes}."])
+    return "\n".join([head, "|---|---|" + "---:|" * 11, *(row.shown() for row in rows), "", f"{notes}."])
 
 
 def publish(text: str):

@@ -46,6 +46,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             epoch: 0,
             cancel: None,
             taps: None,
+            largest_only: false,
         })?;
         state_commit(rows, executable.weights_read().map_or(0, |read| read.bytes));
         Ok(())

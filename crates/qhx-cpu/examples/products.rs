@@ -67,6 +67,7 @@ fn timed(device: &CpuDevice, program: &Checked, weights: &Arc<dyn Weights>, colu
             epoch: 0,
             cancel: None,
             taps: None,
+            largest_only: false,
         })?;
         best = best.min(start.elapsed());
         if call >= 5 && begin.elapsed() > Duration::from_secs(1) {

@@ -3,7 +3,7 @@
 use crate::{
     affinity::{self, CAN_PIN, Core},
     executable::CpuExecutable,
-    kernels::{InstructionSet, Instructions},
+    kernels::{InstructionSet, Instructions, sketch},
     machine,
     pool::Pool,
 };
@@ -19,7 +19,13 @@ pub struct CpuOptions {
     pub instructions: Option<InstructionSet>,
     /// Keep each thread on a core of its own, physical cores first; the calling thread for the time of a call. Only where the system can ([`CAN_PIN`]).
     pub pin: bool,
+    /// Output heads of at least so many bytes are not read whole where only the largest number is wanted
+    /// ([`qhx_ir::Call::largest_only`]), but in a few bits first; absent: where it pays. Answers do not depend on it.
+    pub shortlist_from: Option<usize>,
 }
+
+/// Smaller heads are read whole in the time that it takes to share them out twice.
+const SHORTLIST_FROM: usize = 4 << 20;
 
 /// The CPU. Takes every op; weights stay where they are mapped.
 ///
@@ -33,6 +39,7 @@ pub struct CpuOptions {
 pub struct CpuDevice {
     pool: Arc<Pool>,
     instructions: Instructions,
+    shortlist_from: usize,
 }
 
 /// More threads than any machine has use for: a typing error, not a wish.
@@ -55,12 +62,13 @@ impl CpuDevice {
         };
         let pool = if options.pin && CAN_PIN { Pool::pinned(cores_for(threads)?) } else { Pool::new(threads) };
         let pool = pool.map_err(|error| DeviceError::Resources(format!("cannot start {threads} threads: {error}")))?;
-        Ok(Self { pool: Arc::new(pool), instructions })
+        let shortlist_from = options.shortlist_from.unwrap_or(if sketch::pays(instructions) { SHORTLIST_FROM } else { usize::MAX });
+        Ok(Self { pool: Arc::new(pool), instructions, shortlist_from })
     }
 
     /// [`Device::load`] with the CPU's own type, which can tell what a call read.
     pub fn load_here(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<CpuExecutable, DeviceError> {
-        CpuExecutable::new(&self.pool, self.instructions, program, weights, options)
+        CpuExecutable::new(&self.pool, self.instructions, program, weights, options, self.shortlist_from)
     }
 
     /// The instruction set in use.

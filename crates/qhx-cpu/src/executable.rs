@@ -4,7 +4,7 @@ use crate::{
     compile::{Compiled, Tapped, compile},
     kernels::Instructions,
     memory::{Memory, Place, View, count},
-    ops::{Frame, Run},
+    ops::{Frame, Run, Step},
     pool::Pool,
     state::CpuState,
 };
@@ -41,9 +41,10 @@ impl CpuExecutable {
         program: &Checked,
         weights: &Arc<dyn Weights>,
         options: &LoadOptions,
+        shortlist_from: usize,
     ) -> Result<Self, DeviceError> {
         let max = Bindings { rows: options.max_rows.max(1), soft_rows: options.max_soft_rows, wanted: options.max_wanted };
-        let compiled = compile(program, weights, max)?;
+        let compiled = compile(program, weights, max, shortlist_from)?;
         let arena = room(compiled.arena)?;
         let scratch = room(compiled.scratch.saturating_mul(pool.threads()))?;
         let expert_rows = compiled.expert_counts.iter().map(|&experts| vec![0; experts]).collect();
@@ -114,7 +115,15 @@ impl Executable for CpuExecutable {
         let _held = pool.hold_caller();
         let (cancel, bindings) = (call.cancel, call.bindings);
         let mut frame = Frame {
-            run: Run { pool: &self.pool, instructions: self.instructions, bindings, epoch: call.epoch, weight_bytes: &self.weight_bytes },
+            run: Run {
+                pool: &self.pool,
+                instructions: self.instructions,
+                bindings,
+                epoch: call.epoch,
+                // Taps show every number.
+                largest_only: call.largest_only && call.taps.is_none(),
+                weight_bytes: &self.weight_bytes,
+            },
             memory: Memory {
                 inputs: call.inputs,
                 arena: bytemuck::cast_slice_mut(self.arena.as_mut()),
@@ -169,7 +178,11 @@ impl Executable for CpuExecutable {
     }
 
     fn scratch_bytes(&self) -> u64 {
-        (self.arena.as_ref().len() + self.scratch.as_ref().len()) as u64
+        let sketches = self.compiled.steps.iter().map(|step| match step {
+            Step::Linear(linear) => linear.shortlist.as_ref().map_or(0, |list| list.bytes()),
+            _ => 0,
+        });
+        (self.arena.as_ref().len() + self.scratch.as_ref().len() + sketches.sum::<usize>()) as u64
     }
 }
 

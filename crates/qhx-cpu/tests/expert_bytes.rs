@@ -71,7 +71,9 @@ fn call(chosen: &[[i32; 2]], guarded: bool) -> (u64, Vec<usize>, Vec<f32>) {
     let inputs = [InputData::F32(&x), InputData::I32(&experts), InputData::F32(&shares)];
     let mut segments = [Segment { state: None, first_row: 0, valid_rows: rows }];
     let bindings = Bindings { rows, soft_rows: 0, wanted: 0 };
-    executable.run(&mut Call { bindings, inputs: &inputs, segments: &mut segments, epoch: 0, cancel: None, taps: None }).unwrap();
+    executable
+        .run(&mut Call { bindings, inputs: &inputs, segments: &mut segments, epoch: 0, cancel: None, taps: None, largest_only: false })
+        .unwrap();
     let read = executable.weights_read().unwrap();
     (read.bytes, read.expert_rows[0].clone(), executable.output("y").unwrap().to_vec())
 }

@@ -37,6 +37,7 @@ fn idle_threads_sleep() {
             epoch: 0,
             cancel: None,
             taps: None,
+            largest_only: false,
         };
         executable.run(&mut call).unwrap();
     };

@@ -65,6 +65,7 @@ fn decoding_allocates_nothing() {
                 epoch: 0,
                 cancel: None,
                 taps: None,
+                largest_only: false,
             };
             executable.run(&mut call).unwrap();
             state.commit(rows).unwrap();

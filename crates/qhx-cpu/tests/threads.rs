@@ -36,6 +36,7 @@ fn bits(device: &CpuDevice, program: &Checked, weights: &Arc<dyn Weights>, calls
                 epoch: 0,
                 cancel: None,
                 taps: Some(&mut taps),
+                largest_only: false,
             })
             .unwrap();
         state.commit(rows).unwrap();

@@ -239,6 +239,9 @@ pub struct Call<'a> {
     pub cancel: Option<&'a AtomicBool>,
     /// Receives every stage's tap.
     pub taps: Option<&'a mut dyn FnMut(Tap<'_>)>,
+    /// Of each row of the outputs only the largest number and its place are wanted (the first, of equal ones): a device may give −∞ for others and spare
+    /// itself their computation.
+    pub largest_only: bool,
 }
 
 /// The rows `first_row .. first_row + valid_rows` of a call belong to `state`; rows after them, up to the next segment, are padding: they neither

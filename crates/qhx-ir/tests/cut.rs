@@ -94,7 +94,7 @@ fn step(executable: &mut dyn Executable, state: &mut dyn State, rows: usize, mad
         .collect();
     let mut segments = [Segment { state: Some(&mut *state), first_row: 0, valid_rows: rows }];
     let bindings = Bindings { rows, soft_rows: soft(rows).len(), wanted: 1 };
-    let mut call = Call { bindings, inputs: &data, segments: &mut segments, epoch: 0, cancel: None, taps: None };
+    let mut call = Call { bindings, inputs: &data, segments: &mut segments, epoch: 0, cancel: None, taps: None, largest_only: false };
     executable.run(&mut call).unwrap();
     state.commit(rows).unwrap();
     made.extend(program.outputs.iter().map(|o| (o.name.to_string(), executable.output(&o.name).unwrap().to_vec())));

@@ -345,7 +345,15 @@ impl Tower {
             }
             None => None,
         };
-        executable.run(&mut Call { bindings, inputs: &inputs, segments: &mut segments, epoch: 0, cancel: Some(cancel.flag()), taps })?;
+        executable.run(&mut Call {
+            bindings,
+            inputs: &inputs,
+            segments: &mut segments,
+            epoch: 0,
+            cancel: Some(cancel.flag()),
+            taps,
+            largest_only: false,
+        })?;
         let wrong = |reason: String| Error::Tower { program: self.program.name.to_string(), reason };
         let output = |name: &str| executable.output(name).map(<[f32]>::to_vec);
         Encoded::of(medium, [self.soft_rows(rows)?, self.width], self.deepstack, output).map_err(wrong)

@@ -107,6 +107,19 @@ pub fn generate(
     cancel: &Cancel,
     on_piece: &mut dyn FnMut(Piece<'_>),
 ) -> Result<Generation, Error> {
+    session.want_largest_only(options.sampler.is_greedy() && !options.keep_logits);
+    let generation = answer(session, prompt, options, cancel, on_piece);
+    session.want_largest_only(false);
+    generation
+}
+
+fn answer(
+    session: &mut Session,
+    prompt: &Prompt,
+    options: &GenerateOptions,
+    cancel: &Cancel,
+    on_piece: &mut dyn FnMut(Piece<'_>),
+) -> Result<Generation, Error> {
     let started = Instant::now();
     let mut answer = Answer::new(session, options)?;
     let before = session.work();

@@ -188,7 +188,7 @@ pub fn candidates_for(
 
 #[cfg(feature = "cpu")]
 fn cpu(_: DeviceChoice, CpuSettings { threads, pin }: CpuSettings) -> Result<Vec<Arc<dyn Device>>, Error> {
-    Ok(vec![Arc::new(qhx_cpu::CpuDevice::new(qhx_cpu::CpuOptions { threads, instructions: instructions()?, pin })?)])
+    Ok(vec![Arc::new(qhx_cpu::CpuDevice::new(qhx_cpu::CpuOptions { threads, instructions: instructions()?, pin, ..Default::default() })?)])
 }
 
 /// The variable that names an instruction set of the processor, for comparisons.
@@ -262,7 +262,7 @@ pub fn plain(threads: Option<usize>) -> Result<Arc<dyn Device>, Error> {
     #[cfg(feature = "cpu")]
     {
         let instructions = Some(qhx_cpu::InstructionSet::Portable);
-        Ok(Arc::new(qhx_cpu::CpuDevice::new(qhx_cpu::CpuOptions { threads, instructions, pin: false })?))
+        Ok(Arc::new(qhx_cpu::CpuDevice::new(qhx_cpu::CpuOptions { threads, instructions, ..Default::default() })?))
     }
     #[cfg(not(feature = "cpu"))]
     {

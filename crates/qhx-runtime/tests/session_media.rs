@@ -126,7 +126,9 @@ fn by_hand(kind: Kind, model: &Model, ids: &[u32], media: &[(usize, Medium)]) ->
     let mut segments = [Segment { state: Some(&mut *state), first_row: 0, valid_rows: rows }];
     let bindings = Bindings { rows, soft_rows: at.len(), wanted: 1 };
     let epoch = parts.program.epoch(rows);
-    executable.run(&mut Call { bindings, inputs: &inputs, segments: &mut segments, epoch, cancel: None, taps: None }).unwrap();
+    executable
+        .run(&mut Call { bindings, inputs: &inputs, segments: &mut segments, epoch, cancel: None, taps: None, largest_only: false })
+        .unwrap();
     executable.output("logits").unwrap().to_vec()
 }
 

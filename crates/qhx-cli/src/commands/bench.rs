@@ -48,6 +48,9 @@ pub(crate) struct Bench {
     /// Tokens of the prompt read at a time
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = at_least_one())]
     chunk: usize,
+    /// Compute all logits of each token, as sampling needs them; greedy answers need the largest only
+    #[arg(long)]
+    all_logits: bool,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -70,7 +73,12 @@ impl Bench {
             ..LoadOptions::default()
         };
         let model = load_model(&bundle, &load)?;
-        let options = BenchOptions { prompt: self.prompt.clone(), generate: self.generate.clone(), repeats: self.repeats };
+        let options = BenchOptions {
+            prompt: self.prompt.clone(),
+            generate: self.generate.clone(),
+            repeats: self.repeats,
+            all_logits: self.all_logits,
+        };
         let precision = &bundle.manifest().precision;
         let mut told = |result: &qhx_runtime::bench::BenchResult| {
             output::dim_note(&format!("{}: {:.2} ± {:.2} tokens/s", result.test, result.mean, result.sd));

@@ -46,7 +46,14 @@ pub(crate) struct Tapped {
 }
 
 /// Compiles `program` for calls up to `max`.
-pub(crate) fn compile(program: &Checked, weights: &Arc<dyn Weights>, max: Bindings) -> Result<Compiled, DeviceError> {
+///
+/// Products that are outputs get a shortlist where their matrix has at least `shortlist_from` bytes.
+pub(crate) fn compile(
+    program: &Checked,
+    weights: &Arc<dyn Weights>,
+    max: Bindings,
+    shortlist_from: usize,
+) -> Result<Compiled, DeviceError> {
     let order = products::order(program);
     let mut compiler = Compiler {
         program,
@@ -61,6 +68,7 @@ pub(crate) fn compile(program: &Checked, weights: &Arc<dyn Weights>, max: Bindin
         prepared: HashMap::new(),
         tables: HashMap::new(),
         expert_counts: Vec::new(),
+        shortlist_from,
     };
     for (place, input) in program.inputs.iter().enumerate() {
         compiler.define(&input.name, View::dense(Place::Input(place), &input.shape));
@@ -91,6 +99,7 @@ struct Compiler<'a> {
     /// Rotary tables by positions and rotary.
     tables: HashMap<(Name, Name), View>,
     expert_counts: Vec<usize>,
+    shortlist_from: usize,
 }
 
 impl Compiler<'_> {

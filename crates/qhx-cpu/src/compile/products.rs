@@ -6,6 +6,7 @@ use crate::{
     ops::{
         Step,
         linear::{Linear, Prepare, Product, prepared_width, rows_collide},
+        shortlist::Shortlist,
     },
 };
 use qhx_ir::{ActivationForm, Checked, DeviceError, Dim, Name, Op, OpKind};
@@ -43,6 +44,23 @@ fn key(op: &Op) -> Option<(&Name, ActivationForm, Option<[u32; 2]>)> {
     }
 }
 
+/// The longest rows whose sums with sketches fit 32 bits.
+const MOST_COLUMNS: usize = 1 << 15;
+
+/// Whether a value is an output and nothing else, perhaps after a softcap, whose cap it gives.
+fn ending(program: &Checked, value: &Name) -> Option<Option<f32>> {
+    let mut readers = program.ops.iter().filter(|op| op.op.inputs().contains(&value));
+    let is_output = program.outputs.iter().any(|output| output.value == *value);
+    match (readers.next(), readers.next()) {
+        (None, _) if is_output => Some(None),
+        (Some(Op { op: OpKind::Softcap { cap, .. }, path }), None) if !is_output => {
+            let read = program.ops.iter().any(|op| op.op.inputs().contains(&path));
+            (!read && program.outputs.iter().any(|output| output.value == *path)).then_some(Some(*cap))
+        }
+        _ => None,
+    }
+}
+
 impl Compiler<'_> {
     pub(super) fn products(&mut self, group: &[usize]) -> Result<(), DeviceError> {
         let program = self.program;
@@ -67,7 +85,14 @@ impl Compiler<'_> {
                 out,
             });
         }
-        self.push(Step::Linear(Linear { x: rows, x_width, columns, form: *form, products }), &views);
+        let shortlist = match (&products[..], ops) {
+            ([product], [op]) if product.bias.is_none() && product.clip.is_none() => {
+                let large = product.weight.rows.saturating_mul(product.weight.bytes_per_row()) >= self.shortlist_from;
+                ending(self.program, &op.path).filter(|_| large && columns <= MOST_COLUMNS).map(|cap| Box::new(Shortlist::new(cap)))
+            }
+            _ => None,
+        };
+        self.push(Step::Linear(Linear { x: rows, x_width, columns, form: *form, products, shortlist }), &views);
         for (op, view) in ops.iter().zip(&views[1..]) {
             self.define(&op.path, *view);
         }

@@ -16,6 +16,7 @@ pub(crate) mod math;
 pub(crate) mod norm;
 pub(crate) mod quants;
 pub(crate) mod rope;
+pub(crate) mod sketch;
 pub(crate) mod softmax;
 pub(crate) mod vector;
 
@@ -91,7 +92,7 @@ impl InstructionSet {
 
     /// Whether a CPU with this set has the `other` one's instructions, as far as kernels are shared.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-    fn includes(self, other: Self) -> bool {
+    pub(crate) fn includes(self, other: Self) -> bool {
         self == other || (self, other) == (Self::Avx512Amx, Self::Avx512Vnni)
     }
 }

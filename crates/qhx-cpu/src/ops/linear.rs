@@ -1,6 +1,6 @@
 //! Products with weights: rows are put into their stated form once, then all matrices that read them are multiplied in one step.
 
-use super::{Frame, Run, unit_rows};
+use super::{Frame, Run, shortlist::Shortlist, unit_rows};
 use crate::{
     kernels::{
         Instructions, convert,
@@ -38,6 +38,8 @@ pub(crate) struct Linear {
     pub(crate) form: ActivationForm,
     /// [`OUTPUTS`] at most.
     pub(crate) products: Vec<Product>,
+    /// Where there is one product, of which callers may want the largest number only.
+    pub(crate) shortlist: Option<Box<Shortlist>>,
 }
 
 /// One matrix.
@@ -130,7 +132,8 @@ impl<'a> Prepared<'a> {
 
 impl Linear {
     pub(crate) fn scratch(&self) -> usize {
-        self.products.iter().map(|p| product_scratch(&p.weight)).max().unwrap_or(0)
+        let shortlist = self.shortlist.as_ref().map_or(0, |_| Shortlist::scratch(&self.products[0].weight));
+        self.products.iter().map(|p| product_scratch(&p.weight)).max().unwrap_or(0).max(shortlist)
     }
 
     pub(crate) fn run(&self, frame: &mut Frame<'_, '_>) {
@@ -140,6 +143,11 @@ impl Linear {
         let outs: [&View; OUTPUTS] = std::array::from_fn(|i| self.products.get(i).map_or(&nothing, |p| &p.out));
         let (outs, inputs, scratch) = frame.memory.split(outs);
         let x = Prepared::new(self.form, self.columns, inputs.rows(&self.x, self.x_width));
+        if let Some(shortlist) = self.shortlist.as_ref().filter(|_| run.largest_only && x.count() == 1)
+            && shortlist.run(&run, &self.products[0].weight, &x, outs[0], scratch)
+        {
+            return;
+        }
         let mut places = self.products.iter();
         let cuts = outs.map(|out| {
             let weight = &places.next()?.weight;

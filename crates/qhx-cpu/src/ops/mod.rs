@@ -14,6 +14,7 @@ pub(crate) mod rope;
 pub(crate) mod route;
 pub(crate) mod rows;
 pub(crate) mod short_conv;
+pub(crate) mod shortlist;
 
 use crate::{
     kernels::Instructions,
@@ -61,6 +62,8 @@ pub(crate) struct Run<'f> {
     pub(crate) instructions: Instructions,
     pub(crate) bindings: Bindings,
     pub(crate) epoch: usize,
+    /// Whether only the largest numbers of the outputs are wanted.
+    pub(crate) largest_only: bool,
     /// Bytes of weights read in this call.
     pub(crate) weight_bytes: &'f AtomicU64,
 }

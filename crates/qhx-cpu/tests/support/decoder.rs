@@ -133,6 +133,7 @@ pub fn decoder(
     Ok((Checked::new(program)?, weights))
 }
 
+/// A tensor of random numbers.
 pub fn random(encoding: Encoding, shape: &[usize], noise: &mut u64) -> WeightTensor {
     let (columns, rows) = (shape[shape.len() - 1], shape[..shape.len() - 1].iter().product::<usize>());
     let bytes = encoding.row_bytes(columns).expect("benchmark shapes are small");

@@ -206,6 +206,7 @@ impl Teacher<'_> {
                 epoch: pass.epoch,
                 cancel: Some(self.cancel.flag()),
                 taps: Some(&mut take),
+                largest_only: false,
             };
             executable.run(&mut call).map_err(failed)?;
             let outputs = cut.outputs.iter().filter_map(|o| Some((o.name.clone(), executable.output(&o.name)?.to_vec()))).collect();

@@ -181,7 +181,8 @@ impl MediaCases {
         }
         let mut taps = HashMap::new();
         let mut keep = |tap: qhx_ir::Tap<'_>| _ = taps.insert(tap.stage.to_string(), tap.values.to_vec());
-        let mut call = Call { bindings, inputs: &inputs, segments: &mut spans, epoch: 0, cancel: None, taps: Some(&mut keep) };
+        let mut call =
+            Call { bindings, inputs: &inputs, segments: &mut spans, epoch: 0, cancel: None, taps: Some(&mut keep), largest_only: false };
         executable.run(&mut call).unwrap();
         let outputs = program.outputs.iter().map(|o| (o.name.to_string(), executable.output(&o.name).unwrap().to_vec())).collect();
         Outcome { outputs, taps }

@@ -190,7 +190,8 @@ impl Running {
             .collect();
         let bindings = Bindings { rows, soft_rows: 0, wanted: wanted.len() };
         let mut segments = [Segment { state: Some(&mut *self.state), first_row: 0, valid_rows: rows }];
-        let mut call = Call { bindings, inputs: &inputs, segments: &mut segments, epoch, cancel: None, taps: Some(taps) };
+        let mut call =
+            Call { bindings, inputs: &inputs, segments: &mut segments, epoch, cancel: None, taps: Some(taps), largest_only: false };
         self.executable.run(&mut call).unwrap();
         self.state.commit(rows).unwrap();
         self.executable.output("logits").unwrap().to_vec()

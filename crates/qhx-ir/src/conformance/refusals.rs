@@ -180,7 +180,15 @@ impl Subject<'_, '_> {
         let segments = call.segments.iter().map(|&(first_row, valid_rows)| Segment { state: state.take(), first_row, valid_rows });
         let mut segments: Vec<Segment<'_>> = segments.collect();
         let Spoiled { bindings, epoch, .. } = call;
-        self.session.executable.run(&mut Call { bindings, inputs: &data, segments: &mut segments, epoch, cancel: None, taps: None })
+        self.session.executable.run(&mut Call {
+            bindings,
+            inputs: &data,
+            segments: &mut segments,
+            epoch,
+            cancel: None,
+            taps: None,
+            largest_only: false,
+        })
     }
 }
 

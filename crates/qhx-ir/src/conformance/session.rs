@@ -87,8 +87,15 @@ impl<'c> Session<'c> {
                 flag.store(true, Ordering::Relaxed);
             }
         };
-        let mut call =
-            Call { bindings, inputs: &inputs, segments: &mut segments, epoch: self.case.epoch, cancel: Some(&flag), taps: Some(&mut taps) };
+        let mut call = Call {
+            bindings,
+            inputs: &inputs,
+            segments: &mut segments,
+            epoch: self.case.epoch,
+            cancel: Some(&flag),
+            taps: Some(&mut taps),
+            largest_only: false,
+        };
         self.executable.run(&mut call)?;
         for output in &self.program.outputs {
             let numbers = self.executable.output(&output.name).unwrap_or(&[]);

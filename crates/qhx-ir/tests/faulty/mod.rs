@@ -128,6 +128,7 @@ impl Executable for FaultyExecutable {
                 epoch: if fault == Fault::FirstEpochOnly { 0 } else { call.epoch },
                 cancel: if ignores { None } else { call.cancel },
                 taps: Some(if fault == Fault::TapsNothing { &mut quiet } else { &mut pass }),
+                largest_only: call.largest_only,
             };
             self.inner.run(&mut inner)?;
             if cancelled && fault == Fault::CommitsWhenCancelled { Err(DeviceError::Cancelled) } else { Ok(()) }

@@ -40,7 +40,7 @@ pub(crate) fn call(executable: &mut dyn Executable, state: &mut dyn State, rows:
         .collect();
     let segment_state: Option<&mut dyn State> = if program.slots.is_empty() { None } else { Some(&mut *state) };
     let mut segments = [Segment { state: segment_state, first_row: 0, valid_rows: rows }];
-    let mut call = Call { bindings, inputs: &inputs, segments: &mut segments, epoch: 0, cancel: None, taps: None };
+    let mut call = Call { bindings, inputs: &inputs, segments: &mut segments, epoch: 0, cancel: None, taps: None, largest_only: false };
     executable.run(&mut call)?;
     if !program.slots.is_empty() {
         state.commit(rows)?;

@@ -63,6 +63,11 @@ impl Default for SamplerConfig {
 }
 
 impl SamplerConfig {
+    /// Whether the largest logit decides alone, as it is.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature == 0.0 && self.repetition_penalty == 1.0
+    }
+
     /// Checks each setting against its limits; the error names the first that is wrong.
     pub fn validate(&self) -> Result<(), SamplerConfigError> {
         let limits = [

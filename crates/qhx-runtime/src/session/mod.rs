@@ -47,6 +47,8 @@ pub struct Session {
     inputs: Inputs,
     /// Of the last row; empty when they are not known.
     logits: Vec<f32>,
+    /// Whether only the largest of them is wanted.
+    largest_only: bool,
     work: Work,
 }
 
@@ -118,6 +120,7 @@ impl Session {
             checkpoints: Vec::new(),
             inputs: Inputs::default(),
             logits,
+            largest_only: false,
             work: Work::default(),
         })
     }
@@ -150,6 +153,16 @@ impl Session {
     /// The logits of the last row, if the last thing that happened to this session was a step.
     pub fn logits(&self) -> Option<&[f32]> {
         (!self.logits.is_empty()).then_some(&self.logits[..])
+    }
+
+    /// From now on only the largest logit is wanted, and its place: the device may give −∞ for others, which is faster. Where all logits of several rows are
+    /// shown ([`Session::append_showing`]) they are all there.
+    pub fn want_largest_only(&mut self, largest_only: bool) {
+        if self.largest_only && !largest_only {
+            // What stands here may lack some.
+            self.logits.clear();
+        }
+        self.largest_only = largest_only;
     }
 
     /// What it has made the device do so far.
@@ -299,6 +312,7 @@ impl Session {
             checkpoints: self.checkpoints.clone(),
             inputs: Inputs::default(),
             logits: self.logits.clone(),
+            largest_only: self.largest_only,
             work: self.work,
         }
     }
@@ -376,7 +390,7 @@ impl Session {
 
     /// One call of the program over a span of rows, committed.
     fn call(&mut self, span: std::ops::Range<usize>, wanted: usize, cancel: &Cancel, watch: &mut Watch<'_>) -> Result<(), Error> {
-        let Self { model, rows, state, inputs, logits, epoch, work, .. } = self;
+        let Self { model, rows, state, inputs, logits, largest_only, epoch, work, .. } = self;
         let program = model.program();
         let mut executable = model.executable();
         let (first, count, completes) = (span.start, span.len(), span.end == rows.len());
@@ -390,7 +404,8 @@ impl Session {
                 }
                 None => None,
             };
-            executable.run(&mut Call { bindings, inputs, segments: &mut segments, epoch: *epoch, cancel: Some(cancel.flag()), taps })
+            let (epoch, cancel, largest_only) = (*epoch, Some(cancel.flag()), *largest_only && watch.logits.is_none());
+            executable.run(&mut Call { bindings, inputs, segments: &mut segments, epoch, cancel, taps, largest_only })
         })?;
         let width = model.vocabulary().logits;
         let output = match executable.output("logits") {

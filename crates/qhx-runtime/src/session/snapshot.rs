@@ -86,7 +86,9 @@ impl Session {
             let slots = checkpoint.slots.iter().map(|(name, data)| put(&mut content, name, data)).collect();
             checkpoints.push(CheckpointEntry { rows: checkpoint.len, kept: checkpoint.kept, slots });
         }
-        content.extend(self.logits.iter().flat_map(|x| x.to_le_bytes()));
+        // Where only the largest is wanted, the others may not be there.
+        let logits = if self.largest_only { &[][..] } else { &self.logits };
+        content.extend(logits.iter().flat_map(|x| x.to_le_bytes()));
         let media = self.rows.runs().iter().map(|run| put_medium(&mut content, run)).collect();
         let header = Header {
             fingerprint: self.model.fingerprint().to_owned(),
@@ -94,7 +96,7 @@ impl Session {
             media,
             state_rows,
             epoch: self.epoch,
-            logits: !self.logits.is_empty(),
+            logits: !logits.is_empty(),
             slots,
             checkpoints,
         };

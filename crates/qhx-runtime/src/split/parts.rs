@@ -100,7 +100,7 @@ impl Parts {
             None => None,
         };
         let Call { bindings, epoch, cancel, .. } = *call;
-        executable.run(&mut Call { bindings, inputs: &inputs, segments: &mut segments, epoch, cancel, taps })
+        executable.run(&mut Call { bindings, inputs: &inputs, segments: &mut segments, epoch, cancel, taps, largest_only: false })
     }
 }
 

@@ -55,7 +55,15 @@ impl Executable for Phases {
             None => None,
         };
         let Call { bindings, inputs, epoch, cancel, .. } = *call;
-        self.executables[phase as usize].run(&mut Call { bindings, inputs, segments: &mut segments, epoch, cancel, taps })?;
+        self.executables[phase as usize].run(&mut Call {
+            bindings,
+            inputs,
+            segments: &mut segments,
+            epoch,
+            cancel,
+            taps,
+            largest_only: call.largest_only,
+        })?;
         self.last = phase;
         Ok(())
     }

@@ -126,9 +126,25 @@ impl Loaded {
             Some(taps) => {
                 let mut taps = |tap: Tap<'_>| taps(tap);
                 let taps: Option<&mut dyn FnMut(Tap<'_>)> = Some(&mut taps);
-                self.executable.run(&mut Call { bindings, inputs, segments: &mut segments, epoch: self.epoch, cancel, taps })
+                self.executable.run(&mut Call {
+                    bindings,
+                    inputs,
+                    segments: &mut segments,
+                    epoch: self.epoch,
+                    cancel,
+                    taps,
+                    largest_only: false,
+                })
             }
-            None => self.executable.run(&mut Call { bindings, inputs, segments: &mut segments, epoch: self.epoch, cancel, taps: None }),
+            None => self.executable.run(&mut Call {
+                bindings,
+                inputs,
+                segments: &mut segments,
+                epoch: self.epoch,
+                cancel,
+                taps: None,
+                largest_only: false,
+            }),
         }
     }
 
