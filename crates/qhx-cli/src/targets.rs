@@ -43,6 +43,9 @@ pub(crate) struct TargetFlags {
     /// Make as many graphs as asked for, though they may exhaust the heap of the DSP, which restarts the phone; else those that write alone
     #[arg(long, help_heading = "NPU targets")]
     allow_risky: bool,
+    /// Effort of compiling, 1 to 3: less takes far less time, most of all for towers, and may make slower graphs [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=3), help_heading = "NPU targets")]
+    optimize: Option<u32>,
     /// Folder with QNN's libraries [default: what QHX_QNN_DIR names, then where the system keeps libraries]
     #[arg(long, value_name = "DIR", help_heading = "NPU targets")]
     qnn_dir: Option<PathBuf>,
@@ -79,6 +82,7 @@ impl TargetFlags {
             ("--image-size", self.image_size.is_some()),
             ("--audio-seconds", self.audio_seconds.is_some()),
             ("--allow-risky", self.allow_risky),
+            ("--optimize", self.optimize.is_some()),
             ("--qnn-dir", self.qnn_dir.is_some()),
         ];
         // A plan is for all generations where none is named.
@@ -139,6 +143,7 @@ impl TargetFlags {
             prefill_min_rows: None,
             ring: self.kv == Some(Kv::Ring),
             allow_risky: self.allow_risky,
+            optimization: self.optimize,
         })
     }
 

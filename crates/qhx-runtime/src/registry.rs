@@ -93,6 +93,8 @@ pub struct NpuSettings {
     pub ring: bool,
     /// Whether graphs are prepared though there are so many that they may restart the phone.
     pub allow_risky: bool,
+    /// Effort of compiling, 1 to 3; absent: the device's own choice.
+    pub optimization: Option<u32>,
     /// Rows of the graph that takes many at once; absent: the device's own choice.
     pub prefill_rows: Option<usize>,
     /// From so many rows on it is used; absent: the device's own choice.
@@ -111,6 +113,7 @@ impl NpuSettings {
             prefill_rows: self.prefill_rows.unwrap_or(own.prefill_rows),
             prefill_min_rows: self.prefill_min_rows.unwrap_or(own.prefill_min_rows),
             allow_risky: self.allow_risky,
+            optimization: self.optimization.unwrap_or(own.optimization),
             ..own
         }
     }

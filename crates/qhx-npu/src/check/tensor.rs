@@ -44,8 +44,10 @@ impl Tensor {
         if scales.len() != expected as usize {
             return Err(format!("{:?} has {} scales, {expected} are needed", self.dims, scales.len()));
         }
-        match scales.iter().find(|scale| !(scale.is_normal() && **scale > 0.0)) {
-            Some(scale) => Err(format!("has the scale {scale}: scales are positive numbers")),
+        // Those of blocks may be negative: half of the blocks of four bits have their largest number at −8.
+        let in_blocks = matches!(self.quantization, Quantization::Block4 { .. });
+        match scales.iter().find(|scale| !(scale.is_normal() && (in_blocks || **scale > 0.0))) {
+            Some(scale) => Err(format!("has the scale {scale}: scales are {}", if in_blocks { "not 0" } else { "positive numbers" })),
             None => Ok(()),
         }
     }

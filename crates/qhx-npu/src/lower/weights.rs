@@ -121,30 +121,23 @@ fn int8_rows(weight: &WeightTensor) -> Vec<u8> {
     bytes
 }
 
-/// A positive scale for each block, where blocks are whole, have no minimum, and every negative scale can be turned around.
+/// A scale for each block, where blocks are whole and have no minimum: 1 for blocks of zeros.
 fn int4_scales(weight: &WeightTensor, b: BlockEncoding) -> Option<Vec<f32>> {
     let columns = weight.columns();
     if b.quants != Quants::I4 || b.min || columns % b.block != 0 {
         return None;
     }
     let blocks = (0..weight.rows()).flat_map(|row| (0..columns).step_by(b.block).map(move |first| (row, first)));
-    let scale = |(row, first)| {
-        let scale = weight.scale_at(row, first);
-        // The opposite of −8 is beyond the range of four bits.
-        let turnable = scale >= 0.0 || (first..first + b.block).all(|column| weight.quant(row, column) != -8);
-        Some(scale_or_one(scale.abs())).filter(|s| turnable && s.is_finite())
-    };
-    blocks.map(scale).collect()
+    blocks.map(|(row, first)| Some(scale_or_one(weight.scale_at(row, first))).filter(|scale| scale.is_normal())).collect()
 }
 
-/// One byte for each quant in −8..=7, for positive scales.
+/// One byte for each quant in −8..=7.
 fn int4_blocks(weight: &WeightTensor) -> Vec<u8> {
     let columns = weight.columns();
     let mut bytes = Vec::with_capacity(weight.rows() * columns);
     for (row, column) in (0..weight.rows()).flat_map(|row| (0..columns).map(move |column| (row, column))) {
-        let (quant, scale) = (weight.quant(row, column), weight.scale_at(row, column));
-        let turned = if scale == 0.0 { 0 } else { quant * scale.signum() as i32 };
-        bytes.push(turned as i8 as u8);
+        let is_zero = weight.scale_at(row, column) == 0.0;
+        bytes.push(if is_zero { 0 } else { weight.quant(row, column) as i8 as u8 });
     }
     bytes
 }

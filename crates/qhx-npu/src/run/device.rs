@@ -45,6 +45,8 @@ pub struct NpuOptions {
     pub limits: Option<Limits>,
     /// Whether graphs that may exhaust the DSP's heap are prepared all the same.
     pub allow_risky: bool,
+    /// Effort of compiling, 1 to 3.
+    pub optimization: u32,
     /// Whether graphs of one part that are prepared for several rows stand in one context and store their weights once. The emulator cannot load such a context.
     pub share_weights: bool,
 }
@@ -62,8 +64,16 @@ impl Default for NpuOptions {
             most_contexts: 8,
             limits: None,
             allow_risky: false,
+            optimization: CompileOptions::default().optimization,
             share_weights: true,
         }
+    }
+}
+
+impl NpuOptions {
+    /// How graphs are compiled.
+    pub(super) fn compile(&self) -> CompileOptions {
+        CompileOptions { optimization: self.optimization, ..Default::default() }
     }
 }
 
@@ -85,7 +95,7 @@ impl NpuDevice {
 
 impl Device for NpuDevice {
     fn describe(&self) -> DeviceInfo {
-        let (arch, library, compile) = (self.options.arch, self.device.library(), CompileOptions::default());
+        let (arch, library, compile) = (self.options.arch, self.device.library(), self.options.compile());
         let mut facts = BTreeMap::from([
             ("arch".into(), arch.to_string()),
             ("soc".into(), arch.soc_name().into()),

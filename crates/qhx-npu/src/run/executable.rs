@@ -50,7 +50,7 @@ impl NpuExecutable {
     ) -> Result<Self, DeviceError> {
         let mut options = options.clone();
         let source = match &limits.artifacts {
-            None => Source::Compile,
+            None => Source::Compile(options.compile()),
             Some(folder) => {
                 let plan = Box::new(Plan::read(folder, &program.name, device.arch())?);
                 options.part_bytes = plan.part_bytes;
@@ -67,7 +67,7 @@ impl NpuExecutable {
         for op in &program.ops {
             let host = work_of(program, op) == Work::Host;
             // What was prepared holds the weights of its graphs; the host still reads its own.
-            for name in op.op.weights().into_iter().filter(|_| host || matches!(source, Source::Compile)) {
+            for name in op.op.weights().into_iter().filter(|_| host || matches!(source, Source::Compile(_))) {
                 let weight = weights.declared(program, name)?;
                 if host {
                     tables.insert(name.clone(), weight);
@@ -106,10 +106,10 @@ impl NpuExecutable {
         let rows = match &self.graphs.source {
             Source::Stored { plan, .. } => part_rows(part, &plan.rows),
             // Buckets, so that pictures of like sizes share a graph.
-            Source::Compile if part.whole => {
+            Source::Compile(_) if part.whole => {
                 vec![left.next_power_of_two().min(self.limits.max_rows.max(left)).next_multiple_of(part.multiple)]
             }
-            Source::Compile => vec![1, self.options.prefill_rows],
+            Source::Compile(_) => vec![1, self.options.prefill_rows],
         };
         let few = rows[0] == 1 && left < self.options.prefill_min_rows && !part.whole;
         let fitting = rows.iter().copied().find(|&rows| rows >= left).filter(|_| !few);
@@ -159,7 +159,7 @@ impl NpuExecutable {
     /// The most rows that a graph takes at once.
     fn batch(&self) -> usize {
         match &self.graphs.source {
-            Source::Compile => self.options.prefill_rows,
+            Source::Compile(_) => self.options.prefill_rows,
             Source::Stored { plan, .. } => plan.rows.last().copied().unwrap_or(1),
         }
     }
@@ -168,7 +168,7 @@ impl NpuExecutable {
         let program = self.program.clone();
         let mut values = Values::new(&program, call.bindings, call.inputs)?;
         // What was prepared shows no stage's effect but what crosses a cut anyway.
-        let taps = call.taps.is_some() && matches!(self.graphs.source, Source::Compile);
+        let taps = call.taps.is_some() && matches!(self.graphs.source, Source::Compile(_));
         let (epoch, cancel) = (call.epoch, call.cancel);
         let cancelled = || cancel.is_some_and(|flag| flag.load(std::sync::atomic::Ordering::Relaxed));
         let valid: Vec<usize> = call.segments.iter().flat_map(|s| s.first_row..s.first_row + s.valid_rows).collect();
@@ -270,7 +270,7 @@ impl Executable for NpuExecutable {
         };
         let (graphs, ring) = match &self.graphs.source {
             Source::Stored { plan, .. } => (Some(plan.context), plan.ring),
-            Source::Compile => (self.options.context, (self.options.kv == Kv::Ring).then_some(self.limits.max_rows)),
+            Source::Compile(_) => (self.options.context, (self.options.kv == Kv::Ring).then_some(self.limits.max_rows)),
         };
         let rows = match graphs {
             Some(most) if context > most && ring.is_none() => return Err(too_long(most)),

@@ -12,8 +12,8 @@ use std::{collections::HashMap, path::PathBuf, sync::Arc};
 
 /// Where graphs come from.
 pub(super) enum Source {
-    /// They are compiled here.
-    Compile,
+    /// They are compiled here, in this way.
+    Compile(CompileOptions),
     /// They were prepared.
     Stored {
         /// The folder.
@@ -68,7 +68,7 @@ impl Graphs {
         let context = match self.ready.get(&key) {
             Some(ready) => ready.context,
             None => {
-                let Lowered { graph, feeds, drains } = lower(part_name(part, sizes), matches!(self.source, Source::Compile))?;
+                let Lowered { graph, feeds, drains } = lower(part_name(part, sizes), matches!(self.source, Source::Compile(_)))?;
                 let borrowed = |feed: &Feed| matches!(feed, Feed::PastKeys(_) | Feed::PastValues(_));
                 let mut inputs: HashMap<&str, Port<Feed>> =
                     feeds.into_iter().map(|(tensor, feed)| named_port(&graph, tensor.0, borrowed(&feed), feed)).collect();
@@ -99,9 +99,12 @@ impl Graphs {
     }
 
     fn obtain(&mut self, graph: &Graph) -> Result<(Arc<ExecGraph>, Option<usize>), DeviceError> {
-        let Source::Stored { folder, plan, most_contexts } = &self.source else {
-            let context = self.device.compile(std::slice::from_ref(graph), &CompileOptions::default()).map_err(failed)?;
-            return Ok((context.graph(&graph.name).map_err(failed)?.clone(), None));
+        let (folder, plan, most_contexts) = match &self.source {
+            Source::Stored { folder, plan, most_contexts } => (folder, plan, most_contexts),
+            Source::Compile(options) => {
+                let context = self.device.compile(std::slice::from_ref(graph), options).map_err(failed)?;
+                return Ok((context.graph(&graph.name).map_err(failed)?.clone(), None));
+            }
         };
         let Some(number) = plan.contexts.iter().position(|c| c.graphs.contains(&graph.name)) else {
             let reason = format!("graph `{}` was not prepared (rows {:?}, context {})", graph.name, plan.rows, plan.context);

@@ -50,7 +50,7 @@ pub(super) fn prepare(
             Planned::Experts(sizes) => Ok(lower_experts(program, sizes, experts_name(sizes))),
         };
         let graphs = context.planned.iter().map(graph).collect::<Result<Vec<_>, DeviceError>>()?;
-        contexts.push(folder.context(device, context, graphs)?);
+        contexts.push(folder.context(device, context, graphs, options.compile())?);
     }
     let Budget { arch, rows, context, ring, part_bytes, per_token, notes, .. } = budget;
     let library = device.library().build().to_string();
@@ -78,12 +78,18 @@ impl<'a> Folder<'a> {
     }
 
     /// Compiles and writes a context.
-    fn context(&mut self, device: &Device, planned: &PlannedContext, graphs: Vec<Graph>) -> Result<ContextFile, DeviceError> {
+    fn context(
+        &mut self,
+        device: &Device,
+        planned: &PlannedContext,
+        graphs: Vec<Graph>,
+        compile: CompileOptions,
+    ) -> Result<ContextFile, DeviceError> {
         if self.cancel.is_some_and(|flag| flag.load(Ordering::Relaxed)) {
             return Err(DeviceError::Cancelled);
         }
         let shared_weights = planned.shared_weights;
-        let options = CompileOptions { share_weights: shared_weights, ..Default::default() };
+        let options = CompileOptions { share_weights: shared_weights, ..compile };
         let context = device.compile(&graphs, &options).map_err(failed)?;
         let name = format!("{}.bin", planned.name);
         let file = self.path.join(&name);

@@ -16,13 +16,18 @@ pub(crate) fn linear(x: &[f32], w: &[f32], depth: usize) -> Vec<f32> {
     x.chunks(depth).flat_map(|row| w.chunks(depth).map(move |column| dot(row, column))).collect()
 }
 
-/// Whole numbers within a limit, and scales.
+/// Whole numbers within a limit, positive ones below 8 if there are four bits, and scales.
 fn quants(count: usize, limit: f32) -> Vec<u8> {
-    noise(count, 4).iter().map(|n| ((n * limit).round() as i8).cast_unsigned()).collect()
+    let most = if limit < 9.0 { 7.0 } else { 127.0 };
+    noise(count, 4).iter().map(|n| ((n * limit).round().min(most) as i8).cast_unsigned()).collect()
 }
 
 fn scales(count: usize) -> Vec<f32> {
     noise(count, 5).iter().map(|n| 0.01 + 0.005 * n).collect()
+}
+
+fn signed(count: usize) -> Vec<f32> {
+    scales(count).iter().enumerate().map(|(n, scale)| if n % 3 == 0 { -scale } else { *scale }).collect()
 }
 
 fn graph(rows: u32, weight: Role, dtype: DataType, dims: [u32; 2], quantization: Quantization) -> Graph {
@@ -57,6 +62,8 @@ fn quantised_weights() {
         (Quantization::Channel8 { axis: 0, scales: scales(out) }, 127.0, depth),
         (Quantization::Channel4 { axis: 0, scales: scales(out) }, 7.4, depth),
         (Quantization::Block4 { block: 32, scales: scales(out * depth / 32) }, 7.4, 32),
+        // As the forge has them: the largest number of a block at −8, whatever its sign.
+        (Quantization::Block4 { block: 32, scales: signed(out * depth / 32) }, 8.4, 32),
         (Quantization::Block4 { block: 8, scales: scales(out * depth / 8) }, 7.4, 8),
     ];
     for (quantization, limit, per_scale) in cases {
