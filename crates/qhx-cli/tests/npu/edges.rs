@@ -3,7 +3,7 @@
 
 use crate::{
     bundles::{on_npu, published, text},
-    common::{copy_folder, fail, fixture, ids, json, listing, qhx, ran, read_json, scratch, succeed},
+    common::{copy_folder, fail, fixture, ids, json, listing, qhx, ran, read_json, scratch, succeed, tensors},
 };
 use serde_json::Value;
 use std::{
@@ -220,4 +220,44 @@ fn a_folder_that_is_not_through_its_gate_is_named_so() {
     let ask = ["--ids", "5,6,7", "--max-new", "1", "--context", "32"];
     succeed(["generate", text(&bundle), "--device", crate::common::DEVICE].iter().chain(&ask));
     fail(["generate", text(&bundle), "--device", "npu"].iter().chain(&ask), 1, &["left the range of f16", "place its stage on the CPU"]);
+}
+
+/// Weights of four bits, as the forge quantises them, are four bits in the graphs too, and compute what they do on the processor.
+#[test]
+#[ignore = "needs QNN's emulator: run by `cargo xtask test`"]
+fn four_bits_stay_four_bits() {
+    let scratch = scratch();
+    let mut config = read_json(&fixture("llama").join("config.json"));
+    for (field, value) in [
+        ("hidden_size", 512),
+        ("intermediate_size", 1536),
+        ("num_attention_heads", 8),
+        ("num_key_value_heads", 4),
+        ("num_hidden_layers", 1),
+    ] {
+        config[field] = value.into();
+    }
+    let file = scratch.path().join("config.json");
+    fs::write(&file, config.to_string()).unwrap();
+    let sizes = ["--target", "v81", "--for", "emulator", "--context", "32", "--prefill", "none", "--json"];
+    let [eight, four] = ["w8", "w4"].map(|precision| {
+        let bundle = scratch.path().join(precision);
+        json(["synth", text(&file), "--out", text(&bundle), "--precision", precision].iter().chain(&sizes));
+        let folder = bundle.join(format!("v81-{precision}"));
+        let plan = read_json(&folder.join("text.npu.json"));
+        let layers = plan["contexts"].as_array().unwrap().iter().map(|context| context["bytes"].as_u64().unwrap()).max().unwrap();
+        let logits = ["cpu", "npu"].map(|device| {
+            let (place, file) = (if device == "npu" { &folder } else { &bundle }, scratch.path().join(device));
+            let ask = ["--ids", "5,6,7,8,9", "--max-new", "1", "--ignore-eos", "--logits", text(&file)];
+            succeed(["generate", text(place), "--device", device].iter().chain(&ask));
+            tensors(&file)["step_logits"].1.clone()
+        });
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>();
+        let [a, b] = &logits;
+        let cosine = dot(a, b) / (dot(a, a) * dot(b, b)).sqrt();
+        println!("{precision}: {layers} bytes, cosine with the processor {cosine:.6}");
+        assert!(cosine > 0.998, "{precision}: {cosine}");
+        layers
+    });
+    assert!(four * 100 <= eight * 63, "{four} bytes with four bits, {eight} with eight");
 }
