@@ -48,24 +48,27 @@ def windowed_attention(module, query, key, value, attention_mask, **options):
     rows, columns = query.shape[2], key.shape[2]
     assert rows == columns, "without a cache"
     distance = torch.arange(rows)[:, None] - torch.arange(columns)[None, :]
-    outside = torch.where(distance >= WINDOW, torch.finfo(torch.float32).min, 0.0)
+    outside = torch.where(distance >= module.config.ring_window, torch.finfo(torch.float32).min, 0.0)
     plain = sys.modules[type(module).__module__].eager_attention_forward
     return plain(module, query, key, value, torch.minimum(attention_mask, outside), **options)
 
 
 def write(family: families.Family, name: str, folder: Path) -> None:
     model = checkpoint.load(family, folder)
-    ordinary = record.ordinary_ids(folder)
+    text, ordinary = model.config.get_text_config(), record.ordinary_ids(folder)
     for attempt in range(record.ATTEMPTS):
         ids = record.random_ids(1, f"ring{LENGTH}", attempt, LENGTH, ordinary)
         model.set_attn_implementation("eager")
         whole, _ = greedy(model, ids)
         model.set_attn_implementation("windowed")
+        text.ring_window = WINDOW
         answer, margin = greedy(model, ids)
-        # A family whose own window is narrower answers as it always does; the others must show the difference.
-        own = getattr(model.config.get_text_config(), "sliding_window", None)
-        narrower = own is not None and own <= WINDOW and not hasattr(model.config.get_text_config(), "layer_types")
-        if margin >= MARGIN and len(set(answer)) > NEW_TOKENS // 2 and (narrower or answer[:4] != whole[:4]):
+        if margin < MARGIN:
+            continue
+        text.ring_window = WINDOW + 1
+        wider, _ = greedy(model, ids)
+        # A family whose own window is narrower answers as it always does; with the others all rows, and one row more, must make a difference.
+        if len(set(answer)) > NEW_TOKENS // 2 and (is_narrower(text) or answer[:4] != whole[:4] and answer != wider):
             break
     else:
         raise SystemExit(f"{name}: no healthy answer")
@@ -73,6 +76,12 @@ def write(family: families.Family, name: str, folder: Path) -> None:
     head = {"family": name, "transformers": transformers.__version__, "window": WINDOW}
     (folder / "ring.json").write_text(json.dumps(head | {"prompts": [prompt]}) + "\n", encoding="utf-8")
     print(f"{name}: attempt {attempt}, {answer} instead of {whole}, margin {margin:.3f}", flush=True)
+
+
+def is_narrower(text) -> bool:
+    """Whether all layers have a window of their own within the ring's."""
+    own = getattr(text, "sliding_window", None)
+    return own is not None and own <= WINDOW and not hasattr(text, "layer_types")
 
 
 @torch.no_grad()

@@ -150,6 +150,11 @@ fn a_sound_goes_through_the_same_run_line() {
     assert_eq!(cpu["ids"].as_array().unwrap()[..], prompt["greedy"].as_array().unwrap()[..3]);
     let line = published(&bundle.join("v81/gemma-audio.json"), &bundle.join("v81"), 3, &[&prompt_ids, text(&sound)]);
     assert_eq!((line.code, line.stdout.trim_end()), (Some(0), cpu["text"].as_str().unwrap().trim_end()), "{line:?}");
+    let asked = ["--device", "npu", "--audio", text(&sound), "--ids", &prompt_ids, "--max-new", "1", "--json"];
+    let found = json(["generate", text(&bundle.join("v81/gemma-audio.json"))].iter().chain(&asked));
+    on_npu(&found);
+    let ears = found["stages"].as_array().unwrap().iter().filter(|stage| stage["stage"].as_str().unwrap().starts_with("audio"));
+    assert!(ears.filter(|stage| stage["device"] == "npu").count() > 2 && found["ids"][0] == prompt["greedy"][0], "{found}");
     let picture = fixture("gemma4").join("media/wide.png");
     let line = published(&bundle.join("v81/gemma-audio.json"), &bundle.join("v81"), 3, &[&prompt_ids, text(&picture)]);
     assert!(line.code == Some(1) && line.stderr.contains("takes no images: it takes text and sounds"), "{line:?}");
