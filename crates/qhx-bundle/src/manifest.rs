@@ -2,7 +2,11 @@
 //!
 //! This module owns the types and every check that needs no other file. It knows nothing of folders, mappings or programs.
 
-use crate::{BundlePath, Digest, json, media::Media, target::TargetPlan};
+use crate::{
+    BundlePath, Digest, json,
+    media::Media,
+    target::{PlacementRules, TargetPlan},
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -29,6 +33,9 @@ pub struct Manifest {
     /// What was prepared for the processor that `model.dsp_arch` names. In arch folders only: they hold those weights that the host reads, and no others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<TargetPlan>,
+    /// Which stage of an arch folder runs elsewhere than on its processor, unless somebody says otherwise. The weights for that are in the folder too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placement: Option<PlacementRules>,
     /// A label for the precision of the weights: `f32`, `f16`, `w8`, `native` … The programs say how each weight is stored.
     pub precision: String,
     /// How a conversation becomes text.
@@ -298,7 +305,10 @@ impl Manifest {
         }
         self.media.check(&self.programs, model.vocab_size)?;
         if let Some(plan) = &self.plan {
-            plan.check(&self.programs)?;
+            plan.check(&self.programs, self.placement.is_some())?;
+        }
+        if self.placement.is_some() && self.plan.is_none() {
+            return wrong("placement", "must be there together with `plan`".into());
         }
         if self.plan.is_some() != model.dsp_arch.is_some() {
             return wrong("model.dsp_arch", "must be there together with `plan`".into());

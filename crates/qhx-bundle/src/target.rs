@@ -36,6 +36,24 @@ pub struct TargetPlan {
     pub programs: BTreeMap<String, PreparedProgram>,
 }
 
+/// Which stage runs where: the rules of a placement file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlacementRules {
+    /// The device of everything that nothing else names; absent: the processor that the folder is for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default: Option<String>,
+    /// The device that reads prompts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<String>,
+    /// The device that writes tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decode: Option<String>,
+    /// Devices by stage: the first words of an op's path; `*` is any one word.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "json::unique_map")]
+    pub stages: BTreeMap<String, String>,
+}
+
 /// Where context binaries load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -74,15 +92,15 @@ pub struct Finalize {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PreparedProgram {
-    /// Which graph is in which context binary.
-    pub graphs: BundlePath,
+    /// Which graph is in which context binary: one file, or where `placement` cuts the program one for each piece.
+    pub graphs: Vec<BundlePath>,
     /// The context binaries.
     pub contexts: Vec<BundlePath>,
 }
 
 impl TargetPlan {
-    /// Every check that needs no file.
-    pub(crate) fn check<P>(&self, programs: &BTreeMap<String, P>) -> Result<(), ManifestError> {
+    /// Every check that needs no file. Where stages are `placed`, a program may run elsewhere.
+    pub(crate) fn check<P>(&self, programs: &BTreeMap<String, P>, placed: bool) -> Result<(), ManifestError> {
         let wrong = |field: &str, reason: String| Err(ManifestError::Field { field: format!("plan.{field}"), reason });
         if self.context == 0 {
             return wrong("context", "must be at least 1".into());
@@ -93,11 +111,14 @@ impl TargetPlan {
         if let Some(name) = self.programs.keys().find(|name| !programs.contains_key(*name)) {
             return wrong("programs", format!("has the program `{name}`, which `programs` does not list"));
         }
-        if let Some(name) = programs.keys().find(|name| !self.programs.contains_key(*name)) {
+        if let Some(name) = programs.keys().find(|name| !placed && !self.programs.contains_key(*name)) {
             return wrong("programs", format!("must have every program, and has not `{name}`"));
         }
+        if let Some((name, _)) = self.programs.iter().find(|(_, program)| program.graphs.is_empty()) {
+            return wrong(&format!("programs.{name}.graphs"), "must name a file".into());
+        }
         // The device looks for its files beside each other.
-        for file in self.programs.values().flat_map(|program| program.contexts.iter().chain([&program.graphs])) {
+        for file in self.programs.values().flat_map(|program| program.contexts.iter().chain(&program.graphs)) {
             if file.as_str().contains('/') {
                 return wrong("programs", format!("`{file}` must stand beside the manifest"));
             }
@@ -110,7 +131,8 @@ impl TargetPlan {
         self.programs.iter().flat_map(|(name, program)| {
             let contexts = program.contexts.iter().enumerate();
             let contexts = contexts.map(move |(i, file)| (format!("plan.programs.{name}.contexts[{i}]"), file));
-            contexts.chain([(format!("plan.programs.{name}.graphs"), &program.graphs)])
+            let graphs = program.graphs.iter().enumerate();
+            contexts.chain(graphs.map(move |(i, file)| (format!("plan.programs.{name}.graphs[{i}]"), file)))
         })
     }
 }

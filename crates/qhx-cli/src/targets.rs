@@ -4,14 +4,15 @@ use crate::failure::Failure;
 use clap::{Args, ValueEnum};
 use qhx_bundle::target::{KvForm, MadeFor};
 use qhx_forge::{
-    MadeTarget, TargetOrder,
+    MadeTarget, TargetOrder, TargetPlacement,
     target::{DEFAULT_CONTEXT, DEFAULT_PREFILL},
 };
 use qhx_npu::Arch;
 use qhx_runtime::{
     DeviceChoice,
     memory::show_bytes,
-    registry::{CpuSettings, NpuLibraries, NpuSettings, candidates_with},
+    placement::Rules,
+    registry::{CpuSettings, NpuLibraries, NpuSettings, candidates_for},
 };
 use serde::Serialize;
 use std::path::PathBuf;
@@ -46,6 +47,9 @@ pub(crate) struct TargetFlags {
     /// Effort of compiling, 1 to 3: less takes far less time, most of all for towers, and may make slower graphs [default: 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=3), help_heading = "NPU targets")]
     optimize: Option<u32>,
+    /// Which stage of an NPU target runs elsewhere, as a TOML file (see `qhx generate --help`); stands in its manifests, and the weights for it in its folder
+    #[arg(long, value_name = "FILE.toml", help_heading = "NPU targets")]
+    placement: Option<PathBuf>,
     /// Folder with QNN's libraries [default: what QHX_QNN_DIR names, then where the system keeps libraries]
     #[arg(long, value_name = "DIR", help_heading = "NPU targets")]
     qnn_dir: Option<PathBuf>,
@@ -83,6 +87,7 @@ impl TargetFlags {
             ("--audio-seconds", self.audio_seconds.is_some()),
             ("--allow-risky", self.allow_risky),
             ("--optimize", self.optimize.is_some()),
+            ("--placement", self.placement.is_some()),
             ("--qnn-dir", self.qnn_dir.is_some()),
         ];
         // A plan is for all generations where none is named.
@@ -111,10 +116,16 @@ impl TargetFlags {
         let mut arches: Vec<&String> = self.target.iter().filter(|target| *target != "cpu").collect();
         arches.sort();
         arches.dedup();
+        let rules = self.placement.as_deref().map(Rules::read).transpose()?;
         let order = |arch: &String| {
             let settings = NpuSettings { arch: Some(arch.clone()), ..self.settings()? };
+            let devices = candidates_for(DeviceChoice::Npu, rules.as_ref(), CpuSettings::default(), &settings)?;
+            let own = devices.iter().find(|device| device.describe().name == DeviceChoice::Npu.name()).cloned();
+            let nothing =
+                || Failure::usage("--placement leaves nothing to the NPU").hint("name `npu` for something, or leave out --target");
             Ok(TargetOrder {
-                device: candidates_with(DeviceChoice::Npu, CpuSettings::default(), &settings)?.remove(0),
+                device: own.ok_or_else(nothing)?,
+                placement: rules.clone().map(|rules| TargetPlacement { rules, devices }),
                 made_for,
                 context: self.context,
                 prefill: prefill.clone(),
@@ -144,6 +155,7 @@ impl TargetFlags {
             ring: self.kv == Some(Kv::Ring),
             allow_risky: self.allow_risky,
             optimization: self.optimize,
+            on_paper: false,
         })
     }
 

@@ -264,6 +264,7 @@ fn manifest(
             synthetic: None,
         },
         plan: None,
+        placement: None,
         precision: precision.into(),
         chat: Chat { mode: ChatMode::Completion, template: None, bos_token: None, eos_token: None, template_arguments: BTreeMap::new() },
         tokens: Tokens::default(),

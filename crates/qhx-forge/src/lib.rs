@@ -29,7 +29,7 @@ pub use forge::{ForgeOptions, Forged, Material, Progress, forge_checkpoint, forg
 pub use gate::{GateOptions, GateProgress, Gated, forge_gated, forge_gated_with_targets};
 pub use precision::Precision;
 pub use synth_checkpoint::write_synthetic_checkpoint;
-pub use target::{MadeTarget, TargetOrder, forge_with_targets};
+pub use target::{MadeTarget, TargetOrder, TargetPlacement, forge_with_targets};
 
 /// Why no bundle was made.
 #[derive(Debug, thiserror::Error)]

@@ -10,8 +10,14 @@ use qhx_bundle::{
     parity::{Drawing, GateResult, Level, PARITY_FILE, Parity},
     target::{Finalize, KvForm, MadeFor, PreparedProgram, TargetPlan},
 };
-use qhx_ir::{Checked, Device, DeviceError, Encoding, OpKind, Target};
-use qhx_runtime::verify::draw;
+use qhx_ir::{
+    Artifact, Checked, Device, DeviceError, DeviceInfo, Encoding, Executable, LoadOptions, Name, Op, OpKind, Planned, Target, Weights,
+};
+use qhx_runtime::{
+    DeviceChoice,
+    placement::{Rules, place},
+    verify::draw,
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, atomic::AtomicBool},
@@ -45,6 +51,59 @@ pub struct TargetOrder {
     pub image_size: Option<[usize; 2]>,
     /// The longest sound in seconds; absent: the model's own.
     pub audio_seconds: Option<f64>,
+    /// What runs elsewhere; absent: nothing.
+    pub placement: Option<TargetPlacement>,
+}
+
+/// What of an arch folder runs elsewhere than on its processor.
+#[derive(Clone)]
+pub struct TargetPlacement {
+    /// Which stage runs where.
+    pub rules: Rules,
+    /// The devices that the rules name, the order's own among them; the one for everything else first.
+    pub devices: Vec<Arc<dyn Device>>,
+}
+
+/// Each program on the devices on which it was placed.
+struct Placed {
+    own: Arc<dyn Device>,
+    programs: BTreeMap<String, Arc<dyn Device>>,
+}
+
+impl Placed {
+    fn of(&self, program: &Checked) -> &Arc<dyn Device> {
+        self.programs.get(&*program.name).unwrap_or(&self.own)
+    }
+}
+
+impl Device for Placed {
+    fn describe(&self) -> DeviceInfo {
+        self.own.describe()
+    }
+
+    fn accepts(&self, program: &Checked, op: &Op) -> Result<(), DeviceError> {
+        self.of(program).accepts(program, op)
+    }
+
+    fn on_host(&self, program: &Checked, op: &Op) -> bool {
+        self.of(program).on_host(program, op)
+    }
+
+    fn plan(&self, program: &Checked, target: &Target) -> Result<Planned, DeviceError> {
+        self.of(program).plan(program, target)
+    }
+
+    fn prepare(&self, program: &Checked, weights: &Arc<dyn Weights>, target: &Target) -> Result<Vec<Artifact>, DeviceError> {
+        self.of(program).prepare(program, weights, target)
+    }
+
+    fn host_weights(&self, program: &Checked) -> Vec<Name> {
+        self.of(program).host_weights(program)
+    }
+
+    fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
+        self.of(program).load(program, weights, options)
+    }
 }
 
 /// An arch folder that was made.
@@ -93,14 +152,23 @@ pub(crate) fn check_targets(
         return Ok(());
     }
     let (root, _) = material.describe(plan, programs, options)?;
-    let program = |name: &str| programs.programs.iter().map(|written| &written.program).find(|program| &*program.name == name);
-    targets.iter().try_for_each(|order| order.manifest(&root, &program).map(drop))
+    let programs: Vec<&Checked> = programs.programs.iter().map(|written| &written.program).collect();
+    targets.iter().try_for_each(|order| order.placed(&programs)?.manifest(&root, &programs).map(drop))
 }
 
-/// Finds a program by its name.
-type FindProgram<'a> = dyn Fn(&str) -> Option<&'a Checked> + 'a;
-
 impl TargetOrder {
+    /// The order with the device that runs each program where it is placed.
+    pub(crate) fn placed(&self, programs: &[&Checked]) -> Result<Self, ForgeError> {
+        let Some(TargetPlacement { rules, devices }) = &self.placement else { return Ok(self.clone()) };
+        rules.check(programs.iter().copied())?;
+        let device = |program: &&Checked| {
+            let (device, _) = place(program, DeviceChoice::Npu, Some(rules), devices)?;
+            Ok((program.name.to_string(), device))
+        };
+        let programs = programs.iter().map(device).collect::<Result<_, ForgeError>>()?;
+        Ok(Self { device: Arc::new(Placed { own: self.device.clone(), programs }), ..self.clone() })
+    }
+
     /// Writes the arch folder into a staged bundle. One whose parity says that it is not through its gate is named so.
     pub(crate) fn add(
         &self,
@@ -110,9 +178,22 @@ impl TargetOrder {
         progress: &mut dyn FnMut(GateProgress<'_>),
     ) -> Result<MadeTarget, ForgeError> {
         let bundle = staged.open()?;
-        let mut base = self.manifest(bundle.manifest(), &|name| bundle.program(name))?;
+        let programs: Vec<&Checked> = bundle.programs().values().collect();
+        self.placed(&programs)?.write(staged, &bundle, parity, cancel, progress)
+    }
+
+    fn write(
+        &self,
+        staged: &Staged,
+        bundle: &Bundle,
+        parity: Option<&Parity>,
+        cancel: &Arc<AtomicBool>,
+        progress: &mut dyn FnMut(GateProgress<'_>),
+    ) -> Result<MadeTarget, ForgeError> {
+        let programs: Vec<&Checked> = bundle.programs().values().collect();
+        let mut base = self.manifest(bundle.manifest(), &programs)?;
         let arch = base.model.dsp_arch.clone().unwrap_or_default();
-        let mut name = arch.clone() + &suffix(&bundle);
+        let mut name = arch.clone() + &suffix(bundle);
         let mut writer = staged.target(&name, Some(cancel.clone()))?;
         let mut prepared = BTreeMap::new();
         let (mut groups, mut known) = (Vec::new(), BTreeSet::new());
@@ -122,7 +203,7 @@ impl TargetOrder {
             let what = format!("compiling `{program}` for {arch}");
             progress(GateProgress { what: &what, done, total: sizes.len() });
             let checked = bundle.program(program).ok_or_else(|| no_program(program))?;
-            prepared.insert(program.clone(), self.prepare(checked, &bundle, rows, &mut writer, cancel)?);
+            prepared.extend(self.prepare(checked, bundle, rows, &mut writer, cancel)?.map(|files| (program.clone(), files)));
             writer.add_program(checked)?;
             let host = self.device.host_weights(checked).into_iter().filter(|weight| known.insert(weight.clone()));
             let tensors = host.map(|weight| {
@@ -141,7 +222,11 @@ impl TargetOrder {
             writer.add_file(&file, parity.to_json().map_err(ForgeError::Gate)?.as_bytes())?;
             base.parity = Some(file);
         }
-        let uses = uses(&base, &prepared)?;
+        if prepared.is_empty() {
+            return Err(ForgeError::Target(format!("the placement leaves nothing to {arch}: name `npu` for something")));
+        }
+        let rules = self.placement.as_ref().map(|placement| &placement.rules);
+        let uses = uses(&base, &prepared, rules, &programs)?;
         let manifests = uses.iter().map(|(file, ..)| file.to_string()).collect();
         let place = writer.path().to_path_buf();
         writer.finish(uses)?;
@@ -156,11 +241,11 @@ impl TargetOrder {
     }
 
     /// What the folder's manifests have in common, but for files. `root` is the bundle's own. What the device cannot hold is left out or refused.
-    pub(crate) fn manifest(&self, root: &Manifest, program: &FindProgram<'_>) -> Result<Manifest, ForgeError> {
+    pub(crate) fn manifest(&self, root: &Manifest, programs: &[&Checked]) -> Result<Manifest, ForgeError> {
         let mut manifest = self.wished(root)?;
         let mut notes = Vec::new();
         for (name, rows) in self.rows(&manifest)? {
-            let checked = program(&name).ok_or_else(|| no_program(&name))?;
+            let checked = programs.iter().find(|program| *program.name == *name).ok_or_else(|| no_program(&name))?;
             let planned = self.device.plan(checked, &self.target(&rows, root)).map_err(failed)?;
             if let (TEXT_PROGRAM, Some(plan)) = (&*name, &mut manifest.plan) {
                 plan.prefill.retain(|rows| planned.rows.contains(rows));
@@ -280,21 +365,25 @@ impl TargetOrder {
         rows: &[usize],
         writer: &mut qhx_bundle::TargetWriter,
         cancel: &Arc<AtomicBool>,
-    ) -> Result<PreparedProgram, ForgeError> {
+    ) -> Result<Option<PreparedProgram>, ForgeError> {
         let folder = Some(writer.path().to_path_buf());
         let target = Target { folder, cancel: Some(cancel.clone()), ..self.target(rows, bundle.manifest()) };
-        let (mut graphs, mut contexts) = (None, Vec::new());
+        let (mut graphs, mut contexts) = (Vec::new(), Vec::new());
         for artifact in self.device.prepare(program, &bundle.weights(), &target).map_err(failed)? {
             let file = path(&artifact.name)?;
             writer.adopt(&file)?;
             if artifact.name.ends_with(".json") {
-                graphs = Some(file);
+                graphs.push(file);
             } else {
                 contexts.push(file);
             }
         }
-        let graphs = graphs.ok_or_else(|| ForgeError::Target(format!("the device prepared nothing for program `{}`", program.name)))?;
-        Ok(PreparedProgram { graphs, contexts })
+        match graphs.is_empty() {
+            false => Ok(Some(PreparedProgram { graphs, contexts })),
+            // It runs elsewhere.
+            true if self.placement.is_some() => Ok(None),
+            true => Err(ForgeError::Target(format!("the device prepared nothing for program `{}`", program.name))),
+        }
     }
 }
 
@@ -302,6 +391,8 @@ impl TargetOrder {
 fn uses(
     base: &Manifest,
     prepared: &BTreeMap<String, PreparedProgram>,
+    rules: Option<&Rules>,
+    all: &[&Checked],
 ) -> Result<Vec<(BundlePath, Manifest, BTreeSet<String>)>, ForgeError> {
     let Media { image, audio } = &base.media;
     let none = Media::default();
@@ -317,7 +408,10 @@ fn uses(
     let manifest = |(suffix, media): (&str, Media)| {
         let towers = media.image.iter().map(|i| i.program.clone()).chain(media.audio.iter().map(|a| a.program.clone()));
         let programs: BTreeSet<String> = towers.chain([TEXT_PROGRAM.to_owned()]).collect();
-        let mut manifest = Manifest { media, ..base.clone() };
+        // The text alone has no stages of towers.
+        let used = all.iter().copied().filter(|program| programs.contains(&*program.name));
+        let placement = rules.map(|rules| rules.of_programs(used).into());
+        let mut manifest = Manifest { media, placement, ..base.clone() };
         if let Some(plan) = &mut manifest.plan {
             plan.programs = prepared.iter().filter(|(name, _)| programs.contains(*name)).map(|(n, p)| (n.clone(), p.clone())).collect();
         }

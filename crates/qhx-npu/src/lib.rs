@@ -31,4 +31,4 @@ pub use context::{Context, ExecGraph, Port};
 pub use device::{Arch, Device};
 pub use error::{CallError, Error, Result};
 pub use library::{Build, DIRECTORY_VARIABLE, Library};
-pub use run::{Kv, NpuDevice, NpuOptions};
+pub use run::{ContextFile, Kv, NpuDevice, NpuOnPaper, NpuOptions, Plan as PreparedPlan};

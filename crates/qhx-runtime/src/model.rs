@@ -81,7 +81,8 @@ impl LoadOptions {
         registry::candidates_for(self.device, self.placement.as_ref(), cpu, &self.npu)
     }
 
-    /// As they are for a bundle: an arch folder runs on the NPU, on the generation that it is for.
+    /// As they are for a bundle: an arch folder runs on the NPU, on the generation that it is for, and what its manifest places elsewhere there, unless
+    /// another placement is asked for.
     pub fn of_bundle(&self, bundle: &Bundle) -> Result<Self, Error> {
         let mut options = self.clone();
         let (Some(plan), Some(arch)) = (&bundle.manifest().plan, &bundle.manifest().model.dsp_arch) else { return Ok(options) };
@@ -90,6 +91,7 @@ impl LoadOptions {
             other => return Err(Error::OnlyNpu { bundle: bundle.place().to_owned(), device: other.to_string() }),
         };
         options.npu.arch = Some(arch.clone());
+        options.placement = self.placement.clone().or_else(|| bundle.manifest().placement.as_ref().map(Rules::from));
         options.npu.prefill_min_rows = Some(plan.prefill_min_tokens);
         // A call is one execution of the largest graph.
         options.chunk = self.chunk.min(plan.prefill.last().copied().unwrap_or(1));

@@ -95,6 +95,8 @@ pub struct NpuSettings {
     pub allow_risky: bool,
     /// Effort of compiling, 1 to 3; absent: the device's own choice.
     pub optimization: Option<u32>,
+    /// Whether an NPU without libraries will do, which says what it takes and runs nothing.
+    pub on_paper: bool,
     /// Rows of the graph that takes many at once; absent: the device's own choice.
     pub prefill_rows: Option<usize>,
     /// From so many rows on it is used; absent: the device's own choice.
@@ -223,10 +225,6 @@ fn npu(choice: DeviceChoice, settings: &NpuSettings) -> Result<Vec<Arc<dyn Devic
         Some(NpuLibraries::Folder(folder)) => qhx_npu::Library::open(Some(folder)),
         Some(NpuLibraries::Files { htp, system }) => qhx_npu::Library::open_files(htp, system),
     };
-    let library = match library {
-        Ok(library) => library,
-        Err(e) => return none(choice, &format!("cannot use QNN: {e}")),
-    };
     let here = npu_arch()?;
     let wrong = |reason: String| Error::Option { option: "NPU", found: settings.arch.clone().unwrap_or_default(), expected: reason };
     let arch = match (&settings.arch, &here) {
@@ -236,7 +234,11 @@ fn npu(choice: DeviceChoice, settings: &NpuSettings) -> Result<Vec<Arc<dyn Devic
         (Some(arch), _) | (None, Some(arch)) => arch.parse().map_err(wrong)?,
         (None, None) => qhx_npu::NpuOptions::default().arch,
     };
-    Ok(vec![Arc::new(qhx_npu::NpuDevice::new(&library, settings.options(arch))?)])
+    match library {
+        Ok(library) => Ok(vec![Arc::new(qhx_npu::NpuDevice::new(&library, settings.options(arch))?)]),
+        Err(_) if settings.on_paper => Ok(vec![Arc::new(qhx_npu::NpuOnPaper(arch))]),
+        Err(e) => none(choice, &format!("cannot use QNN: {e}")),
+    }
 }
 
 #[cfg(not(feature = "npu"))]

@@ -15,24 +15,22 @@
 //! ```
 
 mod folder;
+mod listed;
 mod target;
 mod tensors;
 
 use crate::{
     Bundle, BundleError, BundlePath, Digest, Manifest, OpenOptions, Verify,
     layout::Part,
-    manifest::{FileEntry, MANIFEST_FILE, ProgramEntry},
+    manifest::{FileEntry, MANIFEST_FILE},
     parity::PARITY_FILE,
 };
 use folder::{TemporaryFolder, write_synced};
+use listed::Listed;
 use qhx_ir::{Program, WeightTensor};
 use std::{
-    collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::AtomicBool},
 };
 pub use target::TargetWriter;
 pub use tensors::TensorSpec;
@@ -57,10 +55,8 @@ impl Default for WriteOptions {
 
 /// A bundle that is being written. Dropping it removes everything.
 pub struct BundleWriter {
-    folder: TemporaryFolder,
-    options: WriteOptions,
-    programs: BTreeMap<String, ProgramEntry>,
-    files: BTreeMap<BundlePath, FileEntry>,
+    listed: Listed,
+    weight_file_bytes: u64,
     weights: Option<WeightFiles>,
 }
 
@@ -74,61 +70,52 @@ impl BundleWriter {
     /// Starts a bundle that will stand at `place`. What dead processes left half-written for that place is removed.
     pub fn create(place: impl AsRef<Path>, options: WriteOptions) -> Result<Self, BundleError> {
         let folder = TemporaryFolder::create(place.as_ref(), options.replace)?;
-        Ok(Self { folder, options, programs: BTreeMap::new(), files: BTreeMap::new(), weights: None })
+        Ok(Self { listed: Listed::new(folder, options.cancel), weight_file_bytes: options.weight_file_bytes, weights: None })
     }
 
     /// Writes a file: a tokenizer, a template …
     pub fn add_file(&mut self, path: &BundlePath, content: &[u8]) -> Result<(), BundleError> {
-        self.check_cancel()?;
-        if path.as_str() == MANIFEST_FILE || self.files.contains_key(path) {
-            return Err(self.folder.wrong(format!("`{path}` is written twice")));
-        }
-        self.folder.add(path, content)?;
-        self.files.insert(path.clone(), FileEntry { bytes: content.len() as u64, sha256: Digest::of(content) });
-        Ok(())
+        self.listed.add_file(path, content)
     }
 
     /// Writes a program as `programs/NAME.json`.
     pub fn add_program(&mut self, program: &Program) -> Result<(), BundleError> {
-        let file = BundlePath::new(format!("programs/{}.json", program.name)).map_err(|e| self.folder.wrong(e.to_string()))?;
-        self.add_file(&file, program.to_json().as_bytes())?;
-        self.programs.insert(program.name.to_string(), ProgramEntry { file });
-        Ok(())
+        self.listed.add_program(program)
     }
 
     /// Says which weights there will be, once, so that every place in the files is known before the first number is.
     pub fn declare_weights(&mut self, tensors: impl IntoIterator<Item = TensorSpec>) -> Result<(), BundleError> {
-        self.check_cancel()?;
+        self.listed.check_cancel()?;
         if self.weights.is_some() {
-            return Err(self.folder.wrong("weights are declared twice".into()));
+            return Err(self.listed.folder.wrong("weights are declared twice".into()));
         }
         let all = vec![(String::new(), tensors.into_iter().collect())];
-        self.weights = Some(WeightFiles::create(&self.folder, all, self.options.weight_file_bytes)?);
+        self.weights = Some(WeightFiles::create(&self.listed.folder, all, self.weight_file_bytes)?);
         Ok(())
     }
 
     /// Writes whole rows of one stored part of a weight: `bytes` are rows as stored, padding included. Rows come in any order, each once.
     pub fn write_rows(&self, name: &str, part: Part, first_row: usize, bytes: &[u8]) -> Result<(), BundleError> {
         match &self.weights {
-            Some(weights) => weights.write_rows(&self.folder, name, part, first_row, bytes, || self.check_cancel()),
-            None => Err(self.folder.wrong("weights are written before they are declared".into())),
+            Some(weights) => weights.write_rows(&self.listed.folder, name, part, first_row, bytes, || self.listed.check_cancel()),
+            None => Err(self.listed.folder.wrong("weights are written before they are declared".into())),
         }
     }
 
     /// Writes all parts of consecutive rows, given as a tensor of the same encoding and row length.
     pub fn write_tensor_rows(&self, name: &str, first_row: usize, rows: &WeightTensor) -> Result<(), BundleError> {
         match &self.weights {
-            Some(weights) => weights.write_tensor(&self.folder, name, first_row, rows, &|| self.check_cancel()),
-            None => Err(self.folder.wrong("weights are written before they are declared".into())),
+            Some(weights) => weights.write_tensor(&self.listed.folder, name, first_row, rows, &|| self.listed.check_cancel()),
+            None => Err(self.listed.folder.wrong("weights are written before they are declared".into())),
         }
     }
 
     /// Completes all files under the temporary name. `programs`, `weights` and `files` of the manifest are filled in here.
     pub fn stage(self, manifest: Manifest) -> Result<Staged, BundleError> {
-        self.check_cancel()?;
-        let Self { folder, options, programs, mut files, weights } = self;
+        self.listed.check_cancel()?;
+        let Self { listed: Listed { folder, programs, mut files, cancel }, weights, .. } = self;
         let weights = match weights {
-            Some(weights) => weights.complete(&folder, options.cancel.as_deref())?,
+            Some(weights) => weights.complete(&folder, cancel.as_deref())?,
             None => Vec::new(),
         };
         let names = weights.iter().map(|(path, _)| path.clone()).collect();
@@ -143,18 +130,6 @@ impl BundleWriter {
         let staged = self.stage(manifest)?;
         staged.open()?;
         staged.publish()
-    }
-
-    fn check_cancel(&self) -> Result<(), BundleError> {
-        check_flag(self.options.cancel.as_deref())
-    }
-}
-
-/// Whether somebody asked to stop.
-fn check_flag(cancel: Option<&AtomicBool>) -> Result<(), BundleError> {
-    match cancel {
-        Some(flag) if flag.load(Ordering::Relaxed) => Err(BundleError::Cancelled),
-        _ => Ok(()),
     }
 }
 

@@ -2,27 +2,21 @@
 
 use super::{
     Staged,
-    folder::{TemporaryFolder, write_synced},
+    folder::write_synced,
+    listed::Listed,
     tensors::{TensorSpec, WeightFiles},
 };
-use crate::{
-    Bundle, BundleError, BundlePath, Digest, Manifest, OpenOptions, Verify,
-    manifest::{FileEntry, ProgramEntry},
-};
+use crate::{Bundle, BundleError, BundlePath, Manifest, OpenOptions, Verify};
 use qhx_ir::{Program, WeightTensor};
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs::File,
+    collections::BTreeSet,
     path::Path,
     sync::{Arc, atomic::AtomicBool},
 };
 
 /// An arch folder that is being written.
 pub struct TargetWriter {
-    folder: TemporaryFolder,
-    cancel: Option<Arc<AtomicBool>>,
-    programs: BTreeMap<String, ProgramEntry>,
-    files: BTreeMap<BundlePath, FileEntry>,
+    listed: Listed,
     weights: Option<WeightFiles>,
 }
 
@@ -30,8 +24,7 @@ impl Staged {
     /// Starts the arch folder `name`.
     pub fn target(&self, name: &str, cancel: Option<Arc<AtomicBool>>) -> Result<TargetWriter, BundleError> {
         let name = BundlePath::new(name).map_err(|e| self.folder.wrong(e.to_string()))?;
-        let folder = self.folder.inside(&name)?;
-        Ok(TargetWriter { folder, cancel, programs: BTreeMap::new(), files: BTreeMap::new(), weights: None })
+        Ok(TargetWriter { listed: Listed::new(self.folder.inside(&name)?, cancel), weights: None })
     }
 
     /// Puts `.rejected` behind the name of an arch folder: it has not passed its gate.
@@ -44,36 +37,22 @@ impl Staged {
 impl TargetWriter {
     /// Where files are to be put that [`TargetWriter::adopt`] will list.
     pub fn path(&self) -> &Path {
-        self.folder.path()
+        self.listed.folder.path()
     }
 
     /// Writes a file.
     pub fn add_file(&mut self, path: &BundlePath, content: &[u8]) -> Result<(), BundleError> {
-        self.check_new(path)?;
-        self.folder.add(path, content)?;
-        self.files.insert(path.clone(), FileEntry { bytes: content.len() as u64, sha256: Digest::of(content) });
-        Ok(())
+        self.listed.add_file(path, content)
     }
 
     /// Lists a file that somebody else wrote into the folder.
     pub fn adopt(&mut self, path: &BundlePath) -> Result<(), BundleError> {
-        self.check_new(path)?;
-        let place = self.folder.path().join(path.to_relative());
-        let file = File::open(&place).and_then(|file| file.sync_all().map(|()| file)).map_err(BundleError::io("read", &place))?;
-        let (sha256, bytes) = Digest::of_reader(&file, self.cancel.as_deref()).map_err(|e| match e.kind() {
-            std::io::ErrorKind::Interrupted => BundleError::Cancelled,
-            _ => BundleError::io("read", &place)(e),
-        })?;
-        self.files.insert(path.clone(), FileEntry { bytes, sha256 });
-        Ok(())
+        self.listed.adopt(path)
     }
 
     /// Writes a program as `programs/NAME.json`.
     pub fn add_program(&mut self, program: &Program) -> Result<(), BundleError> {
-        let file = BundlePath::new(format!("programs/{}.json", program.name)).map_err(|e| self.folder.wrong(e.to_string()))?;
-        self.add_file(&file, program.to_json().as_bytes())?;
-        self.programs.insert(program.name.to_string(), ProgramEntry { file });
-        Ok(())
+        self.listed.add_program(program)
     }
 
     /// Writes weights, those of each group into files of their own: `weights/GROUP-00001-of-00001.safetensors`.
@@ -84,9 +63,10 @@ impl TargetWriter {
             shape: tensor.shape().to_vec(),
         };
         let specs = groups.iter().map(|(group, tensors)| (format!("{group}-"), tensors.iter().map(spec).collect())).collect();
-        let files = WeightFiles::create(&self.folder, specs, file_bytes)?;
+        let listed = &self.listed;
+        let files = WeightFiles::create(&listed.folder, specs, file_bytes)?;
         for (name, tensor) in groups.iter().flat_map(|(_, tensors)| tensors) {
-            files.write_tensor(&self.folder, name, 0, tensor, &|| self.check_cancel())?;
+            files.write_tensor(&listed.folder, name, 0, tensor, &|| listed.check_cancel())?;
         }
         self.weights = Some(files);
         Ok(())
@@ -95,8 +75,8 @@ impl TargetWriter {
     /// Completes the folder: one manifest for each use, which lists the files that it needs and no others. `programs` of each given manifest names the programs
     /// of that use; their files, `weights` and `files` are filled in here. Every use is then opened once, as a reader would.
     pub fn finish(self, uses: Vec<(BundlePath, Manifest, BTreeSet<String>)>) -> Result<(), BundleError> {
-        self.check_cancel()?;
-        let Self { folder, cancel, programs, mut files, weights } = self;
+        self.listed.check_cancel()?;
+        let Self { listed: Listed { folder, cancel, programs, mut files }, weights } = self;
         let weights = match weights {
             Some(weights) => weights.complete(&folder, cancel.as_deref())?,
             None => Vec::new(),
@@ -121,17 +101,5 @@ impl TargetWriter {
             Bundle::open_with(&place, &OpenOptions { verify: Verify::Written, cache_dir: None, cancel: None })?;
         }
         Ok(())
-    }
-
-    fn check_new(&self, path: &BundlePath) -> Result<(), BundleError> {
-        self.check_cancel()?;
-        match self.files.contains_key(path) {
-            true => Err(self.folder.wrong(format!("`{path}` is written twice"))),
-            false => Ok(()),
-        }
-    }
-
-    fn check_cancel(&self) -> Result<(), BundleError> {
-        super::check_flag(self.cancel.as_deref())
     }
 }

@@ -105,6 +105,7 @@ pub(crate) fn manifest() -> Manifest {
             synthetic: Some(Synthetic { seed: 1 }),
         },
         plan: None,
+        placement: None,
         precision: "mixed".into(),
         chat: Chat {
             mode: ChatMode::Template,

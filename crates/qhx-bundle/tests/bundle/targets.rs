@@ -2,7 +2,7 @@
 
 use crate::fixture::*;
 use qhx_bundle::{
-    target::{Finalize, KvForm, MadeFor, PreparedProgram, TargetPlan},
+    target::{Finalize, KvForm, MadeFor, PlacementRules, PreparedProgram, TargetPlan},
     *,
 };
 use qhx_ir::Encoding;
@@ -13,7 +13,7 @@ use std::{
 };
 
 fn prepared(name: &str) -> PreparedProgram {
-    PreparedProgram { graphs: path(&format!("{name}.npu.json")), contexts: vec![path(&format!("{name}_part0.bin"))] }
+    PreparedProgram { graphs: vec![path(&format!("{name}.npu.json"))], contexts: vec![path(&format!("{name}_part0.bin"))] }
 }
 
 /// The manifest of a use, and its programs.
@@ -44,7 +44,7 @@ fn write_target(place: &Path) -> PathBuf {
     let mut target = staged.target("v81", None).unwrap();
     for name in ["text", "vision"] {
         let PreparedProgram { graphs, contexts } = prepared(name);
-        for file in contexts.iter().chain([&graphs]) {
+        for file in contexts.iter().chain(&graphs) {
             fs::write(target.path().join(file.as_str()), format!("{file}")).unwrap();
             target.adopt(file).unwrap();
         }
@@ -129,7 +129,24 @@ fn wrong_plans_name_the_field() {
     assert!(error(|m| m.plan.as_mut().unwrap().programs.clear()).contains("has not `text`"));
     assert!(error(|m| drop(m.plan.as_mut().unwrap().programs.insert("vision".into(), prepared("vision")))).contains("`vision`"));
     assert!(
-        error(|m| m.plan.as_mut().unwrap().programs.get_mut("text").unwrap().graphs = path("a/b.json")).contains("beside the manifest")
+        error(|m| m.plan.as_mut().unwrap().programs.get_mut("text").unwrap().graphs = vec![path("a/b.json")])
+            .contains("beside the manifest")
+    );
+    assert!(error(|m| m.plan.as_mut().unwrap().programs.get_mut("text").unwrap().graphs.clear()).contains("must name a file"));
+    // What runs elsewhere needs no graphs; who says so must be an arch folder.
+    let placed = |m: &mut Manifest| m.placement = Some(PlacementRules { default: Some("cpu".into()), ..Default::default() });
+    assert!(error(|m| m.plan.as_mut().unwrap().programs.clear()).contains("must have every program"));
+    let mut elsewhere = whole.clone();
+    placed(&mut elsewhere);
+    elsewhere.plan.as_mut().unwrap().programs.clear();
+    elsewhere.check().unwrap();
+    assert_eq!(Manifest::from_json(&elsewhere.to_json().unwrap()).unwrap(), elsewhere);
+    assert!(
+        error(|m| {
+            placed(m);
+            (m.plan, m.model.dsp_arch) = (None, None);
+        })
+        .contains("together with `plan`")
     );
     assert!(error(|m| m.files.retain(|file, _| file.as_str() != "text_part0.bin")).contains("plan.programs.text.contexts[0]"));
 }

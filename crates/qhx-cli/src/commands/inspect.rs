@@ -1,6 +1,6 @@
 //! `qhx inspect`: what a bundle is, what it costs, and where it would run.
 
-use super::forge::encodings_table;
+use super::{forge::encodings_table, plan::per_token};
 use crate::{
     cost::{StoredAs, active_parameters, flops, stored_as},
     failure::Failure,
@@ -17,6 +17,7 @@ use qhx_bundle::{
     media::{AudioFrontEnd, ImageFrontEnd, Media, Patches, Resize},
 };
 use qhx_ir::{Checked, OpKind};
+use qhx_npu::{ContextFile, PreparedPlan};
 use qhx_runtime::{
     LoadOptions, LoadPlan,
     memory::{MemoryEstimate, show_bytes, state_bytes, tensor_bytes, weight_bytes, weight_bytes_per_token},
@@ -60,6 +61,9 @@ struct Report<'a> {
     media: &'a Media,
     towers: Vec<TowerReport>,
     ignored_tensors: Option<&'a IgnoredTensors>,
+    /// What was prepared for the NPU, by program.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    npu: BTreeMap<String, PreparedPlan>,
     files: &'a BTreeMap<BundlePath, FileEntry>,
     bytes: u64,
 }
@@ -116,7 +120,9 @@ struct TowerStage {
 
 impl Inspect {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
-        let options = self.execution.load_options()?;
+        let mut options = self.execution.load_options()?;
+        // Nothing is run here.
+        options.npu.on_paper = true;
         let bundle = open_for(&self.bundle, options.device, interrupt)?;
         let options = options.of_bundle(&bundle)?;
         let manifest = bundle.manifest();
@@ -126,7 +132,7 @@ impl Inspect {
         }
         let plan = LoadPlan::new(program, manifest.model.context_length, &options)?;
         let towers = towers(&bundle, &options)?;
-        let report = Report::new(&bundle, manifest, program, plan, towers);
+        let report = Report { npu: prepared(&bundle)?, ..Report::new(&bundle, manifest, program, plan, towers) };
         if self.json { output::print_json(&report) } else { output::print(&report.tables()) }
     }
 }
@@ -158,6 +164,7 @@ impl<'a> Report<'a> {
             copies: plan.placement.copies,
             media: &manifest.media,
             towers,
+            npu: BTreeMap::new(),
             ignored_tensors: manifest.ignored_tensors.as_ref(),
             files: &manifest.files,
             bytes: manifest.files.values().map(|file| file.bytes).sum(),
@@ -219,6 +226,9 @@ impl<'a> Report<'a> {
         if !self.towers.is_empty() {
             parts.push(towers_table(&self.towers));
         }
+        if !self.npu.is_empty() {
+            parts.push(contexts_table(&self.npu));
+        }
         parts.join("\n")
     }
 }
@@ -272,6 +282,31 @@ fn towers(bundle: &Bundle, options: &LoadOptions) -> Result<Vec<TowerReport>, Fa
         })
     };
     names.filter_map(|name| bundle.program(name)).map(report).collect()
+}
+
+/// What was prepared for the NPU: the plans beside the manifest.
+fn prepared(bundle: &Bundle) -> Result<BTreeMap<String, PreparedPlan>, Failure> {
+    let (Some(plan), Some(folder)) = (&bundle.manifest().plan, bundle.folder()) else { return Ok(BTreeMap::new()) };
+    let mut all = BTreeMap::new();
+    for file in plan.programs.values().flat_map(|program| &program.graphs) {
+        let plan = PreparedPlan::read_file(&folder.join(file.to_relative())).map_err(qhx_runtime::Error::from)?;
+        all.insert(file.as_str().trim_end_matches(".npu.json").to_owned(), plan);
+    }
+    Ok(all)
+}
+
+/// Context binaries, and what a token takes of them.
+fn contexts_table(plans: &BTreeMap<String, PreparedPlan>) -> String {
+    let columns =
+        [("context", Align::Left), ("stages", Align::Left), ("layers", Align::Right), ("graphs", Align::Right), ("bytes", Align::Right)];
+    let mut table = Table::new(columns);
+    for ContextFile { file, stages: [first, last], layers, graphs, bytes, .. } in plans.values().flat_map(|plan| &plan.contexts) {
+        let stages = if first == last { first.clone() } else { format!("{first} to {last}") };
+        table.row([file.clone(), stages, layers.to_string(), graphs.len().to_string(), show_bytes(*bytes)]);
+    }
+    let token: Vec<(&str, String)> = plans.values().filter_map(|plan| plan.per_token.as_ref()).flat_map(per_token).collect();
+    let notes: String = plans.values().flat_map(|plan| &plan.notes).map(|note| format!("note: {note}\n")).collect();
+    format!("{}\n{}{notes}", table.render(), facts(&token))
 }
 
 /// Stored bytes of the weights that a stage uses.

@@ -267,6 +267,7 @@ fn every_family_runs_from_three_contexts_or_more() {
             kv: KvForm::Full,
             image_size: None,
             audio_seconds: Some(1.0).filter(|_| name == "gemma4"),
+            placement: None,
         };
         let mut forging =
             ForgeOptions { out: &bundle, precision: Precision::F16, replace: false, cancel: Default::default(), progress: &mut |_| {} };
@@ -333,4 +334,94 @@ fn the_forge_follows_the_plan() {
             assert_eq!(found["prefill_path"], "decode_over_prompt");
         }
     }
+}
+
+/// Reading on the NPU but for one stage, writing and seeing on the processor: the manifest says so, the folder alone has the weights for it, and somebody else
+/// may say otherwise as far as those go.
+#[test]
+#[ignore = "needs QNN's emulator: run by `cargo xtask test`"]
+fn what_a_manifest_places_elsewhere_runs_there() {
+    let folder = scratch();
+    let (bundle, rules) = (folder.path().join("vl"), folder.path().join("rules.toml"));
+    fs::write(&rules, "prefill = \"npu\"\ndecode = \"cpu\"\n[stages]\nvision = \"cpu\"\n\"layers.1.ffn\" = \"cpu\"\n").unwrap();
+    let sizes =
+        ["--precision", "f16", "--target", "v81", "--for", "emulator", "--context", "96", "--prefill", "32", "--image-size", "64x96"];
+    let more = ["--gate", "none", "--placement", text(&rules)];
+    succeed(["forge", text(&fixture("qwen3_vl")), "--out", text(&bundle)].iter().chain(&sizes).chain(&more));
+    let alone = copy_folder(&bundle.join("v81"), &folder.path().join("elsewhere/v81"));
+    let (sees, reads) = (read_json(&alone.join("vl-vlm.json")), read_json(&alone.join("vl.json")));
+    assert_eq!(sees["placement"]["stages"], serde_json::json!({"vision": "cpu", "layers.1.ffn": "cpu"}));
+    assert_eq!(reads["placement"], serde_json::json!({"prefill": "npu", "decode": "cpu", "stages": {"layers.1.ffn": "cpu"}}));
+    // Two pieces of the text, at the rows of prompts; nothing of the tower.
+    let programs = sees["plan"]["programs"].as_object().unwrap();
+    assert_eq!((programs.len(), programs["text"]["graphs"].as_array().unwrap().len()), (1, 2), "{programs:?}");
+    let contexts = listing(&alone).into_iter().filter(|name| name.ends_with(".bin")).collect::<Vec<_>>();
+    assert!(contexts.len() == 2 && contexts.iter().all(|name| name.starts_with("text-") && name.contains("_prefill32_")), "{contexts:?}");
+    let record = read_json(&fixture("qwen3_vl").join("media.json"));
+    let prompt = record["prompts"].as_array().unwrap().iter().find(|prompt| prompt["name"] == "image").unwrap();
+    let picture = fixture("qwen3_vl").join("media/wide.png");
+    let prompt_ids = ids(&prompt["ids"]);
+    let input = ["--image", text(&picture), "--ids", &prompt_ids, "--max-new", "3", "--ignore-eos", "--json"];
+    let ask = |more: &[&str]| {
+        let found = json(["generate", text(&alone)].iter().chain(&input).chain(more));
+        assert_eq!(found["ids"].as_array().unwrap()[..], prompt["greedy"].as_array().unwrap()[..3], "{found}");
+        let stages = found["stages"].as_array().unwrap().iter();
+        stages.map(|s| format!("{} {}", s["stage"].as_str().unwrap(), s["device"].as_str().unwrap())).collect::<BTreeSet<String>>()
+    };
+    let ran = ask(&[]);
+    for expected in ["layers.0.ffn npu", "layers.0.ffn cpu", "layers.1.ffn cpu", "vision.0 cpu", "lm_head npu", "lm_head cpu"] {
+        assert!(ran.contains(expected), "{expected}: {ran:?}");
+    }
+    assert!(!ran.contains("layers.1.ffn npu") && !ran.contains("vision.0 npu"), "{ran:?}");
+    let line = published(&alone.join("vl-vlm.json"), &alone, 3, &["What is shown in picture 1?", text(&picture)]);
+    assert_eq!(line.code, Some(0), "{line:?}");
+    fs::write(&rules, "default = \"cpu\"").unwrap();
+    assert!(ask(&["--placement", text(&rules)]).iter().all(|stage| stage.ends_with(" cpu")), "all weights are there");
+    fs::write(&rules, "default = \"npu\"\ndecode = \"cpu\"\n[stages]\n\"layers.0.ffn\" = \"cpu\"").unwrap();
+    let asked = ["--ids", "1,2,3,4,5", "--placement", text(&rules)];
+    let not_prepared = ["text-", "was not prepared for this", "--placement"];
+    fail(["generate", text(&alone.join("vl.json"))].iter().chain(&asked), 1, &not_prepared);
+    // What it is, is known without QNN too.
+    let mut inspect = qhx(["inspect", text(&alone)]);
+    let shown = ran_without_qnn(&mut inspect, folder.path());
+    assert!(
+        contexts.iter().all(|name| shown.contains(name)) && shown.contains("npu (prefill)") && shown.contains("cpu (decode)"),
+        "{shown}"
+    );
+    fs::write(&rules, "default = \"cpu\"").unwrap();
+    let nothing = ["--out", "x", "--target", "v81", "--placement", text(&rules)];
+    fail(["forge", text(&fixture("qwen3"))].iter().chain(&nothing), 2, &["leaves nothing to the NPU"]);
+}
+
+/// What a command prints that succeeds on a machine without QNN.
+fn ran_without_qnn(command: &mut Command, empty: &Path) -> String {
+    let run = ran(command.env("QHX_QNN_DIR", empty).output().unwrap());
+    assert_eq!(run.code, Some(0), "{run:?}");
+    run.stdout
+}
+
+/// Prompts on the NPU, answers on the processor; the oracle is replayed so too.
+#[test]
+#[ignore = "needs QNN's emulator: run by `cargo xtask test`"]
+fn a_phase_elsewhere_is_gated_and_verified() {
+    let folder = scratch();
+    let (bundle, rules, prompts) = (folder.path().join("m"), folder.path().join("rules.toml"), folder.path().join("prompts.json"));
+    fs::write(&rules, "decode = \"cpu\"").unwrap();
+    let oracle = read_json(&fixture("qwen3").join("oracle.json"));
+    let prompt = oracle["prompts"].as_array().unwrap().iter().find(|prompt| prompt["name"] == "len17").unwrap();
+    fs::write(&prompts, serde_json::json!([prompt["ids"]]).to_string()).unwrap();
+    let sizes = ["--precision", "f16", "--target", "v81", "--for", "emulator", "--context", "64", "--prefill", "16", "--json"];
+    let more = ["--prompts", text(&prompts), "--placement", text(&rules)];
+    let report = json(["forge", text(&fixture("qwen3")), "--out", text(&bundle)].iter().chain(&sizes).chain(&more));
+    let target = &report["targets"][0];
+    assert!(target["contexts"] == 1 && target["gate"]["passed"] == true && target["level"] == "whole", "{report}");
+    let place = bundle.join("v81");
+    assert!(place.join("text_prefill16_0.bin").exists(), "{:?}", listing(&place));
+    let verified = json(["verify", text(&place), "--json"]);
+    assert!(verified["passed"] == true && verified["tokens"] == 16, "{verified}");
+    let prompt_ids = ids(&prompt["ids"]);
+    let found = json(["generate", text(&place), "--device", "npu", "--ids", &prompt_ids, "--max-new", "2", "--ignore-eos", "--json"]);
+    assert_eq!(found["ids"].as_array().unwrap()[..], prompt["greedy"].as_array().unwrap()[..2]);
+    let on = |device: &str| found["stages"].as_array().unwrap().iter().any(|s| s["stage"] == "layers.0.ffn" && s["device"] == device);
+    assert!(on("npu") && on("cpu"), "{found}");
 }

@@ -11,7 +11,7 @@ use qhx_bundle::{
     manifest::TEXT_PROGRAM,
     parity::{Case, GateKind, GateResult, Level, Parity, StageResult},
 };
-use qhx_ir::{DeviceError, Encoding, Name};
+use qhx_ir::{Checked, DeviceError, Encoding, Name};
 use qhx_runtime::{
     LoadOptions, Model, ModelParts,
     memory::weight_bytes,
@@ -45,7 +45,9 @@ impl Gate<'_, '_> {
         root: &Parity,
     ) -> Result<Parity, ForgeError> {
         let bundle = staged.open()?;
-        let manifest = order.manifest(bundle.manifest(), &|name| bundle.program(name))?;
+        let all: Vec<&Checked> = bundle.programs().values().collect();
+        let order = &order.placed(&all)?;
+        let manifest = order.manifest(bundle.manifest(), &all)?;
         let change = |own: &mut Manifest| {
             own.media = manifest.media.clone();
             own.model.context_length = manifest.model.context_length;

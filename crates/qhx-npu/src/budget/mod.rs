@@ -112,7 +112,10 @@ pub fn budget(programs: &[Wanted<'_>], context: usize, options: &NpuOptions) -> 
     let mut rows = text.rows.to_vec();
     rows.sort_unstable();
     rows.dedup();
-    if rows.first().is_none_or(|&first| first == 0) || context == 0 {
+    if rows.is_empty() {
+        return Err("there are no rows that its graphs could take: what reads prompts there needs --prefill".into());
+    }
+    if rows[0] == 0 || context == 0 {
         return Err(format!("graphs of {rows:?} rows for a context of {context} are impossible"));
     }
     let limits = options.limits.unwrap_or(Limits::of(options.arch));

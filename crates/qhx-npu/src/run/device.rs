@@ -114,15 +114,11 @@ impl Device for NpuDevice {
     }
 
     fn accepts(&self, program: &Checked, op: &Op) -> Result<(), DeviceError> {
-        match lower::refusal(program, op) {
-            None => Ok(()),
-            Some(reason) => Err(DeviceError::Refused { device: "npu".into(), path: op.path.clone(), reason }),
-        }
+        accepts(program, op)
     }
 
     fn on_host(&self, program: &Checked, op: &Op) -> bool {
-        // What experts compute, they compute in a graph: the host only fills in their weights.
-        lower::parts::work_of(program, op) == Work::Host && !matches!(op.op, OpKind::Experts { .. })
+        on_host(program, op)
     }
 
     fn plan(&self, program: &Checked, target: &Target) -> Result<Planned, DeviceError> {
@@ -136,12 +132,28 @@ impl Device for NpuDevice {
     }
 
     fn host_weights(&self, program: &Checked) -> Vec<Name> {
-        let read = program.ops.iter().filter(|op| lower::parts::work_of(program, op) == Work::Host).flat_map(|op| op.op.weights());
-        program.weights.keys().filter(|name| read.clone().any(|read| read == *name)).cloned().collect()
+        host_weights(program)
     }
 
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
         program.ops.iter().try_for_each(|op| self.accepts(program, op))?;
         Ok(Box::new(NpuExecutable::new(self.device.clone(), program, weights, options, &self.options)?))
     }
+}
+
+pub(super) fn accepts(program: &Checked, op: &Op) -> Result<(), DeviceError> {
+    match lower::refusal(program, op) {
+        None => Ok(()),
+        Some(reason) => Err(DeviceError::Refused { device: "npu".into(), path: op.path.clone(), reason }),
+    }
+}
+
+pub(super) fn on_host(program: &Checked, op: &Op) -> bool {
+    // What experts compute, they compute in a graph: the host only fills in their weights.
+    lower::parts::work_of(program, op) == Work::Host && !matches!(op.op, OpKind::Experts { .. })
+}
+
+pub(super) fn host_weights(program: &Checked) -> Vec<Name> {
+    let read = program.ops.iter().filter(|op| lower::parts::work_of(program, op) == Work::Host).flat_map(|op| op.op.weights());
+    program.weights.keys().filter(|name| read.clone().any(|read| read == *name)).cloned().collect()
 }

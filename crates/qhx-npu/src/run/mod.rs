@@ -8,9 +8,12 @@ mod fill;
 mod graphs;
 mod host;
 mod meter;
+mod paper;
 mod plan;
 mod prepare;
 mod state;
 mod values;
 
 pub use device::{Kv, NpuDevice, NpuOptions};
+pub use paper::NpuOnPaper;
+pub use plan::{ContextFile, Plan};

@@ -11,50 +11,50 @@ pub(super) const PLAN_VERSION: u32 = 2;
 /// The plan of one program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Plan {
-    /// [`PLAN_VERSION`].
-    pub(super) plan_version: u32,
+pub struct Plan {
+    /// The version of the file: 2.
+    pub plan_version: u32,
     /// `v79`, `v81`.
-    pub(super) arch: String,
+    pub arch: String,
     /// The release that compiled it: older libraries cannot load it.
-    pub(super) library: String,
+    pub library: String,
     /// Rows of KV slots; where they are rings, the most that attention sees.
-    pub(super) context: usize,
+    pub context: usize,
     /// Where slots are rings: the most rows of a call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) ring: Option<usize>,
+    pub ring: Option<usize>,
     /// Rows that graphs take at once.
-    pub(super) rows: Vec<usize>,
+    pub rows: Vec<usize>,
     /// The budget by which the program was cut into parts.
-    pub(super) part_bytes: u64,
+    pub part_bytes: u64,
     /// What writing one token takes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) per_token: Option<PerToken>,
+    pub per_token: Option<PerToken>,
     /// Why it is not all that was asked for, and what is dangerous about it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) notes: Vec<String>,
+    pub notes: Vec<String>,
     /// The files.
-    pub(super) contexts: Vec<ContextFile>,
+    pub contexts: Vec<ContextFile>,
 }
 
 /// A context binary.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ContextFile {
+pub struct ContextFile {
     /// Its name in the plan's folder.
-    pub(super) file: String,
+    pub file: String,
     /// Its size.
-    pub(super) bytes: u64,
+    pub bytes: u64,
     /// Its sum, in hexadecimal.
-    pub(super) sha256: String,
+    pub sha256: String,
     /// Whether its graphs share one set of weights.
-    pub(super) shared_weights: bool,
+    pub shared_weights: bool,
     /// The first and the last stage that it has a part of.
-    pub(super) stages: [String; 2],
+    pub stages: [String; 2],
     /// How many layers it has a part of.
-    pub(super) layers: usize,
+    pub layers: usize,
     /// Its graphs.
-    pub(super) graphs: Vec<String>,
+    pub graphs: Vec<String>,
 }
 
 impl Plan {
@@ -65,14 +65,25 @@ impl Plan {
 
     pub(super) fn read(folder: &Path, program: &str, arch: Arch) -> Result<Self, DeviceError> {
         let file = folder.join(Self::file_name(program));
-        let wrong = |reason: String| DeviceError::Resources(format!("{}: {reason}", file.display()));
-        let text = std::fs::read_to_string(&file).map_err(|e| wrong(format!("cannot be read: {e}")))?;
+        let plan = Self::read_file(&file)?;
+        match plan.arch == arch.to_string() {
+            true => Ok(plan),
+            false => Err(wrong(&file, format!("is for {}, the processor is {arch}: use the folder made for it", plan.arch))),
+        }
+    }
+
+    /// Reads a plan, for whatever processor it is.
+    pub fn read_file(file: &Path) -> Result<Self, DeviceError> {
+        let wrong = |reason: String| wrong(file, reason);
+        let text = std::fs::read_to_string(file).map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => wrong(
+                "cannot be read: there is no such file. The folder was not prepared for this: forge it with the same --placement".into(),
+            ),
+            _ => wrong(format!("cannot be read: {e}")),
+        })?;
         let plan: Self = serde_json::from_str(&text).map_err(|e| wrong(format!("is no plan of an NPU program: {e}")))?;
         if plan.plan_version != PLAN_VERSION {
             return Err(wrong(format!("plan_version {} is not {PLAN_VERSION}: forge the bundle again or update qhx", plan.plan_version)));
-        }
-        if plan.arch != arch.to_string() {
-            return Err(wrong(format!("is for {}, the processor is {arch}: use the folder made for it", plan.arch)));
         }
         if plan.rows.is_empty() || plan.rows.contains(&0) || plan.context == 0 {
             return Err(wrong(format!("rows {:?} and context {} are impossible", plan.rows, plan.context)));
@@ -83,6 +94,10 @@ impl Plan {
         }
         Ok(plan)
     }
+}
+
+fn wrong(file: &Path, reason: String) -> DeviceError {
+    DeviceError::Resources(format!("{}: {reason}", file.display()))
 }
 
 impl ContextFile {

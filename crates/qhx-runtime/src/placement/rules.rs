@@ -12,6 +12,7 @@
 
 use super::{Phase, tower_stage};
 use crate::{Error, files};
+use qhx_bundle::target::PlacementRules;
 use qhx_ir::Checked;
 use serde::Deserialize;
 use std::{
@@ -61,6 +62,13 @@ impl Rules {
         toml::from_str(text).map_err(|e| Error::Placement { reason: e.to_string().trim_end().to_owned() })
     }
 
+    /// Those that speak of these programs.
+    pub fn of_programs<'a>(&self, programs: impl IntoIterator<Item = &'a Checked>) -> Self {
+        let paths = paths(programs);
+        let stages = self.stages.iter().filter(|(stage, _)| paths.iter().any(|path| matches(path, stage)));
+        Self { stages: stages.map(|(stage, device)| (stage.clone(), device.clone())).collect(), ..self.clone() }
+    }
+
     /// All devices that are named, the default one first.
     pub fn devices(&self) -> Vec<&str> {
         let named = [&self.default, &self.prefill, &self.decode].into_iter().flatten().chain(self.stages.values());
@@ -94,17 +102,32 @@ impl Rules {
 
     /// Whether every stage that is named is one of these programs.
     pub fn check<'a>(&self, programs: impl IntoIterator<Item = &'a Checked>) -> Result<(), Error> {
-        let paths: Vec<String> = programs
-            .into_iter()
-            .flat_map(|program| {
-                program.ops.iter().map(|op| if is_tower(program) { tower_stage(program, &op.path) } else { op.path.to_string() })
-            })
-            .collect();
+        let paths = paths(programs);
         match self.stages.keys().find(|stage| !paths.iter().any(|path| matches(path, stage))) {
             None => Ok(()),
             Some(stage) => Err(Error::Placement { reason: format!("no stage is called `{stage}`: {}", near(stage, &paths)) }),
         }
     }
+}
+
+impl From<&PlacementRules> for Rules {
+    fn from(PlacementRules { default, prefill, decode, stages }: &PlacementRules) -> Self {
+        Self { default: default.clone(), prefill: prefill.clone(), decode: decode.clone(), stages: stages.clone() }
+    }
+}
+
+impl From<Rules> for PlacementRules {
+    fn from(Rules { default, prefill, decode, stages }: Rules) -> Self {
+        Self { default, prefill, decode, stages }
+    }
+}
+
+/// The paths of all ops, those of towers with the tower's name before them.
+fn paths<'a>(programs: impl IntoIterator<Item = &'a Checked>) -> Vec<String> {
+    let of = |program: &'a Checked| {
+        program.ops.iter().map(move |op| if is_tower(program) { tower_stage(program, &op.path) } else { op.path.to_string() })
+    };
+    programs.into_iter().flat_map(of).collect()
 }
 
 /// Whether a path begins with the words of `stage`.
@@ -194,6 +217,10 @@ mod tests {
         let error = unknown("layers.7.attn").unwrap_err();
         assert!(error.contains("no stage is called `layers.7.attn`: under `layers` there are 0, 1"), "{error}");
         assert_eq!(unknown("*.*.attn"), Ok(()));
+        let both = Rules::from_toml("decode = \"cpu\"\n[stages]\n\"layers.1\" = \"a\"\naudio = \"b\"").unwrap();
+        let own = both.of_programs([&text()]);
+        assert_eq!((own.decode.as_deref(), own.stages.keys().collect::<Vec<_>>()), (Some("cpu"), vec!["layers.1"]));
+        assert_eq!(Rules::from(&PlacementRules::from(both.clone())), both);
         let error = unknown("layers.*.atn").unwrap_err();
         assert!(error.contains("under `layers.*` there are attn, deepstack, ffn"), "{error}");
         let error = unknown("layer").unwrap_err();

@@ -8,10 +8,13 @@ mod phases;
 use crate::placement::SlotCopy;
 use parts::Parts;
 use phases::Phases;
-use qhx_ir::{CheckError, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Name, Op, Slot, Weights};
+use qhx_ir::{
+    Artifact, CheckError, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Name, Op, Planned, Program, Slot, Target,
+    Weights,
+};
 use serde::Serialize;
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     ops::Range,
     sync::Arc,
 };
@@ -55,10 +58,15 @@ pub struct Run {
 }
 
 impl Run {
-    /// Its ops as a program.
+    /// Its ops as a program, named by the places of its ops where it is not all of it.
     fn part(&self, program: &Checked) -> Result<Checked, CheckError> {
-        let own: HashSet<&Name> = program.ops[self.ops.clone()].iter().map(|op| &op.path).collect();
-        program.cut(|op| own.contains(&op.path))
+        let Range { start, end } = self.ops;
+        if start == 0 && end == program.ops.len() {
+            return Ok(program.clone());
+        }
+        let own: HashSet<&Name> = program.ops[start..end].iter().map(|op| &op.path).collect();
+        let cut = program.cut(|op| own.contains(&op.path))?;
+        Checked::new(Program { name: format!("{}-{start}-{end}", program.name).into(), ..(*cut).clone() })
     }
 }
 
@@ -95,12 +103,37 @@ impl SplitDevice {
         options: &LoadOptions,
     ) -> Result<Box<dyn Executable>, DeviceError> {
         let [only] = runs else {
-            // What was prepared, was prepared for whole programs.
-            let options = LoadOptions { artifacts: None, ..options.clone() };
-            let load = |run: &Run| self.devices[run.device].load(&run.part(program)?, weights, &options);
+            let load = |run: &Run| self.devices[run.device].load(&run.part(program)?, weights, options);
             return Ok(Box::new(Parts::new(program, runs.iter().map(load).collect::<Result<_, _>>()?)?));
         };
         self.devices[only.device].load(program, weights, options)
+    }
+}
+
+/// What one device prepares: a part of a program, at the rows of the phases in which it runs it.
+struct Piece<'a> {
+    device: &'a Arc<dyn Device>,
+    program: Checked,
+    rows: Vec<usize>,
+}
+
+impl SplitDevice {
+    fn pieces(&self, program: &Checked, rows: &[usize]) -> Result<Vec<Piece<'_>>, DeviceError> {
+        let mut runs: Vec<(Run, Vec<usize>)> = Vec::new();
+        for phase in Phase::ALL {
+            let own = rows.iter().copied().filter(|&rows| Phase::of(rows) == phase);
+            for run in self.runs(program, phase) {
+                match runs.iter_mut().find(|(known, _)| *known == run) {
+                    Some((_, rows)) => rows.extend(own.clone()),
+                    None => runs.push((run, own.clone().collect())),
+                }
+            }
+        }
+        let piece = |(run, mut rows): (Run, Vec<usize>)| {
+            rows.sort_unstable();
+            Ok(Piece { device: &self.devices[run.device], program: run.part(program)?, rows })
+        };
+        runs.into_iter().map(piece).collect()
     }
 }
 
@@ -123,6 +156,33 @@ impl Device for SplitDevice {
 
     fn on_host(&self, program: &Checked, op: &Op) -> bool {
         Phase::ALL.into_iter().all(|phase| self.device(program, op, phase).1.on_host(program, op))
+    }
+
+    fn plan(&self, program: &Checked, target: &Target) -> Result<Planned, DeviceError> {
+        let mut all = Planned::default();
+        for Piece { device, program, rows } in self.pieces(program, &target.rows)? {
+            let planned = device.plan(&program, &Target { rows, ..target.clone() })?;
+            all.rows.extend(planned.rows);
+            all.notes.extend(planned.notes);
+        }
+        all.rows.sort_unstable();
+        all.rows.dedup();
+        Ok(all)
+    }
+
+    fn prepare(&self, program: &Checked, weights: &Arc<dyn Weights>, target: &Target) -> Result<Vec<Artifact>, DeviceError> {
+        let mut all = Vec::new();
+        for Piece { device, program, rows } in self.pieces(program, &target.rows)? {
+            all.extend(device.prepare(&program, weights, &Target { rows, ..target.clone() })?);
+        }
+        Ok(all)
+    }
+
+    fn host_weights(&self, program: &Checked) -> Vec<Name> {
+        // A program that cannot be cut cannot be loaded either, and says so there.
+        let pieces = self.pieces(program, &[]).unwrap_or_default();
+        let own: BTreeSet<Name> = pieces.iter().flat_map(|piece| piece.device.host_weights(&piece.program)).collect();
+        own.into_iter().collect()
     }
 
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
@@ -181,4 +241,27 @@ pub(crate) fn slot_copies(split: &SplitDevice, program: &Checked, names: &[Strin
 fn row_bytes(slot: &Slot) -> u64 {
     // A recurrent slot is held twice, of which one counts.
     if slot.is_recurrent() { slot.bytes(1) / 2 } else { slot.bytes(1) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use qhx_ir::{conformance::models::tiny, reference::ReferenceDevice};
+
+    /// What is prepared: each part of a program at the rows of the phases in which it runs, under a name of its own.
+    #[test]
+    fn pieces_have_the_rows_of_their_phases() {
+        let program = &tiny(0)[0].program;
+        let devices: Vec<Arc<dyn Device>> = vec![Arc::new(ReferenceDevice), Arc::new(ReferenceDevice)];
+        let first: HashSet<Name> = program.ops[..3].iter().map(|op| op.path.clone()).collect();
+        let split = SplitDevice::new(devices, move |_, op, phase| usize::from(phase == Phase::Decode && !first.contains(&op.path)));
+        let pieces = split.pieces(program, &[32, 1, 8]).unwrap();
+        let found: Vec<(&str, &[usize])> = pieces.iter().map(|piece| (&*piece.program.name, &piece.rows[..])).collect();
+        let (name, end) = (&program.name, program.ops.len());
+        let parts = [format!("{name}-0-3"), format!("{name}-3-{end}")];
+        assert_eq!(found, [(&**name, &[8, 32][..]), (&parts[0], &[1]), (&parts[1], &[1])]);
+        assert_eq!(split.host_weights(program), program.weights.keys().cloned().collect::<Vec<_>>());
+        let target = Target { rows: vec![1, 32], ..Default::default() };
+        assert_eq!(split.plan(program, &target).unwrap().rows, [1, 32]);
+    }
 }

@@ -2,7 +2,7 @@
 //! form, and of the rows only those that the other side has not seen.
 
 use super::Phase;
-use qhx_ir::{Call, Checked, DeviceError, Executable, Name, Segment, SlotData, State, Tap, WeightsRead};
+use qhx_ir::{Call, Checked, DeviceError, Executable, Name, Segment, SlotData, State, Tap, Traffic, WeightsRead};
 use std::{any::Any, sync::Arc, time::Duration};
 
 /// The two loaded programs.
@@ -78,6 +78,10 @@ impl Executable for Phases {
 
     fn weights_read(&self) -> Option<WeightsRead<'_>> {
         self.last().weights_read()
+    }
+
+    fn traffic(&self) -> Option<Traffic> {
+        self.last().traffic()
     }
 
     fn scratch_bytes(&self) -> u64 {

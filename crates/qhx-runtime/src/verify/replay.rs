@@ -251,15 +251,18 @@ impl<'a> Replay<'a> {
     }
 
     fn compare_stages(&mut self, expected: &[StageCheck], notes: &Notes) {
-        // A device that was prepared ahead of time shows only some stages: the others show themselves in the logits.
+        // A device that was prepared ahead of time shows only some stages, and where it reads prompts and another one writes only of some rows: the
+        // others show themselves in the logits.
         let is_shown = |stage: &&StageCheck| notes.stage(&stage.stage).iter().any(|row| !row.is_empty());
         for expected in expected.iter().filter(is_shown) {
+            let rows = notes.stage(&expected.stage);
             let found = notes.numbers(&expected.stage);
             let Some(sum) = self.sums.iter_mut().find(|sum| sum.stage == expected.stage) else {
                 self.report.problems.push(format!("the oracle has a stage `{}`, which the program has not", expected.stage));
                 continue;
             };
-            for (expected, found) in expected.numbers.chunks_exact(3).zip(found.chunks_exact(3)) {
+            let numbers = expected.numbers.chunks_exact(3).zip(found.chunks_exact(3));
+            for ((expected, found), _) in numbers.zip(rows).filter(|(_, row)| !row.is_empty()) {
                 let scale = f64::from(expected[0]).max(1e-20);
                 let error = expected.iter().zip(found).map(|(e, f)| (f64::from(*e) - f64::from(*f)).abs() / scale);
                 sum.add(error.fold(0.0, larger));

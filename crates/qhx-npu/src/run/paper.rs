@@ -1,0 +1,33 @@
+//! The NPU on a machine without QNN: says which ops it takes and who does them, and loads nothing.
+
+use super::device::{accepts, host_weights, on_host};
+use crate::Arch;
+use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Name, Op, Weights};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// The Hexagon NPU as it is known without its libraries.
+pub struct NpuOnPaper(pub Arch);
+
+impl Device for NpuOnPaper {
+    fn describe(&self) -> DeviceInfo {
+        let facts = BTreeMap::from([("arch".into(), self.0.to_string()), ("soc".into(), self.0.soc_name().into())]);
+        let description = format!("Hexagon NPU ({}), without QNN's libraries", self.0);
+        DeviceInfo { name: "npu".into(), description, memory_bytes: None, threads: 1, facts }
+    }
+
+    fn accepts(&self, program: &Checked, op: &Op) -> Result<(), DeviceError> {
+        accepts(program, op)
+    }
+
+    fn on_host(&self, program: &Checked, op: &Op) -> bool {
+        on_host(program, op)
+    }
+
+    fn host_weights(&self, program: &Checked) -> Vec<Name> {
+        host_weights(program)
+    }
+
+    fn load(&self, program: &Checked, _: &Arc<dyn Weights>, _: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
+        Err(DeviceError::Resources(format!("program `{}` cannot run here: QNN's libraries are not there", program.name)))
+    }
+}
