@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(unknown("*.*.attn"), Ok(()));
         let both = Rules::from_toml("decode = \"cpu\"\n[stages]\n\"layers.1\" = \"a\"\naudio = \"b\"").unwrap();
         let own = both.of_programs([&text()]);
-        assert_eq!((own.decode.as_deref(), own.stages.keys().collect::<Vec<_>>()), (Some("cpu"), vec!["layers.1"]));
+        assert_eq!((own.decode.as_deref(), own.stages.keys().map(String::as_str).collect::<Vec<_>>()), (Some("cpu"), vec!["layers.1"]));
         assert_eq!(Rules::from(&PlacementRules::from(both.clone())), both);
         let error = unknown("layers.*.atn").unwrap_err();
         assert!(error.contains("under `layers.*` there are attn, deepstack, ffn"), "{error}");
