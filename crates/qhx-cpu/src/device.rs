@@ -24,8 +24,8 @@ pub struct CpuOptions {
     pub shortlist_from: Option<usize>,
 }
 
-/// Smaller heads are read whole in the time that it takes to share them out twice.
-const SHORTLIST_FROM: usize = 4 << 20;
+/// Smaller heads are read whole in the time that their sketch takes.
+const SHORTLIST_FROM: usize = 64 << 20;
 
 /// The CPU. Takes every op; weights stay where they are mapped.
 ///

@@ -130,8 +130,8 @@ fn every_encoding_form_and_instruction_set() {
     let mut noise = 0x1234_5678_9abc_def1;
     let mut seed = 0;
     for encoding in Encoding::all() {
-        // Sketches of four, five and six bits.
-        for (rows, columns) in [(700, 33), (3001, 192), (900, 800), (300, 3200)] {
+        // Sketches of four and of five bits.
+        for (rows, columns) in [(700, 33), (3001, 192), (900, 800), (300, 1500)] {
             let weight = random(encoding, &[rows, columns], &mut noise);
             for &form in forms(encoding) {
                 for instructions in InstructionSet::available() {
@@ -219,7 +219,7 @@ fn what_bytes_leave_out_counts() {
     };
     for instructions in InstructionSet::available() {
         // One large number; all others are less than half a step of it.
-        let (rows, columns, winner) = (200, 3200, 111);
+        let (rows, columns, winner) = (200, 1500, 111);
         let mut values: Vec<f32> = (0..rows * columns).map(sign).collect();
         values[winner * columns] = -1.0;
         let mut x: Vec<f32> = values[winner * columns..][..columns].iter().map(|w| 0.5 * w).collect();

@@ -2,6 +2,7 @@
 
 use super::{Compiler, too_large};
 use crate::{
+    kernels::sketch::Shape,
     memory::{OUTPUTS, View},
     ops::{
         Step,
@@ -44,9 +45,6 @@ fn key(op: &Op) -> Option<(&Name, ActivationForm, Option<[u32; 2]>)> {
     }
 }
 
-/// The longest rows whose sums with sketches fit 32 bits.
-const MOST_COLUMNS: usize = 1 << 15;
-
 /// Whether a value is an output and nothing else, perhaps after a softcap, whose cap it gives.
 fn ending(program: &Checked, value: &Name) -> Option<Option<f32>> {
     let mut readers = program.ops.iter().filter(|op| op.op.inputs().contains(&value));
@@ -88,7 +86,7 @@ impl Compiler<'_> {
         let shortlist = match (&products[..], ops) {
             ([product], [op]) if product.bias.is_none() && product.clip.is_none() => {
                 let large = product.weight.rows.saturating_mul(product.weight.bytes_per_row()) >= self.shortlist_from;
-                ending(self.program, &op.path).filter(|_| large && columns <= MOST_COLUMNS).map(|cap| Box::new(Shortlist::new(cap)))
+                ending(self.program, &op.path).filter(|_| large && columns <= Shape::MOST_COLUMNS).map(|cap| Box::new(Shortlist::new(cap)))
             }
             _ => None,
         };

@@ -7,7 +7,7 @@ use super::{
     linear::{Prepared, product},
 };
 use crate::{
-    kernels::sketch::{self, APART, Apart, Query, Shape, Sketch, Terms},
+    kernels::sketch::{self, APART, ApartRows, Query, Shape, Sketch, Terms},
     machine,
     matrix::Matrix,
     work::{Chunks, Tiles, for_each, for_each_here},
@@ -38,12 +38,16 @@ struct Seen {
     squares: Vec<f32>,
     numbers: Vec<f32>,
     room: Vec<f32>,
+    /// For each unit of the present call the row that the sketch takes for the largest, and its number.
+    promising: Vec<(usize, f32)>,
 }
 
 /// Rows that are seen before the sketch is made: they show which columns are to be kept apart, and a short answer needs none.
 const SEEN: usize = 8;
 /// Calls without the sketch after one in which it spared nothing.
 const PAUSE: usize = 8;
+/// How many times longer a row takes that is read alone.
+const SCATTERED: usize = 4;
 /// Bytes of the sketch that make up a unit.
 const UNIT_BYTES: usize = 49152;
 
@@ -70,7 +74,7 @@ impl Shortlist {
             return false;
         }
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let Seen { rows, squares, numbers, room } = &mut *seen;
+        let Seen { rows, squares, numbers, room, promising } = &mut *seen;
         numbers.resize(weight.columns, 0.0);
         room.resize(Query::room(weight.columns), 0.0);
         read_row(x, numbers);
@@ -84,17 +88,20 @@ impl Shortlist {
         let moved: f64 = sketch.common.iter().zip(&*numbers).map(|(&a, &b)| a as f64 * b as f64).sum();
         let square: f64 = numbers.iter().map(|&x| x as f64 * x as f64).sum();
         let query = Query::new(run.instructions, numbers, &sketch.apart, room);
-        let unit = UNIT_BYTES.div_ceil(sketch.shape.stride()).next_multiple_of(4);
-        for_each(run.pool, Chunks::new(out, unit), &mut [], |number, part, _| {
+        let unit = UNIT_BYTES.div_ceil(sketch.shape.stride()).next_multiple_of(ApartRows::ROWS);
+        promising.clear();
+        promising.resize(out.len().div_ceil(unit), (0, f32::NEG_INFINITY));
+        for_each(run.pool, (Chunks::new(out, unit), Chunks::new(promising, 1)), &mut [], |number, (part, promising), _| {
             sketch::bounds(run.instructions, sketch, number * unit, &query, part);
+            // What the sketch itself takes for the largest is seldom far from it.
+            for (row, (bound, terms)) in part.iter().zip(&sketch.terms[number * unit..]).enumerate() {
+                let estimate = bound - terms.margin(&query);
+                if estimate > promising[0].1 {
+                    promising[0] = (number * unit + row, estimate);
+                }
+            }
         });
-        // What the sketch itself takes for the largest is seldom far from it.
-        let estimate = |row: usize, bound: f32| bound - sketch.terms[row].margin(&query);
-        let better = |best: (usize, f32), row: usize| {
-            let now = estimate(row, out[row]);
-            if now > best.1 { (row, now) } else { best }
-        };
-        let (promising, _) = (0..out.len()).fold((0, f32::NEG_INFINITY), better);
+        let (promising, _) = promising.iter().fold((0, f32::NEG_INFINITY), |best, unit| if unit.1 > best.1 { *unit } else { best });
         let mut reached = [0.0];
         for_each_here(Tiles::new(&mut reached, 1, 1, 1), scratch, |_, mut tile, scratch| {
             product(run, weight, promising, x, &mut tile, scratch);
@@ -107,22 +114,27 @@ impl Shortlist {
         for_each(run.pool, Tiles::new(out, weight.rows, 1, unit), scratch, |_, mut tile, scratch| {
             let mut at = 0;
             while at < tile.columns {
-                let row = tile.row(0);
-                // A bound that is not a number bounds nothing.
-                if row[at] < enough {
-                    row[at] = f32::NEG_INFINITY;
-                    at += 1;
+                let row = &mut tile.row(0)[at..];
+                // Nearly all are spared, so they are looked at together. A bound that is not a number bounds nothing.
+                if let Some(together) = row.first_chunk_mut::<16>()
+                    && together.iter().fold(true, |all, &bound| all & (bound < enough))
+                {
+                    *together = [f32::NEG_INFINITY; 16];
+                    at += 16;
                     continue;
                 }
-                let count = row[at..].iter().position(|&bound| bound < enough).unwrap_or(row.len() - at);
+                let spared = row.iter().take_while(|&&bound| bound < enough).count();
+                row[..spared].fill(f32::NEG_INFINITY);
+                at += spared;
+                let count = row[spared..].iter().position(|&bound| bound < enough).unwrap_or(row.len() - spared);
                 product(run, weight, 0, x, &mut tile.columns_from(at, count), scratch);
                 left.fetch_add(count, Ordering::Relaxed);
                 at += count;
             }
         });
-        let (read, whole) = (bytes(sketch) + (left.into_inner() + 1) * weight.bytes_per_row(), weight.rows * weight.bytes_per_row());
-        run.reads(read);
-        if read > whole {
+        let left = (left.into_inner() + 1) * weight.bytes_per_row();
+        run.reads(bytes(sketch) + left);
+        if bytes(sketch) + SCATTERED * left > weight.rows * weight.bytes_per_row() {
             self.pause.store(PAUSE, Ordering::Relaxed);
         }
         true
@@ -167,19 +179,21 @@ fn make(run: &Run<'_>, weight: &Matrix, apart: Vec<usize>, scratch: &mut [f32]) 
     let mut terms = vec![Terms::default(); weight.rows];
     let unit = 64;
     let mut longest = vec![0.0f32; weight.rows.div_ceil(unit)];
-    let mut apart_rows: Vec<Apart> = vec![[0; APART]; weight.rows];
+    let mut apart_rows = vec![ApartRows::ZERO; weight.rows.div_ceil(ApartRows::ROWS)];
     let cuts = (
         (Chunks::new(planes.as_mut(), unit * shape.stride()), Chunks::new(&mut terms, unit)),
-        (Chunks::new(&mut apart_rows, unit), Chunks::new(&mut longest, 1)),
+        (Chunks::new(&mut apart_rows, unit / ApartRows::ROWS), Chunks::new(&mut longest, 1)),
     );
     for_each(run.pool, cuts, scratch, |number, ((planes, terms), (apart_rows, longest)), scratch| {
         let numbers = &mut scratch[..shape.padded()];
-        for (i, ((planes, terms), apart_row)) in planes.chunks_mut(shape.stride()).zip(terms).zip(apart_rows).enumerate() {
+        for (i, (planes, terms)) in planes.chunks_mut(shape.stride()).zip(terms).enumerate() {
             weight.decode(run.instructions, number * unit + i, 0, &mut numbers[..weight.columns]);
             let square: f64 = numbers[..weight.columns].iter().map(|&x| x as f64 * x as f64).sum();
             numbers.iter_mut().zip(&common).for_each(|(x, common)| *x -= common);
             numbers[weight.columns..].fill(0.0);
-            (*terms, *apart_row) = shape.sketch(run.instructions, numbers, &apart, planes);
+            let (made, apart_row) = shape.sketch(run.instructions, numbers, &apart, planes);
+            *terms = made;
+            apart_rows[i / ApartRows::ROWS].set(i % ApartRows::ROWS, &apart_row);
             if terms.is_sketched() {
                 longest[0] = longest[0].max(square.sqrt() as f32);
             }

@@ -1,7 +1,7 @@
 //! Matrices in a few bits a number, together with what that leaves out: enough to tell for certain which rows of a product cannot be the largest.
 //!
 //! What all rows have in common is taken off first: it moves all products alike. Then a number is sketched as `step · (code − (2ⁿ − 1)/2)`: one step for a row, codes
-//! of 4, 5 or 6 bits. A row's upper four bits lie in its first plane, two numbers to a byte (`i` and `i + 64` of each 128); every further bit has a plane of its own.
+//! of 4 or 5 bits. A row's upper four bits lie in its first plane, two numbers to a byte (`i` and `i + 64` of each 128); a fifth has a plane of its own.
 //! With the length of what is left out, Cauchy and Schwarz bound the product. A few columns that meet far larger numbers than the others would spoil these bounds:
 //! they are kept apart, in bytes.
 #![allow(unsafe_code)] // Kernels, and the call of them.
@@ -25,7 +25,7 @@ pub(crate) const BLOCK: usize = 128;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     columns: usize,
-    /// Bits beyond four.
+    /// Bits beyond four: 0 or 1.
     extra: usize,
 }
 
@@ -41,8 +41,8 @@ pub(crate) struct Sketch {
     pub(crate) planes: Bytes,
     /// Of each row.
     pub(crate) terms: Vec<Terms>,
-    /// Of each row, where columns are kept apart.
-    pub(crate) apart_rows: Vec<Apart>,
+    /// Of all rows, where columns are kept apart.
+    pub(crate) apart_rows: Vec<ApartRows>,
     /// The length of the longest row that is sketched.
     pub(crate) longest: f32,
 }
@@ -51,6 +51,19 @@ pub(crate) struct Sketch {
 pub(crate) const APART: usize = 32;
 /// The numbers of a row in them.
 pub(crate) type Apart = [i8; APART];
+/// Those of some rows, column by column.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ApartRows([[i8; ApartRows::ROWS]; APART]);
+
+impl ApartRows {
+    /// Rows that stand together.
+    pub(crate) const ROWS: usize = 16;
+    pub(crate) const ZERO: Self = Self([[0; Self::ROWS]; APART]);
+
+    pub(crate) fn set(&mut self, row: usize, apart: &Apart) {
+        self.0.iter_mut().zip(apart).for_each(|(column, &number)| column[row] = number);
+    }
+}
 
 /// What belongs to a sketched row beside its codes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -86,14 +99,13 @@ pub(crate) struct Query<'a> {
 const ROUNDING: f32 = 1.0001;
 
 impl Shape {
-    /// The bits that pay for rows of so many numbers: bounds grow with the number, what largest products differ by only with its root.
+    /// The longest rows for which a sketch pays: bounds grow with the number of columns, what largest products differ by only with its root, and in six bits or
+    /// more too little is spared.
+    pub(crate) const MOST_COLUMNS: usize = 1536;
+
+    /// Four bits for short rows, five for longer ones.
     pub(crate) fn new(columns: usize) -> Self {
-        let extra = match columns {
-            ..=768 => 0,
-            769..=3072 => 1,
-            _ => 2,
-        };
-        Self { columns, extra }
+        Self { columns, extra: usize::from(columns > 384) }
     }
 
     fn blocks(self) -> usize {
@@ -148,7 +160,8 @@ pub(crate) fn bounds(instructions: Instructions, sketch: &Sketch, first: usize, 
         _ => portable::dots(shape, planes, query.row.quants, out),
     }
     let zero = (shape.levels() as i32 - 1) * query.sum;
-    let apart = sketch.apart_rows.get(rows.clone()).unwrap_or(&[]);
+    assert_eq!(first % ApartRows::ROWS, 0, "rows that stand together are taken together");
+    let apart = sketch.apart_rows.get(first / ApartRows::ROWS..).unwrap_or(&[]);
     run(instructions, Bounding { zero, query, terms: &sketch.terms[rows], apart, out });
 }
 
@@ -171,7 +184,7 @@ struct Bounding<'a> {
     zero: i32,
     query: &'a Query<'a>,
     terms: &'a [Terms],
-    apart: &'a [Apart],
+    apart: &'a [ApartRows],
     out: &'a mut [f32],
 }
 
@@ -185,9 +198,16 @@ impl Kernel for Bounding<'_> {
             let dot = 2 * out.to_bits().cast_signed() - zero;
             *out = dot as f32 * (0.5 * terms.step * query.scale) + terms.margin(query);
         }
-        for ((out, terms), apart) in out.iter_mut().zip(terms).zip(apart) {
-            let dot: i32 = apart.iter().zip(&query.apart).map(|(&a, &b)| a as i32 * b as i32).sum();
-            *out += terms.apart_step * (dot as f32 * query.apart_scale);
+        for ((out, terms), apart) in out.chunks_mut(ApartRows::ROWS).zip(terms.chunks(ApartRows::ROWS)).zip(apart) {
+            let mut dots = [0i32; ApartRows::ROWS];
+            for (column, &x) in apart.0.iter().zip(&query.apart) {
+                for (dot, &number) in dots.iter_mut().zip(column) {
+                    *dot += number as i32 * x as i32;
+                }
+            }
+            for ((out, terms), dot) in out.iter_mut().zip(terms).zip(dots) {
+                *out += terms.apart_step * (dot as f32 * query.apart_scale);
+            }
         }
     }
 }
@@ -264,7 +284,7 @@ impl Kernel for Sketching<'_> {
         }
         // The step that leaves out least of numbers that are spread like most weights, or the one that reaches the largest.
         let levels = shape.levels() as f32;
-        let best = [0.335, 0.188, 0.104][shape.extra];
+        let best = [0.335, 0.188][shape.extra];
         let step = (2.0 / levels).min(best * (square / shape.columns as f32).sqrt());
         let (per_step, mut lost) = (1.0 / step, [0.0f32; LANES]);
         let (nibbles, bits) = planes.split_at_mut(shape.blocks() * BLOCK / 2);
@@ -276,19 +296,18 @@ impl Kernel for Sketching<'_> {
                     let code = (x * per_step + 0.5 * levels).floor().clamp(0.0, levels - 1.0);
                     let left = x - (code + 0.5 - 0.5 * levels) * step;
                     lost[i] += left * left;
-                    // SAFETY: a finite number from 0 to 63.
+                    // SAFETY: a finite number from 0 to 31.
                     codes[i] = unsafe { code.to_int_unchecked::<i32>() } as u8;
                 }
             }
             for (i, byte) in nibbles[block * BLOCK / 2..][..BLOCK / 2].iter_mut().enumerate() {
                 *byte = codes[i] >> shape.extra | (codes[i + BLOCK / 2] >> shape.extra) << 4;
             }
-            for plane in 0..shape.extra {
-                let place = shape.extra - 1 - plane;
-                let bits = &mut bits[(plane * shape.blocks() + block) * BLOCK / 8..][..BLOCK / 8];
+            if shape.extra == 1 {
+                let bits = &mut bits[block * BLOCK / 8..][..BLOCK / 8];
                 for (byte, codes) in bits.iter_mut().zip(codes.as_chunks::<8>().0) {
                     // Gathers the lowest bits of eight bytes into the uppermost byte.
-                    let ones = u64::from_le_bytes(*codes) >> place & 0x0101_0101_0101_0101;
+                    let ones = u64::from_le_bytes(*codes) & 0x0101_0101_0101_0101;
                     *byte = (ones.wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8;
                 }
             }

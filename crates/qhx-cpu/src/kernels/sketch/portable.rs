@@ -11,8 +11,8 @@ pub(super) fn dots(shape: Shape, planes: &[u8], x: &[i8], out: &mut [f32]) {
             for (i, &x) in x.iter().enumerate() {
                 let byte = nibbles[block * BLOCK / 2 + i % (BLOCK / 2)];
                 let mut code = if i < BLOCK / 2 { byte & 15 } else { byte >> 4 };
-                for plane in 0..shape.extra {
-                    code = code << 1 | bits[(plane * shape.blocks() + block) * BLOCK / 8 + i / 8] >> (i % 8) & 1;
+                if shape.extra == 1 {
+                    code = code << 1 | bits[block * BLOCK / 8 + i / 8] >> (i % 8) & 1;
                 }
                 dot += code as i32 * x as i32;
             }

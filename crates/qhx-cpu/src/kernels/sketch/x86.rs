@@ -21,7 +21,7 @@ pub(super) fn dots_vnni(instructions: Instructions, shape: Shape, planes: &[u8],
 }
 
 fn check(shape: Shape, planes: &[u8], x: &[i8], out: &[f32]) {
-    assert!(planes.len() >= out.len() * shape.stride() && x.len() >= shape.padded() && shape.extra <= 2, "planes or bytes are too short");
+    assert!(planes.len() >= out.len() * shape.stride() && x.len() >= shape.padded() && shape.extra <= 1, "planes or bytes are too short");
 }
 
 /// How many rows ahead of their use rows are asked for; none where they would lie beyond the last.
@@ -31,14 +31,14 @@ fn ahead(shape: Shape, row: usize, rows: usize) -> usize {
     if row + ahead + 4 <= rows { ahead * shape.stride() } else { 0 }
 }
 
-/// Asks for what a row has of a block.
+/// Asks for what a row has of a block: its upper bits, and with the first blocks the lines of its fifth.
 #[inline(always)]
-fn fetch<const EXTRA: usize>(shape: Shape, row: *const u8, block: usize) {
+fn fetch<const FIFTH: bool>(shape: Shape, row: *const u8, block: usize) {
     // SAFETY: a prefetch reads nothing that the program could see and never faults, whatever the address.
     unsafe {
         _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(block * 64).cast());
-        if EXTRA > 0 {
-            _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(shape.blocks() * 64 + block * 16 * EXTRA).cast());
+        if FIFTH && block * 4 < shape.blocks() {
+            _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add((shape.blocks() + block) * 64).cast());
         }
     }
 }
@@ -53,30 +53,29 @@ mod avx2 {
     pub(super) unsafe fn all(shape: Shape, planes: *const u8, x: *const i8, out: &mut [f32]) {
         unsafe {
             match shape.extra {
-                0 => by_rows::<0>(shape, planes, x, out),
-                1 => by_rows::<1>(shape, planes, x, out),
-                _ => by_rows::<2>(shape, planes, x, out),
+                0 => by_rows::<false>(shape, planes, x, out),
+                _ => by_rows::<true>(shape, planes, x, out),
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn by_rows<const EXTRA: usize>(shape: Shape, planes: *const u8, x: *const i8, out: &mut [f32]) {
+    unsafe fn by_rows<const FIFTH: bool>(shape: Shape, planes: *const u8, x: *const i8, out: &mut [f32]) {
         let mut row = 0;
         unsafe {
             while row + 4 <= out.len() {
-                rows::<EXTRA, 4>(shape, planes.add(row * shape.stride()), ahead(shape, row, out.len()), x, &mut out[row..]);
+                rows::<FIFTH, 4>(shape, planes.add(row * shape.stride()), ahead(shape, row, out.len()), x, &mut out[row..]);
                 row += 4;
             }
             while row < out.len() {
-                rows::<EXTRA, 1>(shape, planes.add(row * shape.stride()), 0, x, &mut out[row..]);
+                rows::<FIFTH, 1>(shape, planes.add(row * shape.stride()), 0, x, &mut out[row..]);
                 row += 1;
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn rows<const EXTRA: usize, const R: usize>(shape: Shape, planes: *const u8, ahead: usize, x: *const i8, out: &mut [f32]) {
+    unsafe fn rows<const FIFTH: bool, const R: usize>(shape: Shape, planes: *const u8, ahead: usize, x: *const i8, out: &mut [f32]) {
         unsafe {
             let (low, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
             let mut sums = [_mm256_setzero_si256(); R];
@@ -87,19 +86,19 @@ mod avx2 {
                 for r in 0..R {
                     let row = planes.add(r * shape.stride());
                     if half % 2 == 0 {
-                        fetch::<EXTRA>(shape, row.wrapping_add(ahead), half / 2);
+                        fetch::<FIFTH>(shape, row.wrapping_add(ahead), half / 2);
                     }
                     let both = _mm256_loadu_si256(row.add(half * 32).cast());
                     let mut codes = [_mm256_and_si256(both, low), _mm256_and_si256(_mm256_srli_epi16::<4>(both), low)];
                     let bits = row.add(shape.blocks() * BLOCK / 2);
-                    for plane in 0..EXTRA {
+                    if FIFTH {
                         for (i, code) in codes.iter_mut().enumerate() {
-                            let bits = bits.add(plane * shape.blocks() * BLOCK / 8 + (at + 64 * i) / 8).cast::<i32>().read_unaligned();
+                            let bits = bits.add((at + 64 * i) / 8).cast::<i32>().read_unaligned();
                             // Twice the code, less −1 where the bit is set.
                             *code = _mm256_sub_epi8(_mm256_add_epi8(*code, *code), spread(bits));
                         }
                     }
-                    // Four products of 63 and 127 fit 16 bits.
+                    // Four products of 31 and 127 fit 16 bits.
                     let halves = _mm256_add_epi16(_mm256_maddubs_epi16(codes[0], x_low), _mm256_maddubs_epi16(codes[1], x_high));
                     sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(halves, ones));
                 }
@@ -132,30 +131,29 @@ mod vnni {
     pub(super) unsafe fn all(shape: Shape, planes: *const u8, x: *const i8, out: &mut [f32]) {
         unsafe {
             match shape.extra {
-                0 => by_rows::<0>(shape, planes, x, out),
-                1 => by_rows::<1>(shape, planes, x, out),
-                _ => by_rows::<2>(shape, planes, x, out),
+                0 => by_rows::<false>(shape, planes, x, out),
+                _ => by_rows::<true>(shape, planes, x, out),
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn by_rows<const EXTRA: usize>(shape: Shape, planes: *const u8, x: *const i8, out: &mut [f32]) {
+    unsafe fn by_rows<const FIFTH: bool>(shape: Shape, planes: *const u8, x: *const i8, out: &mut [f32]) {
         let mut row = 0;
         unsafe {
             while row + 4 <= out.len() {
-                rows::<EXTRA, 4>(shape, planes.add(row * shape.stride()), ahead(shape, row, out.len()), x, &mut out[row..]);
+                rows::<FIFTH, 4>(shape, planes.add(row * shape.stride()), ahead(shape, row, out.len()), x, &mut out[row..]);
                 row += 4;
             }
             while row < out.len() {
-                rows::<EXTRA, 1>(shape, planes.add(row * shape.stride()), 0, x, &mut out[row..]);
+                rows::<FIFTH, 1>(shape, planes.add(row * shape.stride()), 0, x, &mut out[row..]);
                 row += 1;
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn rows<const EXTRA: usize, const R: usize>(shape: Shape, planes: *const u8, ahead: usize, x: *const i8, out: &mut [f32]) {
+    unsafe fn rows<const FIFTH: bool, const R: usize>(shape: Shape, planes: *const u8, ahead: usize, x: *const i8, out: &mut [f32]) {
         unsafe {
             let (low, one) = (_mm512_set1_epi8(15), _mm512_set1_epi8(1));
             let mut sums = [_mm512_setzero_si512(); R];
@@ -164,13 +162,13 @@ mod vnni {
                 let (x_low, x_high) = (_mm512_loadu_si512(x.cast()), _mm512_loadu_si512(x.add(64).cast()));
                 for r in 0..R {
                     let row = planes.add(r * shape.stride());
-                    fetch::<EXTRA>(shape, row.wrapping_add(ahead), block);
+                    fetch::<FIFTH>(shape, row.wrapping_add(ahead), block);
                     let both = _mm512_loadu_si512(row.add(block * 64).cast());
                     let mut codes = [_mm512_and_si512(both, low), _mm512_and_si512(_mm512_srli_epi16::<4>(both), low)];
                     let bits = row.add(shape.blocks() * BLOCK / 2);
-                    for plane in 0..EXTRA {
+                    if FIFTH {
                         for (i, code) in codes.iter_mut().enumerate() {
-                            let bits = bits.add((plane * shape.blocks() + block) * BLOCK / 8 + 8 * i).cast::<u64>().read_unaligned();
+                            let bits = bits.add(block * BLOCK / 8 + 8 * i).cast::<u64>().read_unaligned();
                             let twice = _mm512_add_epi8(*code, *code);
                             *code = _mm512_mask_add_epi8(twice, bits, twice, one);
                         }
