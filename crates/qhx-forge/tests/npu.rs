@@ -1,16 +1,19 @@
 //! Every family and tower on the NPU's emulator against Hugging Face transformers in f32, by the tolerant rule: a differing token is accepted only where
-//! the oracle's margin is below twice the largest error of that step's logits (and below 0.5), and only for one token in a hundred.
+//! the oracle's margin is below twice the largest error of that step's logits (and below 0.5). Fewer than a hundred tokens are compared, so that none may
+//! differ but those that a test allows and its output lists.
 
 mod common;
 
 use common::{Fixture, Overlay, Prompt, media::MediaCases};
-use qhx_forge::Precision;
+use qhx_bundle::Bundle;
+use qhx_forge::{ForgeOptions, Precision, forge_checkpoint};
 use qhx_ir::{ActivationForm, Checked, Device, Name, OpKind, Symbol};
 use qhx_npu::{
     Arch, Library, NpuDevice, NpuOptions,
     lower::{Part, Work, parts, parts::weight_bytes},
 };
 use qhx_runtime::{Cancel, LoadOptions, Model, ModelParts, placement::Rules};
+use serde_json::Value;
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
@@ -25,36 +28,42 @@ fn small(arch: Arch) -> NpuOptions {
     NpuOptions { arch, prefill_rows: 32, ..Default::default() }
 }
 
-/// Tokens that were compared, those that differ, and the largest error of a logit.
+/// Tokens that were compared, those that differ, how many of these by more than the rule accepts, and the largest error of a logit.
 #[derive(Default)]
 struct Verdict {
     tokens: usize,
     flips: Vec<String>,
+    wrong: usize,
     worst: f32,
 }
 
 impl Verdict {
     fn add(&mut self, what: &str, logits: &[f32], expected: &[f32]) {
-        let best = |x: &[f32]| x.iter().enumerate().rev().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;
         let error = logits.iter().zip(expected).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
         let (found, right) = (best(logits), best(expected));
         let margin = expected[right] - expected[found];
         self.tokens += 1;
         self.worst = self.worst.max(error);
         if found != right {
-            assert!(margin < 0.5f32.min(2.0 * error), "{what}: {found} instead of {right}, margin {margin}, error {error}");
-            self.flips.push(format!("{what}: {found} instead of {right}, margin {margin:.4}"));
+            self.wrong += usize::from(margin >= 0.5f32.min(2.0 * error));
+            self.flips.push(format!("{what}: {found} instead of {right}, margin {margin:.4}, error {error:.4}"));
         }
     }
 
-    fn finish(self, name: &str) {
+    fn finish(self, name: &str, most_flips: usize) {
         println!("{name}: {} tokens, {} flips {:?}, largest error of a logit {:.4}", self.tokens, self.flips.len(), self.flips, self.worst);
-        assert!(self.flips.len() <= self.tokens.div_ceil(100), "{name}: {:?}", self.flips);
+        assert_eq!(self.wrong, 0, "{name}: {:?}", self.flips);
+        assert!(self.flips.len() <= most_flips, "{name}: {} of {} tokens: {:?}", self.flips.len(), self.tokens, self.flips);
     }
 }
 
+/// The first of the largest.
+fn best(logits: &[f32]) -> usize {
+    logits.iter().enumerate().rev().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0
+}
+
 /// One prompt in as few graphs as can be, the other with a budget that takes three or more.
-fn check_text(name: &str, precision: Precision, options: NpuOptions, least_cosine: f64) {
+fn check_text(name: &str, precision: Precision, options: NpuOptions, least_cosine: f64, most_flips: usize) {
     let fixture = Fixture::forge_at(&common::fixtures().join(name), precision);
     let in_parts = NpuOptions { part_bytes: small_budget(&fixture), ..options.clone() };
     let mut verdict = Verdict::default();
@@ -62,7 +71,7 @@ fn check_text(name: &str, precision: Precision, options: NpuOptions, least_cosin
         let prompt = fixture.prompts.iter().find(|p| p.name == name).unwrap();
         check_prompt(&fixture, prompt, &npu(options), least_cosine, &mut verdict);
     }
-    verdict.finish(&format!("{name} at {precision}"));
+    verdict.finish(&format!("{name} at {precision}"), most_flips);
 }
 
 /// A budget of weights for one graph with which the layers take three graphs or more, and layers that share a slot stand in different ones.
@@ -85,9 +94,15 @@ fn small_budget(fixture: &Fixture) -> u64 {
     budget
 }
 
-/// int8 weights, against the CPU with the same ones and the NPU's f16 rows in place of int8 ones: what int8 itself changes is the forge's gate's business.
-fn check_w8(name: &str, least_cosine: f64) {
-    let device = npu(small(Arch::V81));
+/// Tokens behind the first that are compared at int8.
+const W8_STEPS: usize = 4;
+/// Tokens of a trained model's answer.
+const DEMO_TOKENS: usize = 4;
+
+/// int8 weights: the logits against the CPU's with the same weights and the NPU's f16 rows in place of int8 ones, the tokens against transformers in f32.
+/// Random weights lose more by int8 than trained ones do: how many tokens may flip within their margins is said for each.
+fn check_w8(name: &str, arch: Arch, least_cosine: f64, most_flips: usize) {
+    let device = npu(small(arch));
     let fixture = Fixture::forge_at(&common::fixtures().join(name), Precision::W8);
     let prompt = fixture.prompts.iter().find(|p| p.name == "len17").unwrap();
     let mut program = fixture.program().clone();
@@ -99,18 +114,53 @@ fn check_w8(name: &str, least_cosine: f64) {
     let logits = |device: &dyn Device| {
         let mut running = fixture.load(device, program.clone(), &Overlay::default(), prompt);
         let mut all = running.step(&prompt.ids, program.epoch(prompt.ids.len()), true, &mut |_| {});
-        for &token in &prompt.greedy[..4] {
+        for &token in &prompt.greedy[..W8_STEPS] {
             all.extend(running.step(&[token], program.epoch(prompt.ids.len()), false, &mut |_| {}));
         }
         all
     };
     let (found, expected) = (logits(&device), logits(&*common::cpu()));
-    let vocabulary = found.len() / (prompt.ids.len() + 4);
+    let vocabulary = found.len() / (prompt.ids.len() + W8_STEPS);
     let mut cosines: Vec<f64> = found.chunks(vocabulary).zip(expected.chunks(vocabulary)).map(|(a, b)| cosine(a, b)).collect();
     cosines.sort_by(f64::total_cmp);
     let (least, middle) = (cosines[0], cosines[cosines.len() / 2]);
     println!("{name} at w8: cosine of a row's logits with the CPU's {least:.6} at least, {middle:.6} in the middle");
     assert!(middle >= least_cosine, "{name} at w8: {cosines:?}");
+    let steps = fixture.oracle("len17.step_logits").expect("recorded logits");
+    let mut verdict = Verdict::default();
+    for (n, (found, expected)) in found.chunks(vocabulary).skip(prompt.ids.len() - 1).zip(steps.chunks(vocabulary)).enumerate() {
+        verdict.add(&format!("len17 token {n}"), found, expected);
+    }
+    assert_eq!(verdict.tokens, 1 + W8_STEPS);
+    verdict.finish(&format!("{name} at w8"), most_flips);
+}
+
+/// A trained model at int8 begins its answer to its first question as transformers does in f32, token by token.
+fn check_demo_w8(name: &str, arch: Arch) {
+    let source = common::fixtures().join("../demo").join(name);
+    let record: Value = serde_json::from_str(&std::fs::read_to_string(source.join("heldout.json")).unwrap()).unwrap();
+    let case = &record["cases"][0];
+    let numbers = |field: &str| case[field].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect::<Vec<_>>();
+    let (prompt, expected) = (numbers("prompt_ids"), numbers("ids"));
+    let (folder, cancel) = (tempfile::tempdir().unwrap(), Cancel::new());
+    let out = folder.path().join(name);
+    let mut forging =
+        ForgeOptions { out: &out, precision: Precision::W8, replace: false, cancel: Default::default(), progress: &mut |_| {} };
+    forge_checkpoint(&source, &mut forging).unwrap();
+    let bundle = Bundle::open(&out).unwrap();
+    let placement = Some(Rules { default: Some("npu".into()), ..Rules::default() });
+    let options = LoadOptions { placement, context: Some(64), ..LoadOptions::default() };
+    let devices: [Arc<dyn Device>; 2] = [common::cpu(), Arc::new(npu(small(arch)))];
+    let model = Model::on_devices(ModelParts::of(&bundle).unwrap(), &devices, &options).unwrap();
+    assert_eq!(places(&model, "layers.0.attn"), ["npu"]);
+    let mut session = model.session().unwrap();
+    let mut found = Vec::new();
+    for n in 0..DEMO_TOKENS {
+        let new = if n == 0 { &prompt[..] } else { &expected[n - 1..n] };
+        found.push(best(session.append(new, &cancel).unwrap()) as u32);
+    }
+    println!("{name} at w8 on {arch}: {} tokens, the least margin is {}", found.len(), case["margin"]);
+    assert_eq!(found, expected[..DEMO_TOKENS], "{name} at w8 on {arch}, the least margin is {}", case["margin"]);
 }
 
 fn check_prompt(fixture: &Fixture, prompt: &Prompt, device: &dyn Device, least_cosine: f64, verdict: &mut Verdict) {
@@ -151,31 +201,31 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn llama() {
-    check_text("llama", Precision::F16, small(Arch::V79), 0.9999);
+    check_text("llama", Precision::F16, small(Arch::V79), 0.9999, 0);
 }
 
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn qwen3() {
-    check_text("qwen3", Precision::F16, small(Arch::V81), 0.9999);
+    check_text("qwen3", Precision::F16, small(Arch::V81), 0.9999, 0);
 }
 
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn qwen3_vl() {
-    check_text("qwen3_vl", Precision::F16, small(Arch::V81), 0.9999);
+    check_text("qwen3_vl", Precision::F16, small(Arch::V81), 0.9999, 0);
 }
 
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn qwen3_5() {
-    check_text("qwen3_5", Precision::F16, small(Arch::V81), 0.9999);
+    check_text("qwen3_5", Precision::F16, small(Arch::V81), 0.9999, 0);
 }
 
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn gemma4() {
-    check_text("gemma4", Precision::F16, small(Arch::V81), 0.9999);
+    check_text("gemma4", Precision::F16, small(Arch::V81), 0.9999, 0);
 }
 
 // Where two experts' scores are equal but for f16's rounding, a row may go to the other one: that row differs, the others do not.
@@ -183,25 +233,40 @@ fn gemma4() {
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn phimoe() {
-    check_text("phimoe", Precision::F16, small(Arch::V81), 0.999);
+    check_text("phimoe", Precision::F16, small(Arch::V81), 0.999, 1);
 }
 
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn phimoe_longrope() {
-    check_text("phimoe_longrope", Precision::F16, small(Arch::V79), 0.999);
+    check_text("phimoe_longrope", Precision::F16, small(Arch::V79), 0.999, 0);
 }
 
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn phimoe_w8() {
-    check_w8("phimoe", 0.9995);
+    check_w8("phimoe", Arch::V81, 0.9995, 0);
 }
 
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn qwen3_5_w8() {
-    check_w8("qwen3_5", 0.9999);
+    check_w8("qwen3_5", Arch::V81, 0.9999, 2);
+}
+
+#[test]
+#[ignore = "needs QNN's library: cargo xtask test"]
+fn qwen3_vl_w8() {
+    check_w8("qwen3_vl", Arch::V79, 0.9999, 0);
+}
+
+#[test]
+#[ignore = "needs QNN's library: cargo xtask test"]
+fn trained_models_w8() {
+    check_demo_w8("phimoe", Arch::V79);
+    check_demo_w8("qwen3_5", Arch::V79);
+    check_demo_w8("qwen3-vl", Arch::V81);
+    check_demo_w8("gemma4", Arch::V81);
 }
 
 /// Recurrent state over many tokens: kept in f32 by the host, it does not drift away from the CPU's. Measured over 300, tested over 100: each takes the
@@ -249,7 +314,7 @@ fn check_placed(name: &str, rules: impl Fn(&qhx_ir::Program) -> Rules) -> Model 
         let logits = session.append(&new, &Cancel::new()).unwrap();
         verdict.add(&format!("token {n}"), logits, &steps[n * logits.len()..][..logits.len()]);
     }
-    verdict.finish(&format!("{name} on both"));
+    verdict.finish(&format!("{name} on both"), 0);
     model
 }
 
@@ -289,17 +354,24 @@ fn the_delta_rule_on_the_cpu() {
     assert_eq!(places(&model, "layers.0.attn"), ["npu", "cpu"]);
 }
 
-fn check_towers(name: &str, program: &str, least_cosine: f64) {
-    let device = npu(small(Arch::V81));
+/// All media of a fixture on v81, the smallest on v79.
+fn check_towers(arch: Arch, name: &str, program: &str, least_cosine: f64) {
+    let device = npu(small(arch));
     let cases = MediaCases::forge_at(&common::fixtures().join(name), Precision::F16).expect("media cases");
-    for (medium, (_, _)) in cases.media.iter().filter(|(_, (p, _))| *p == program) {
+    let mut media: Vec<_> = cases.media.iter().filter(|(_, (p, _))| *p == program).collect();
+    if arch == Arch::V79 {
+        media.sort_by_key(|(_, (_, soft_rows))| soft_rows);
+        media.truncate(1);
+    }
+    assert!(!media.is_empty(), "{name}: no media for {program}");
+    for (medium, _) in media {
         let program = cases.fixture.bundle().program(program).unwrap();
         let outcome = cases.encode(&device, (**program).clone(), &Overlay::default(), &[medium]);
         for (output, values) in &outcome.outputs {
             let expected = cases.oracle(&format!("{medium}.{output}")).unwrap_or_else(|| panic!("no {medium}.{output}"));
             let cosine = cosine(values, &expected);
-            println!("{name}: {medium}.{output}: cosine {cosine:.7}");
-            assert!(cosine >= least_cosine, "{name}: {medium}.{output}: cosine {cosine}");
+            println!("{name} on {arch}: {medium}.{output}: cosine {cosine:.7}");
+            assert!(cosine >= least_cosine, "{name} on {arch}: {medium}.{output}: cosine {cosine}");
         }
     }
 }
@@ -307,18 +379,32 @@ fn check_towers(name: &str, program: &str, least_cosine: f64) {
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn qwen3_vl_vision() {
-    check_towers("qwen3_vl", "vision", 0.99999);
+    check_towers(Arch::V81, "qwen3_vl", "vision", 0.99999);
+}
+
+#[test]
+#[ignore = "needs QNN's library: cargo xtask test"]
+fn qwen3_5_vision() {
+    check_towers(Arch::V81, "qwen3_5", "vision", 0.99999);
 }
 
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn gemma4_vision() {
     // The largest of the three pictures, with random weights of much contrast, reaches 0.999981; the others 0.999995.
-    check_towers("gemma4", "vision", 0.99998);
+    check_towers(Arch::V81, "gemma4", "vision", 0.99998);
 }
 
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn gemma4_audio() {
-    check_towers("gemma4", "audio", 0.9999);
+    check_towers(Arch::V81, "gemma4", "audio", 0.9999);
+}
+
+#[test]
+#[ignore = "needs QNN's library: cargo xtask test"]
+fn towers_on_v79() {
+    check_towers(Arch::V79, "qwen3_vl", "vision", 0.99999);
+    check_towers(Arch::V79, "gemma4", "vision", 0.99999);
+    check_towers(Arch::V79, "gemma4", "audio", 0.9999);
 }
