@@ -102,21 +102,20 @@ class Row:
         rest = f"{whole_head:.1f} | {whole_ratio:.2f} | {self.megabytes:.0f} | {share:.0%} | {self.resident:.0f}"
         return f"| {self.name} | {self.precision} / {self.quants} | {speeds} | {rest} |"
 
-    def notes(self) -> list:
-        """What stands below the table."""
-        notes = [f"{self.name} at {self.precision}: {self.bandwidth:.1f} GB/s can be read here"]
-        if self.experts:
-            used = self.experts["used"]
-            mean = statistics.mean(used)
-            notes.append(f"{mean:.1f} of {self.experts['of']} experts used in each layer (at least {min(used)}) over {self.experts['tokens']} tokens")
-        return notes
+    def routing(self) -> list:
+        """How alive a mixture of experts is."""
+        if not self.experts:
+            return []
+        used, of, tokens = self.experts["used"], self.experts["of"], self.experts["tokens"]
+        return [f"{self.name} at {self.precision} used {statistics.mean(used):.1f} of {of} experts in each layer (at least {min(used)}) over {tokens} tokens."]
 
 
 def table(rows: list, options) -> str:
     tests = " | ".join(f"{test} qhx | llama.cpp | ratio" for test in rows[0].ours)
     head = f"| model | qhx / llama.cpp | {tests} | all logits | ratio | MB read per token | share of bandwidth | peak MiB |"
-    notes = "; ".join(note for row in rows for note in row.notes())
-    return "\n".join([head, "|---|---|" + "---:|" * 11, *(row.shown() for row in rows), "", f"{notes}."])
+    bandwidths = ", ".join(f"{row.bandwidth:.1f}" for row in rows)
+    notes = " ".join([f"GB/s that {options.threads} threads could read in the last round of each row: {bandwidths}.", *(note for row in rows for note in row.routing())])
+    return "\n".join([head, "|---|---|" + "---:|" * 11, *(row.shown() for row in rows), "", notes])
 
 
 def publish(text: str):
