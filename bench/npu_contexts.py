@@ -1,6 +1,6 @@
 """Compiles the context binaries of the four full-size models for the Hexagon NPU, with random weights: files, sizes, times, memory, and what a token costs.
 
-usage: npu_contexts.py QHX QNN_DIR [JOB ...] [--jobs N] [--limit SECONDS] [--optimize-towers N] [--place DIR] [--configs DIR] [--list]
+usage: npu_contexts.py QHX QNN_DIR [JOB ...] [--jobs N] [--limit SECONDS] [--optimize N] [--place DIR] [--configs DIR] [--list]
 
 QNN_DIR is the folder with libQnnHtp.so (docs/npu.md says where it comes from). A JOB is MODEL/PART/PRECISION/ARCH as --list shows them, or the beginning of one; all where
 none is given. Text and towers are compiled apart, each in a process of its own, `--jobs` at once: the text without towers, a tower beside a text of one small layer. What
@@ -44,11 +44,12 @@ def main():
     parser.add_argument("names", nargs="*", metavar="JOB")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="processes at once")
     parser.add_argument("--limit", type=float, default=3600, metavar="SECONDS", help="for one job (default 3600)")
-    parser.add_argument("--optimize-towers", type=int, choices=[1, 2, 3], help="effort for towers, which take long at 3 (default: 3)")
+    parser.add_argument("--optimize", type=int, choices=[1, 2, 3], help="effort of compiling (default: 3)")
     parser.add_argument("--place", type=Path, help="where bundles are made (default: the system's temporary folder)")
     parser.add_argument("--configs", type=Path, default=Path(__file__).parent.parent / "configs")
     parser.add_argument("--list", action="store_true", help="print the jobs and end")
     options = parser.parse_args()
+    options.qhx = options.qhx.resolve()
     jobs = [job for job in JOBS if not options.names or any("/".join(job).startswith(name) for name in options.names)]
     if options.list:
         print("\n".join("/".join(job) for job in jobs))
@@ -73,8 +74,8 @@ def compile_one(options, job: tuple, place: Path):
     (place / "config.json").write_text(json.dumps(cut(config, part)))
     command = [options.qhx, "synth", place / "config.json", "--out", place / "bundle", "--precision", precision, "--target", arch,
                "--context", CONTEXT, "--prefill", PREFILL if part == "text" else "none", "--qnn-dir", options.qnn_dir, "--json"]
-    if part != "text" and options.optimize_towers:
-        command += ["--optimize", options.optimize_towers]
+    if options.optimize:
+        command += ["--optimize", options.optimize]
     result = Result(job)
     with open(place / "out", "wb") as out, open(place / "err", "wb") as err:
         process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=out, stderr=err)

@@ -94,6 +94,10 @@ impl TargetFlags {
         if let (false, Some((flag, _))) = (self.has_npu() || is_plan, flags.iter().find(|(_, given)| *given)) {
             return Err(Failure::usage(format!("{flag} is for targets with static shapes")).hint("add --target v79, v81 or both"));
         }
+        if is_plan && self.placement.is_some() {
+            let whole = Failure::usage("--plan lays out the whole model on the NPU, --placement takes some of it elsewhere");
+            return Err(whole.hint("leave out --placement: with it there is less to lay out"));
+        }
         self.prefill_rows().map(drop)
     }
 

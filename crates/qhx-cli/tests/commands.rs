@@ -469,6 +469,11 @@ fn forge_plans_contexts_without_compiling() {
         "{table}"
     );
     assert!(table.contains("one token takes") && table.contains("one token copies"), "{table}");
+    fail(
+        ["forge", config.to_str().unwrap(), "--plan", "--placement", "x.toml"],
+        2,
+        &["--plan lays out the whole model", "leave out --placement"],
+    );
     fail(["forge", config.to_str().unwrap()], 2, &["--out"]);
     fail(["forge", config.to_str().unwrap(), "--out", "x", "--allow-risky"], 2, &["--allow-risky is for targets", "--target v79"]);
 }

@@ -119,6 +119,19 @@ fn without_leave_only_the_graphs_that_write_are_prepared() {
     assert!(error.contains("does not fit") && error.contains("a context holds 64"), "{error}");
 }
 
+/// A plan counts weights; what the library makes of them may be larger than a processor loads.
+#[test]
+#[ignore = "needs QNN's library: cargo xtask test"]
+fn contexts_that_came_out_too_large_are_refused() {
+    let model = tiny(0).remove(0);
+    let planned = budget(&[Wanted { program: &model.program, rows: &[1] }], CONTEXT, &NpuOptions::default()).unwrap();
+    let limits = Some(Limits { context_bytes: planned.bytes, ..Limits::of(Arch::V81) });
+    let target = Target { name: "v81".into(), rows: vec![1], context: CONTEXT, ..Default::default() };
+    let refused = device(NpuOptions { limits, ..Default::default() }).prepare(&model.program, &model.weights, &target);
+    let error = refused.unwrap_err().to_string();
+    assert!(error.contains("came out with") && error.contains(&format!("v81 loads {}", planned.bytes)), "{error}");
+}
+
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn what_does_not_fit_is_refused() {
