@@ -59,8 +59,16 @@ fn examine_one(root: &Path, file: &Path, named: &Named, probe: &Probe) -> Findin
     let Ok(size) = fs::metadata(file).map(|data| data.len()) else {
         return wrong(format!("is missing, though {} names it", named.by.join(", ")), "copy it again");
     };
+    let too_large = |described: &str, arch: Arch| {
+        let most = Limits::of(arch).context_bytes;
+        let found = format!("{described}; a phone loads about {}", show_bytes(most));
+        let advice = Some("forge it anew with a larger --optimize, at which graphs share more, or a smaller precision");
+        (size > most).then(|| finding(&subject, State::Doubtful, found, advice))
+    };
     let Some(library) = &probe.library else {
-        return finding(&subject, State::Doubtful, format!("{}; without QNN's libraries it cannot be looked into", show_bytes(size)), None);
+        let unseen = format!("{}; without QNN's libraries it cannot be looked into", show_bytes(size));
+        let large = too_large(&unseen, probe.arch.unwrap_or(Arch::V81));
+        return large.unwrap_or_else(|| finding(&subject, State::Doubtful, unseen, None));
     };
     let expected = Expected { name: String::new(), bytes: named.bytes, sha256: named.sha256, graphs: Vec::new() };
     let metadata = match library.inspect_file(file, &expected) {
@@ -72,15 +80,20 @@ fn examine_one(root: &Path, file: &Path, named: &Named, probe: &Probe) -> Findin
     let Some(here) = probe.arch.or(Arch::from_number(*arch)) else {
         return wrong(described, "qhx runs binaries for v79 and v81");
     };
-    match metadata.obstacle(library, here) {
-        Some(obstacle) => finding(&subject, State::Wrong, format!("{described}: it {obstacle}"), None),
-        None if size > Limits::of(here).context_bytes => finding(
+    if let Some(obstacle) = metadata.obstacle(library, here) {
+        return finding(&subject, State::Wrong, format!("{described}: it {obstacle}"), None);
+    }
+    if let Some(large) = too_large(&described, here) {
+        return large;
+    }
+    match metadata.soc_model == here.soc_model() {
+        true => finding(&subject, State::Fine, described, None),
+        false => finding(
             &subject,
             State::Doubtful,
-            described,
-            Some("contexts of more than about 3.5 GB do not load on phones: forge it anew in more parts"),
+            format!("{described}, for chip {}; {} is {}", metadata.soc_model, here.soc_name(), here.soc_model()),
+            Some("it may be laid out for other sizes of memory: qhx forge --target makes one for this chip"),
         ),
-        None => finding(&subject, State::Fine, described, None),
     }
 }
 
@@ -186,6 +199,15 @@ mod tests {
         assert!(other.len() == 1 && other[0].advice.as_ref().unwrap().contains("--target v79"), "{other:?}");
         fs::remove_dir_all(&v81).unwrap();
         assert!(examine(folder.path(), &machine(None))[0].found.contains("the bundle has none"));
+    }
+
+    #[test]
+    fn what_no_phone_loads_is_told_without_looking_into_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("a.bin");
+        fs::File::create(&file).unwrap().set_len(4_000_000_000).unwrap();
+        let found = examine(&file, &machine(Some(Arch::V81)));
+        assert!(found[0].state == State::Doubtful && found[0].found.contains("a phone loads about 3.3 GiB"), "{found:?}");
     }
 
     #[test]

@@ -22,8 +22,20 @@ const RPC_LIBRARY: &str = "libcdsprpc.so";
 const SYSTEM_FOLDERS: [&str; 6] =
     ["vendor/lib64", "system/vendor/lib64", "system/lib64", "usr/lib/aarch64-linux-gnu", "usr/lib", "usr/local/lib"];
 
-/// Chips and the generation of their processor.
-const CHIPS: [(&str, u32); 6] = [("SM8450", 69), ("SM8475", 69), ("SM8550", 73), ("SM8650", 75), ("SM8750", 79), ("SM8850", 81)];
+/// Chips, and the boards that some systems name instead, with the generation of their processor.
+const CHIPS: [(&str, u32); 11] = [
+    ("SM8450", 69),
+    ("SM8475", 69),
+    ("SM8550", 73),
+    ("SM7635", 73),
+    ("SM7675", 73),
+    ("KALAMA", 73),
+    ("SM8650", 75),
+    ("PINEAPPLE", 75),
+    ("SM8750", 79),
+    ("SUN", 79),
+    ("SM8850", 81),
+];
 
 /// Where to look: this machine, or a folder that is laid out like one.
 #[derive(Clone, Debug)]
@@ -101,6 +113,7 @@ pub fn arch_here() -> Result<Option<Arch>, String> {
 
 /// The generation of a chip's processor.
 fn generation_of(chip: &str) -> Option<u32> {
+    let chip = chip.to_uppercase();
     CHIPS.iter().find(|(name, _)| chip.starts_with(name)).map(|(_, generation)| *generation)
 }
 
@@ -109,11 +122,12 @@ impl Surroundings {
     pub fn here(libraries: Option<&Path>) -> Self {
         let root = PathBuf::from("/");
         let listed = DSP_VARIABLES.iter().find_map(|name| env::var(name).ok()).unwrap_or_default();
-        let chip = property("ro.soc.model").or_else(|| fs::read_to_string(root.join("sys/devices/soc0/machine")).ok());
+        let machine = || named(fs::read_to_string(root.join("sys/devices/soc0/machine")).ok());
+        let chip = property("ro.soc.model").or_else(machine).or_else(|| property("ro.board.platform"));
         Self {
             libraries: libraries.map(Path::to_path_buf).or_else(|| env::var_os(DIRECTORY_VARIABLE).map(PathBuf::from)),
             dsp_folders: listed.split(';').filter(|folder| !folder.is_empty()).map(PathBuf::from).collect(),
-            chip: chip.map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()),
+            chip,
             emulated: cfg!(target_arch = "x86_64"),
             root,
         }
@@ -294,7 +308,12 @@ fn property(name: &str) -> Option<String> {
         return None;
     }
     let output = Command::new("getprop").arg(name).output().ok()?;
-    Some(String::from_utf8_lossy(&output.stdout).into_owned())
+    named(Some(String::from_utf8_lossy(&output.stdout).into_owned()))
+}
+
+/// A name that says something.
+fn named(text: Option<String>) -> Option<String> {
+    text.map(|name| name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
 #[cfg(test)]
@@ -381,6 +400,7 @@ mod tests {
         };
         assert_eq!(arch(Some("SM8750P")), (Some(Arch::V79), State::Fine));
         assert_eq!(arch(Some("SM8650")), (None, State::Wrong));
+        assert_eq!(arch(Some("sun")), (Some(Arch::V79), State::Fine));
         assert_eq!(arch(Some("MT6989")), (None, State::Doubtful));
         assert_eq!(arch(None), (None, State::Doubtful));
     }

@@ -4,7 +4,7 @@
 mod fake;
 
 use fake::Fake;
-use qhx_npu::{Arch, CompileOptions, Library, graph};
+use qhx_npu::{Arch, Build, CompileOptions, Compiled, GraphInfo, Library, Metadata, graph};
 use std::{
     env, fs,
     io::Write,
@@ -58,6 +58,31 @@ fn a_device_that_cannot_be_opened_is_told_when_it_is_needed() {
     assert!(error.contains("QNN logCreate failed") && error.contains("error 1000"), "{error}");
     let error = library.inspect("a.bin", &[0; 16]).unwrap_err().to_string();
     assert!(error.contains("libQnnSystem.so") && error.contains("no such file"), "{error}");
+}
+
+/// What a binary says of itself is enough to tell that it will not load.
+#[test]
+fn binaries_that_will_not_load_say_why() {
+    let folder = TempDir::new().unwrap();
+    Fake::default().build(folder.path());
+    let library = Library::open(Some(folder.path())).unwrap();
+    let compiled = |vtcm_mb: u32| Compiled { vtcm_bytes: vtcm_mb << 20, optimization: 3, dlbc: false, hvx_threads: 4, spill_fill_bytes: 0 };
+    let graph = |vtcm_mb| GraphInfo { name: "part0".into(), inputs: vec![], outputs: vec![], compiled: Some(compiled(vtcm_mb)) };
+    let good = Metadata {
+        build: library.build().clone(),
+        core_version: (2, 37, 0),
+        arch: 81,
+        soc_model: Arch::V81.soc_model(),
+        graphs: vec![graph(8)],
+        shared_weights: false,
+    };
+    assert_eq!(good.obstacle(&library, Arch::V81), None);
+    let obstacle = |metadata: Metadata, arch| metadata.obstacle(&library, arch).unwrap();
+    assert!(obstacle(good.clone(), Arch::V79).contains("was made for Hexagon v81, this processor is v79"));
+    let large = obstacle(Metadata { graphs: vec![graph(8), graph(16)], ..good.clone() }, Arch::V81);
+    assert!(large.contains("`part0` needs 16 MB of VTCM, v81 has 8"), "{large}");
+    let newer = obstacle(Metadata { build: Build { release: Some((2, 99, 0)), text: "v2.99.0.1".into() }, ..good }, Arch::V81);
+    assert!(newer.contains("made with QAIRT 2.99.0, the library is the older QAIRT 2.51.0"), "{newer}");
 }
 
 #[test]

@@ -87,7 +87,9 @@ impl Mixture<'_> {
                 inputs.push(if sizes.int8 { quants(stack, expert) } else { halves(name, stack, expert)? });
             }
             if sizes.int8 {
-                inputs.extend(stacks.map(|stack| scales(stack, expert)));
+                for (stack, name) in stacks.iter().zip(self.names) {
+                    inputs.push(scales(name, stack, expert)?);
+                }
             }
         }
         let is_lent = inputs.iter().map(|input| matches!(input, Cow::Borrowed(_)));
@@ -123,10 +125,20 @@ fn quants(stack: &WeightTensor, expert: usize) -> Cow<'_, [u8]> {
     }
 }
 
-fn scales(stack: &WeightTensor, expert: usize) -> Cow<'static, [u8]> {
+/// The scales of one expert, with what the graph takes for the scale of all quants taken out. (One too small for f16 becomes 0: its weights are below 1e-7.)
+fn scales(name: &Name, stack: &WeightTensor, expert: usize) -> Result<Cow<'static, [u8]>, DeviceError> {
     let rows = stack.shape()[1];
-    let scales = (0..rows).map(|row| stack.scale_at(expert * rows + row, 0) / INT8_SCALE);
-    Cow::Owned(scales.flat_map(|s| f16::from_f32(s).to_le_bytes()).collect())
+    let mut bytes = Vec::with_capacity(rows * 2);
+    for row in expert * rows..(expert + 1) * rows {
+        let scale = stack.scale_at(row, 0);
+        let half = f16::from_f32(scale / INT8_SCALE);
+        if !half.is_finite() {
+            let reason = format!("the scale {scale} of row {row} is beyond what f16 holds on the NPU: place its stage on the CPU");
+            return Err(DeviceError::Weight { name: name.clone(), reason });
+        }
+        bytes.extend(half.to_le_bytes());
+    }
+    Ok(Cow::Owned(bytes))
 }
 
 /// The numbers of one expert as f16: where they are stored so, without padding, the stored bytes themselves.
@@ -148,4 +160,25 @@ fn halves<'a>(name: &Name, stack: &'a WeightTensor, expert: usize) -> Result<Cow
         }
     }
     Ok(Cow::Owned(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use qhx_ir::AlignedBytes;
+
+    #[test]
+    fn scales_are_held_to_the_range_of_f16() {
+        let name = Name::from("experts.down");
+        let of = |scale: f32| {
+            let (mut quants, mut numbers) = (AlignedBytes::zeroed(2 * 64), AlignedBytes::zeroed(2 * 4));
+            quants.as_mut()[64] = 1;
+            numbers.as_mut().copy_from_slice(bytemuck::cast_slice(&[0.5, scale]));
+            let stack = WeightTensor::new(Encoding::I8Row, vec![1, 2, 64], quants.into(), Some(numbers.into()), None).unwrap();
+            scales(&name, &stack, 0)
+        };
+        assert_eq!(*of(0.25).unwrap(), *[64.0, 32.0].map(|scale| f16::from_f32(scale).to_le_bytes()).concat());
+        let error = of(600.0).unwrap_err().to_string();
+        assert!(error.contains("experts.down") && error.contains("600") && error.contains("row 1"), "{error}");
+    }
 }
