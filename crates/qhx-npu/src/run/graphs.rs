@@ -3,7 +3,7 @@
 use super::plan::Plan;
 use crate::{
     CompileOptions, Context, Device, ExecGraph, Expected, ExpectedGraph, ExpectedTensor,
-    graph::{Graph, Role},
+    graph::{Graph, Role, Tensor, TensorId},
     lower::{Drain, Feed, Lowered, Sizes, experts::ExpertSizes},
 };
 use half::f16;
@@ -41,6 +41,49 @@ pub(super) struct Port<What> {
     pub(super) buffer: Vec<f16>,
 }
 
+impl Ready {
+    fn new(graph: Arc<ExecGraph>, lowered: Lowered, context: Option<usize>) -> Result<Self, DeviceError> {
+        let Lowered { graph: wanted, feeds, drains } = lowered;
+        let is_borrowed = |feed: &Feed| matches!(feed, Feed::PastKeys(_) | Feed::PastValues(_));
+        let inputs = ports(&wanted, graph.inputs(), feeds, is_borrowed)?;
+        let outputs = ports(&wanted, graph.outputs(), drains, |_| false)?;
+        Ok(Self { graph, inputs, outputs, context })
+    }
+}
+
+/// What each tensor of a graph holds, in its order. A graph from a file may have other tensors than it should, so buffers are made last.
+fn ports<What>(
+    wanted: &Graph,
+    found: &[crate::Port],
+    whats: Vec<(TensorId, What)>,
+    is_borrowed: impl Fn(&What) -> bool,
+) -> Result<Vec<Port<What>>, DeviceError> {
+    let other = |which: &str| {
+        let reason = format!("npu: graph `{}` has other tensors than it should ({which}): forge the bundle again", wanted.name);
+        Err(DeviceError::Resources(reason))
+    };
+    if found.len() != whats.len() {
+        return other(&format!("{} instead of {}", found.len(), whats.len()));
+    }
+    let mut by_name: HashMap<&str, (&Tensor, What)> = HashMap::new();
+    for (tensor, what) in whats {
+        let tensor = &wanted.tensors[tensor.0];
+        by_name.insert(&tensor.name, (tensor, what));
+    }
+    let mut ports = Vec::with_capacity(found.len());
+    for port in found {
+        match by_name.remove(&*port.name) {
+            Some((tensor, what)) if (&tensor.dims, tensor.dtype) == (&port.dims, port.dtype) => {
+                let dims: Vec<usize> = tensor.dims.iter().map(|&d| d as usize).collect();
+                let numbers = if is_borrowed(&what) { 0 } else { dims.iter().product() };
+                ports.push(Port { what, buffer: vec![f16::ZERO; numbers], dims });
+            }
+            _ => return other(&format!("`{}` {:?}", port.name, port.dims)),
+        }
+    }
+    Ok(ports)
+}
+
 /// All graphs of an executable.
 pub(super) struct Graphs {
     device: Arc<Device>,
@@ -68,18 +111,11 @@ impl Graphs {
         let context = match self.ready.get(&key) {
             Some(ready) => ready.context,
             None => {
-                let Lowered { graph, feeds, drains } = lower(part_name(part, sizes), matches!(self.source, Source::Compile(_)))?;
-                let borrowed = |feed: &Feed| matches!(feed, Feed::PastKeys(_) | Feed::PastValues(_));
-                let mut inputs: HashMap<&str, Port<Feed>> =
-                    feeds.into_iter().map(|(tensor, feed)| named_port(&graph, tensor.0, borrowed(&feed), feed)).collect();
-                let mut outputs: HashMap<&str, Port<Drain>> =
-                    drains.into_iter().map(|(tensor, drain)| named_port(&graph, tensor.0, false, drain)).collect();
-                let (found, context) = self.obtain(&graph)?;
-                let missing = |name: &str| DeviceError::Resources(format!("npu: graph `{}` has an unexpected tensor `{name}`", graph.name));
-                let inputs = found.inputs().iter().map(|p| inputs.remove(&*p.name).ok_or_else(|| missing(&p.name)));
-                let outputs = found.outputs().iter().map(|p| outputs.remove(&*p.name).ok_or_else(|| missing(&p.name)));
-                let (inputs, outputs) = (inputs.collect::<Result<_, _>>()?, outputs.collect::<Result<_, _>>()?);
-                self.ready.insert(key, Ready { graph: found, inputs, outputs, context });
+                let name = part_name(part, sizes);
+                let context = self.stored(&name)?;
+                let lowered = lower(name, context.is_none())?;
+                let graph = self.obtain(&lowered.graph, context)?;
+                self.ready.insert(key, Ready::new(graph, lowered, context)?);
                 context
             }
         };
@@ -89,29 +125,50 @@ impl Graphs {
 
     /// The graph of experts.
     pub(super) fn experts(&mut self, sizes: ExpertSizes, lower: impl FnOnce(String) -> Graph) -> Result<Arc<ExecGraph>, DeviceError> {
-        if let Some((graph, context)) = self.experts.get(&sizes).cloned() {
-            self.touch(context);
-            return Ok(graph);
-        }
-        let (graph, context) = self.obtain(&lower(experts_name(sizes)))?;
-        self.experts.insert(sizes, (graph.clone(), context));
+        let (graph, context) = match self.experts.get(&sizes) {
+            Some(known) => known.clone(),
+            None => {
+                let name = experts_name(sizes);
+                let context = self.stored(&name)?;
+                let graph = self.obtain(&lower(name), context)?;
+                self.experts.insert(sizes, (graph.clone(), context));
+                (graph, context)
+            }
+        };
+        self.touch(context);
         Ok(graph)
     }
 
-    fn obtain(&mut self, graph: &Graph) -> Result<(Arc<ExecGraph>, Option<usize>), DeviceError> {
-        let (folder, plan, most_contexts) = match &self.source {
-            Source::Stored { folder, plan, most_contexts } => (folder, plan, most_contexts),
-            Source::Compile(options) => {
-                let context = self.device.compile(std::slice::from_ref(graph), options).map_err(failed)?;
-                return Ok((context.graph(&graph.name).map_err(failed)?.clone(), None));
+    /// The place of the stored context that has a graph; none where graphs are compiled here. Found by the name alone: of a graph that was not prepared
+    /// nothing is made.
+    fn stored(&self, name: &str) -> Result<Option<usize>, DeviceError> {
+        let Source::Stored { folder, plan, .. } = &self.source else { return Ok(None) };
+        match plan.contexts.iter().position(|context| context.graphs.iter().any(|graph| graph == name)) {
+            Some(place) => Ok(Some(place)),
+            None => {
+                let reason = format!("graph `{name}` was not prepared (rows {:?}, context {})", plan.rows, plan.context);
+                Err(DeviceError::Resources(format!("{}: {reason}: forge the bundle for it", folder.display())))
             }
-        };
-        let Some(number) = plan.contexts.iter().position(|c| c.graphs.contains(&graph.name)) else {
-            let reason = format!("graph `{}` was not prepared (rows {:?}, context {})", graph.name, plan.rows, plan.context);
-            return Err(DeviceError::Resources(format!("{}: {reason}: forge the bundle for it", folder.display())));
-        };
-        if !self.loaded.contains_key(&number) {
-            let stored = &plan.contexts[number];
+        }
+    }
+
+    /// Compiles a graph, or finds it in the stored context that has it.
+    fn obtain(&mut self, graph: &Graph, context: Option<usize>) -> Result<Arc<ExecGraph>, DeviceError> {
+        match (&self.source, context) {
+            (Source::Stored { .. }, Some(place)) => Ok(self.load(place, graph)?.graph(&graph.name).map_err(failed)?.clone()),
+            (Source::Compile(options), _) => {
+                let context = self.device.compile(std::slice::from_ref(graph), options).map_err(failed)?;
+                Ok(context.graph(&graph.name).map_err(failed)?.clone())
+            }
+            (Source::Stored { .. }, None) => unreachable!("stored graphs are in stored contexts"),
+        }
+    }
+
+    /// The stored context at a place, loaded; where it was not, one that has been used least recently may be released for it.
+    fn load(&mut self, place: usize, graph: &Graph) -> Result<&Context, DeviceError> {
+        let Source::Stored { folder, plan, most_contexts } = &self.source else { unreachable!("called for stored graphs") };
+        if !self.loaded.contains_key(&place) {
+            let stored = &plan.contexts[place];
             let expected = Expected {
                 name: stored.file.clone(),
                 bytes: Some(stored.bytes),
@@ -121,10 +178,9 @@ impl Graphs {
             let (file, most) = (folder.join(&stored.file), *most_contexts);
             self.release_beyond(most.saturating_sub(1));
             let context = self.device.load_file(&file, &expected).map_err(failed)?;
-            self.loaded.insert(number, (context, self.clock));
+            self.loaded.insert(place, (context, self.clock));
         }
-        let context = &self.loaded[&number].0;
-        Ok((context.graph(&graph.name).map_err(failed)?.clone(), Some(number)))
+        Ok(&self.loaded[&place].0)
     }
 
     fn touch(&mut self, context: Option<usize>) {
@@ -163,13 +219,6 @@ pub(super) fn part_name(part: usize, sizes: Sizes) -> String {
 pub(super) fn experts_name(sizes: ExpertSizes) -> String {
     let kind = if sizes.int8 { "i8" } else { "f16" };
     format!("experts{}_t{}_{}x{}_{:?}_{kind}", sizes.experts, sizes.rows, sizes.hidden, sizes.ffn, sizes.activation).to_lowercase()
-}
-
-fn named_port<What>(graph: &Graph, tensor: usize, borrowed: bool, what: What) -> (&str, Port<What>) {
-    let tensor = &graph.tensors[tensor];
-    let dims: Vec<usize> = tensor.dims.iter().map(|&d| d as usize).collect();
-    let numbers = if borrowed { 0 } else { dims.iter().product() };
-    (&tensor.name, Port { what, buffer: vec![f16::ZERO; numbers], dims })
 }
 
 fn expected_graph(graph: &Graph) -> ExpectedGraph {

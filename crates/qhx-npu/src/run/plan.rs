@@ -8,6 +8,9 @@ use std::path::Path;
 /// The version of this file that we read and write.
 pub(super) const PLAN_VERSION: u32 = 2;
 
+/// More rows than any graph or session has: a sign that a plan is damaged.
+const MOST_ROWS: usize = 1 << 24;
+
 /// The plan of one program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -85,14 +88,25 @@ impl Plan {
         if plan.plan_version != PLAN_VERSION {
             return Err(wrong(format!("plan_version {} is not {PLAN_VERSION}: forge the bundle again or update qhx", plan.plan_version)));
         }
-        if plan.rows.is_empty() || plan.rows.contains(&0) || plan.context == 0 {
-            return Err(wrong(format!("rows {:?} and context {} are impossible", plan.rows, plan.context)));
+        plan.check().map_err(wrong)?;
+        Ok(plan)
+    }
+
+    /// Whether its numbers and names can be those of a plan.
+    fn check(&self) -> Result<(), String> {
+        let Self { rows, context, ring, contexts, .. } = self;
+        let rise = rows.windows(2).all(|pair| pair[0] < pair[1]);
+        let mut numbers = rows.iter().chain([context]).chain(ring);
+        if rows.is_empty() || !rise || !numbers.all(|number| (1..=MOST_ROWS).contains(number)) {
+            let ring = ring.map_or(String::new(), |ring| format!(" and ring {ring}"));
+            return Err(format!("rows {rows:?} (rising), context {context}{ring} are impossible: each is 1 to {MOST_ROWS}"));
         }
         // A name that is a path could lead out of the folder.
-        if let Some(bad) = plan.contexts.iter().find(|c| Path::new(&c.file).components().count() != 1 || c.file.starts_with('.')) {
-            return Err(wrong(format!("`{}` is no plain file name", bad.file)));
+        let is_plain = |name: &str| !name.starts_with('.') && Path::new(name).file_name() == Some(name.as_ref());
+        match contexts.iter().find(|context| !is_plain(&context.file)) {
+            Some(bad) => Err(format!("`{}` is no plain file name", bad.file)),
+            None => Ok(()),
         }
-        Ok(plan)
     }
 }
 
@@ -148,10 +162,17 @@ mod tests {
         assert_eq!(write(&plan()), Ok(plan()));
         assert!(write(&Plan { plan_version: 1, ..plan() }).unwrap_err().contains("update qhx"));
         assert!(write(&Plan { arch: "v79".into(), ..plan() }).unwrap_err().contains("is for v79"));
-        assert!(write(&Plan { rows: vec![], ..plan() }).unwrap_err().contains("impossible"));
-        let mut away = plan();
-        away.contexts[0].file = "../text_0.bin".into();
-        assert!(write(&away).unwrap_err().contains("no plain file name"));
+        for rows in [vec![], vec![0], vec![128, 1], vec![1, 1], vec![1, usize::MAX]] {
+            assert!(write(&Plan { rows, ..plan() }).unwrap_err().contains("impossible"));
+        }
+        for (context, ring) in [(0, None), (usize::MAX, None), (512, Some(0)), (512, Some(usize::MAX))] {
+            assert!(write(&Plan { context, ring, ..plan() }).unwrap_err().contains("impossible"), "{context} {ring:?}");
+        }
+        for name in ["../text_0.bin", "/", "", "a/b.bin", ".hidden", "a.bin/"] {
+            let mut away = plan();
+            away.contexts[0].file = name.into();
+            assert!(write(&away).unwrap_err().contains("no plain file name"), "{name}");
+        }
         assert_eq!(plan().contexts[0].sum().unwrap(), [10; 32]);
         assert!(ContextFile { sha256: "0g".repeat(32), ..plan().contexts.remove(0) }.sum().is_err());
         assert!(Plan::read(folder.path(), "vision", Arch::V81).unwrap_err().to_string().contains("cannot be read"));

@@ -176,6 +176,33 @@ fn what_does_not_fit_is_refused() {
     assert!(error.contains("is for v81, the processor is v79"), "{error}");
 }
 
+/// A plan is a file like any other: what it says makes nothing large.
+#[test]
+#[ignore = "needs QNN's library: cargo xtask test"]
+fn a_plan_that_lies_is_refused() {
+    let device = device(NpuOptions::default());
+    let model = tiny(0).remove(0);
+    let folder = tempfile::tempdir().unwrap();
+    prepare(&device, &model, folder.path());
+    let (host, file) = (host_weights(&model), folder.path().join(format!("{}.npu.json", model.program.name)));
+    let right: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let refused = |field: &str, value: serde_json::Value, rows: usize| {
+        let mut plan = right.clone();
+        plan[field] = value;
+        std::fs::write(&file, plan.to_string()).unwrap();
+        let ran = load(&device, &model, &host, Some(folder.path())).and_then(|mut executable| {
+            let mut state = executable.new_state(CONTEXT)?;
+            call(&mut *executable, &mut *state, rows)
+        });
+        ran.unwrap_err().to_string()
+    };
+    // Graphs of so many rows would take terabytes; nobody has prepared them.
+    let error = refused("rows", vec![1, 1 << 24].into(), 11);
+    assert!(error.contains("_t16777216_") && error.contains("was not prepared"), "{error}");
+    let error = refused("ring", u64::MAX.into(), 1);
+    assert!(error.contains("impossible"), "{error}");
+}
+
 /// Contexts that go to a phone store the weights of all their graphs once; the emulator says that it cannot load them.
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
