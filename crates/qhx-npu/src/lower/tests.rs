@@ -116,6 +116,32 @@ fn a_reader_in_another_graph_finds_the_new_rows_in_the_slot() {
     assert_eq!(masks(64), [[Keys::PastAndNew], [Keys::Past]]);
 }
 
+/// What is not rows of the call cannot be cut and padded: it is refused, not taken for rows.
+#[test]
+fn values_are_rows_of_the_call_or_refused() {
+    let program = |shape: &str, to: &str| {
+        let program = format!(
+            r#"{{"program_version": 1, "name": "turned",
+            "inputs": [{{"name": "x", "dtype": "f32", "shape": {shape}, "generator": "carried"}}],
+            "outputs": [{{"name": "y", "value": "a.scaled"}}],
+            "stages": [{{"name": "a"}}],
+            "weights": {{}},
+            "ops": [
+                {{"path": "a.shaped", "op": {{"reshape": {{"x": "x", "shape": {to}}}}}}},
+                {{"path": "a.scaled", "op": {{"scale": {{"x": "a.shaped", "factor": 2}}}}}}]}}"#
+        );
+        Checked::new(Program::from_json(&program).unwrap()).unwrap()
+    };
+    let refusals = |program: &Checked| program.ops.iter().filter_map(|op| refusal(program, op)).collect::<Vec<_>>();
+    assert_eq!(refusals(&program(r#"["T", 8]"#, r#"["T", 2, 4]"#)), Vec::<String>::new());
+    let turned = refusals(&program(r#"["T", 8]"#, r#"[4, "T", 2]"#));
+    assert!(turned.len() == 2 && turned[0].contains("`a.shaped` [4, T, 2]: its first dimension"), "{turned:?}");
+    assert_eq!(refusals(&program("[4, 8]", "[8, 4]")).len(), 2, "no rows at all");
+    for model in models() {
+        assert_eq!(refusals(&model.program), Vec::<String>::new(), "{}", model.name);
+    }
+}
+
 #[test]
 fn parts_hand_on_what_others_read_and_keep_kinds_of_rows_apart() {
     for (model, budget) in models().flat_map(|m| [u64::MAX, 4000, 1].map(|budget| (m.program.clone(), budget))) {
