@@ -3,6 +3,9 @@
 use crate::ForgeError;
 use serde_json::Value;
 
+/// More layers, or experts of a layer, than any model has.
+const MOST_REPEATS: usize = 4096;
+
 /// A section of a configuration, with its place for error messages.
 #[derive(Clone, Copy, Debug)]
 pub struct Config<'a> {
@@ -43,6 +46,14 @@ impl<'a> Config<'a> {
     /// A field that must be there and be a positive integer.
     pub fn size(self, field: &str) -> Result<usize, ForgeError> {
         self.size_if_any(field)?.ok_or_else(|| self.error(field, "is missing"))
+    }
+
+    /// A field that must be there and say how many layers, or experts of a layer, there are: each of them is written down by itself.
+    pub fn repeats(self, field: &str) -> Result<usize, ForgeError> {
+        match self.size(field)? {
+            count if count <= MOST_REPEATS => Ok(count),
+            count => Err(self.error(field, format!("is {count}, at most {MOST_REPEATS} are supported"))),
+        }
     }
 
     /// A field that, where it is there, must be a positive integer.

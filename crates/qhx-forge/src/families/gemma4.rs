@@ -76,7 +76,7 @@ impl Gemma4 {
 }
 
 fn layers(c: Config<'_>) -> Result<Vec<Layer>, ForgeError> {
-    let count = c.size("num_hidden_layers")?;
+    let count = c.repeats("num_hidden_layers")?;
     let types = match c.texts_if_any("layer_types")? {
         Some(types) if types.len() != count => {
             return Err(c.error("layer_types", format!("has {} entries for {count} layers", types.len())));

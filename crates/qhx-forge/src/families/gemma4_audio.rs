@@ -67,7 +67,7 @@ impl Gemma4Audio {
         Ok(Some(Self {
             channels,
             hidden,
-            layers: c.size("num_hidden_layers")?,
+            layers: c.repeats("num_hidden_layers")?,
             heads,
             kernel: c.size("conv_kernel_size")?,
             window: left - 1,

@@ -57,7 +57,7 @@ impl Gemma4Vision {
             positions: c.size("position_embedding_size")?,
             hidden: c.size("hidden_size")?,
             ffn: c.size("intermediate_size")?,
-            layers: c.size("num_hidden_layers")?,
+            layers: c.repeats("num_hidden_layers")?,
             heads,
             kv_heads,
             head_dim,

@@ -38,7 +38,7 @@ impl Llama {
         Ok(Self {
             vocabulary: c.size("vocab_size")?,
             hidden,
-            layers: c.size("num_hidden_layers")?,
+            layers: c.repeats("num_hidden_layers")?,
             heads,
             kv_heads,
             head_dim,

@@ -201,6 +201,8 @@ mod tests {
             ("llama", "hidden_act", json!("relu"), "`hidden_act` is \"relu\", a variant that is not supported"),
             ("qwen3", "attention_bias", json!(true), "`attention_bias` is true, a variant that is not supported"),
             ("phimoe", "num_experts_per_tok", json!(3), "`num_experts_per_tok` is 3"),
+            ("llama", "num_hidden_layers", json!(1u64 << 40), "`num_hidden_layers` is 1099511627776, at most 4096 are supported"),
+            ("phimoe", "num_local_experts", json!(1 << 30), "`num_local_experts` is 1073741824, at most 4096 are supported"),
             ("phimoe", "num_local_experts", json!("many"), "`num_local_experts` must be a positive integer, found \"many\""),
         ];
         for (name, field, value, expected) in cases {

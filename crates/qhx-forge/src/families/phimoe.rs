@@ -43,7 +43,7 @@ impl PhiMoe {
         if heads % kv_heads != 0 {
             return Err(c.error("num_key_value_heads", format!("({kv_heads}) must divide num_attention_heads ({heads})")));
         }
-        let experts = c.size("num_local_experts")?;
+        let experts = c.repeats("num_local_experts")?;
         if experts < 2 {
             return Err(c.error("num_local_experts", "must be at least 2, for two are chosen"));
         }
@@ -53,7 +53,7 @@ impl PhiMoe {
         Ok(Self {
             vocabulary: c.size("vocab_size")?,
             hidden,
-            layers: c.size("num_hidden_layers")?,
+            layers: c.repeats("num_hidden_layers")?,
             heads,
             kv_heads,
             head_dim,

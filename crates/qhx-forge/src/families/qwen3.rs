@@ -46,7 +46,7 @@ impl Qwen3 {
         Ok(Self {
             vocabulary: c.size("vocab_size")?,
             hidden,
-            layers: c.size("num_hidden_layers")?,
+            layers: c.repeats("num_hidden_layers")?,
             heads,
             kv_heads,
             head_dim,

@@ -81,7 +81,7 @@ impl Qwen35 {
 }
 
 fn attention_layers(c: Config<'_>) -> Result<Vec<bool>, ForgeError> {
-    let layers = c.size("num_hidden_layers")?;
+    let layers = c.repeats("num_hidden_layers")?;
     let Some(types) = c.texts_if_any("layer_types")? else {
         let interval = c.size_if_any("full_attention_interval")?.unwrap_or(4);
         return Ok((0..layers).map(|n| (n + 1) % interval == 0).collect());

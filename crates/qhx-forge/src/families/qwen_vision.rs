@@ -45,7 +45,7 @@ impl QwenVision {
             return Ok(None);
         }
         c.only("hidden_act", &["gelu_pytorch_tanh".into()])?;
-        let (width, heads, depth) = (c.size("hidden_size")?, c.size("num_heads")?, c.size("depth")?);
+        let (width, heads, depth) = (c.size("hidden_size")?, c.size("num_heads")?, c.repeats("depth")?);
         if width % heads != 0 || (width / heads) % 4 != 0 {
             return Err(c.error("num_heads", format!("({heads}) must cut hidden_size ({width}) into heads of a multiple of 4")));
         }
