@@ -162,7 +162,14 @@ impl TargetOrder {
         let Some(TargetPlacement { rules, devices }) = &self.placement else { return Ok(self.clone()) };
         rules.check(programs.iter().copied())?;
         let device = |program: &&Checked| {
-            let (device, _) = place(program, DeviceChoice::Npu, Some(rules), devices)?;
+            let (device, placement) = place(program, DeviceChoice::Npu, Some(rules), devices)?;
+            // From one phase to the other a session takes all its rows along.
+            let moves = !program.slots.is_empty() && placement.stages.iter().any(|stage| stage.phase.is_some());
+            if moves && self.kv == KvForm::Ring {
+                let reason =
+                    "--kv ring keeps the latest rows only, and the placement writes elsewhere than it reads, which takes all of them";
+                return Err(ForgeError::Target(format!("{reason}: use --kv full, or one device for both")));
+            }
             Ok((program.name.to_string(), device))
         };
         let programs = programs.iter().map(device).collect::<Result<_, ForgeError>>()?;

@@ -412,7 +412,11 @@ fn a_phase_elsewhere_is_gated_and_verified() {
     fs::write(&prompts, serde_json::json!([prompt["ids"]]).to_string()).unwrap();
     let sizes = ["--precision", "f16", "--target", "v81", "--for", "emulator", "--context", "64", "--prefill", "16", "--json"];
     let more = ["--prompts", text(&prompts), "--placement", text(&rules)];
-    let report = json(["forge", text(&fixture("qwen3")), "--out", text(&bundle)].iter().chain(&sizes).chain(&more));
+    let source = fixture("qwen3");
+    let make = ["forge", text(&source), "--out", text(&bundle)];
+    let make = || make.iter().chain(&sizes).chain(&more);
+    fail(make().chain(&["--kv", "ring"]), 1, &["--kv ring keeps the latest rows only", "--kv full"]);
+    let report = json(make());
     let target = &report["targets"][0];
     assert!(target["contexts"] == 1 && target["gate"]["passed"] == true && target["level"] == "whole", "{report}");
     let place = bundle.join("v81");

@@ -171,6 +171,24 @@ fn qwen3_vl_goes_on_past_the_context_as_a_ring() {
     _ = check_ring("qwen3_vl", &["--image-size", "64x64"]);
 }
 
+/// What the gate of a ring records, its folder does again: prompts that are longer than attention sees are left out, and that is told.
+#[test]
+#[ignore = "needs QNN's emulator: run by `cargo xtask test`"]
+fn a_ring_is_gated_as_far_as_it_sees() {
+    let scratch = scratch();
+    let (bundle, prompts, source) = (scratch.path().join("bundle"), scratch.path().join("prompts.json"), fixture("qwen3"));
+    let given = ["len65", "len5"].map(|name| prompt("qwen3", "oracle.json", name).0);
+    fs::write(&prompts, serde_json::json!(given).to_string()).unwrap();
+    let sizes =
+        ["--precision", "f16", "--target", "v81", "--for", "emulator", "--kv", "ring", "--context", "32", "--prefill", "16", "--json"];
+    let report = json(["forge", text(&source), "--out", text(&bundle), "--prompts", text(&prompts)].iter().chain(&sizes));
+    let gate = &report["targets"][0]["gate"];
+    assert!(gate["passed"] == true && gate["prompts"] == 1, "{report}");
+    assert!(gate["limited"].as_str().unwrap().contains("1 of 2 given prompts do not fit a context of 32"), "{report}");
+    let verified = json(["verify", text(&bundle.join("v81")), "--json"]);
+    assert!(verified["passed"] == true && verified["device"] == "npu" && verified["tokens"] == gate["tokens"], "{verified}");
+}
+
 /// A checkpoint that is right in f32 and beyond what f16 holds: what a layer's first products make 2^16 times as large, the last makes as small again.
 fn beyond_f16(to: &Path) -> PathBuf {
     let folder = copy_folder(&fixture("llama"), to);

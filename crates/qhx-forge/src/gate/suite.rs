@@ -110,8 +110,25 @@ pub fn new_tokens(context: usize) -> usize {
 
 /// The suite for a model: the user's prompts or the built-in ones, and pictures and sounds where it takes them.
 pub fn suite(model: &Model, given_prompts: Option<&[GivenPrompt]>) -> Result<Suite, ForgeError> {
-    let mut suite =
-        Suite { prompts: given_prompts.map_or_else(|| built_in(model), |prompts| given(model, prompts))?, left_out: Vec::new() };
+    with_drawings(model, given_prompts.map_or_else(|| built_in(model), |prompts| given(model, prompts).collect())?)
+}
+
+/// The same for a model with less room than the one that the user's prompts are for: those that do not fit are left out.
+pub(super) fn fitting(model: &Model, given_prompts: Option<&[GivenPrompt]>) -> Result<Suite, ForgeError> {
+    let Some(all) = given_prompts else { return suite(model, None) };
+    let fitting: Vec<SuitePrompt> = given(model, all).filter_map(Result::ok).collect();
+    let (fit, instead) = (fitting.len(), if fitting.is_empty() { ", the built-in ones are asked" } else { "" });
+    let mut suite = with_drawings(model, if fitting.is_empty() { built_in(model)? } else { fitting })?;
+    if fit < all.len() {
+        let context = model.context_limit();
+        suite.left_out.insert(0, format!("{} of {} given prompts do not fit a context of {context}{instead}", all.len() - fit, all.len()));
+    }
+    Ok(suite)
+}
+
+/// Prompts, and among them pictures and sounds where the model takes them.
+fn with_drawings(model: &Model, prompts: Vec<SuitePrompt>) -> Result<Suite, ForgeError> {
+    let mut suite = Suite { prompts, left_out: Vec::new() };
     for (i, (name, drawings)) in drawings(model).into_iter().enumerate() {
         let prompt = with_media(model, name.clone(), &drawings, SENTENCES[7 * i % SENTENCES.len()])?;
         let (rows, most) = (prompt.prompt.ids().len(), most_rows(model));
@@ -204,11 +221,10 @@ fn among_ids(model: &Model, media: &[Medium]) -> Result<Prompt, Error> {
     Prompt::from_ids_with_media(model, ids, media)
 }
 
-/// The user's prompts for a model.
-fn given(model: &Model, prompts: &[GivenPrompt]) -> Result<Vec<SuitePrompt>, ForgeError> {
+/// The user's prompts for a model, each named by its place.
+fn given<'a>(model: &'a Model, prompts: &'a [GivenPrompt]) -> impl Iterator<Item = Result<SuitePrompt, ForgeError>> + 'a {
     let most = most_rows(model);
-    let mut suite = Vec::new();
-    for (i, prompt) in prompts.iter().enumerate() {
+    prompts.iter().enumerate().map(move |(i, prompt)| {
         let ids = match prompt {
             GivenPrompt::Text(text) => Prompt::completion(model, text)?.ids().to_vec(),
             GivenPrompt::User(text) => conversation(model, text)?,
@@ -225,14 +241,8 @@ fn given(model: &Model, prompts: &[GivenPrompt]) -> Result<Vec<SuitePrompt>, For
             return Err(wrong(format!("has {} ids; with the answer at most {most} fit the model's context", ids.len())));
         }
         let until_end = matches!(prompt, GivenPrompt::User(_));
-        suite.push(SuitePrompt { until_end, ..SuitePrompt::of_ids(format!("prompt{}", i + 1), ids) });
-    }
-    Ok(suite)
-}
-
-/// Those of the user's prompts that a model has room for.
-pub(super) fn fitting(model: &Model, prompts: &[GivenPrompt]) -> Vec<GivenPrompt> {
-    prompts.iter().filter(|prompt| given(model, std::slice::from_ref(prompt)).is_ok()).cloned().collect()
+        Ok(SuitePrompt { until_end, ..SuitePrompt::of_ids(format!("prompt{}", i + 1), ids) })
+    })
 }
 
 /// Reads a file of prompts: a JSON list whose items are a text, a list of ids, `{"user": TEXT}`, `{"text": TEXT}` or `{"ids": [ … ]}`.

@@ -21,7 +21,7 @@ use std::{
     collections::BTreeSet,
     time::{Duration, Instant},
 };
-use suite::SuitePrompt;
+use suite::{Suite, SuitePrompt};
 
 /// Tokens of each answer: emulators are slow.
 const TOKENS: usize = 16;
@@ -47,24 +47,27 @@ impl Gate<'_, '_> {
         let bundle = staged.open()?;
         let all: Vec<&Checked> = bundle.programs().values().collect();
         let order = &order.placed(&all)?;
-        let manifest = order.manifest(bundle.manifest(), &all)?;
+        let mut manifest = order.manifest(bundle.manifest(), &all)?;
+        // Sessions of rings may be longer. As far as their attention sees, the f32 program sees the same, and no further.
+        if let Some(plan) = &manifest.plan {
+            manifest.model.context_length = plan.context;
+        }
         let change = |own: &mut Manifest| {
             own.media = manifest.media.clone();
             own.model.context_length = manifest.model.context_length;
         };
         let (paper, _) = paper::model_with(self.material, &self.f32, forge, &change)?;
-        let given = self.options.prompts.as_deref().map(|prompts| suite::fitting(&paper, prompts));
-        let prompts = suite::suite(&paper, given.as_deref().filter(|given| !given.is_empty()))?.prompts;
+        let suite = suite::fitting(&paper, self.options.prompts.as_deref())?;
         let text = bundle.program(TEXT_PROGRAM).ok_or_else(|| ForgeError::Gate("the bundle has no text program".into()))?;
         let is_small = weight_bytes(text) <= WHOLE_BYTES;
-        let answered = if is_small { self.answers_of_target(&bundle, &manifest, order, &prompts) } else { Ok(None) };
+        let answered = if is_small { self.answers_of_target(&bundle, &manifest, order, &suite) } else { Ok(None) };
         let of_root = || root.cases.iter().filter_map(|case| shortened(case, manifest.model.context_length)).collect();
         let (level, gate, stages, cases) = match answered {
             Ok(Some(Measurement { gate, cosines, cases })) => {
                 let stages = cosines.iter().map(|(stage, mean, lowest)| super::stage_result(programs, stage, *mean, *lowest)).collect();
                 (Level::Whole, gate, stages, cases)
             }
-            Ok(None) => match self.stages_of_target(programs, &manifest, order, &prompts) {
+            Ok(None) => match self.stages_of_target(programs, &manifest, order, &suite.prompts) {
                 Ok(stages) => (Level::Stages, stages_verdict(&stages, order), stages, of_root()),
                 Err(error) => (Level::Stages, broken(error, order)?, Vec::new(), of_root()),
             },
@@ -92,7 +95,7 @@ impl Gate<'_, '_> {
         bundle: &Bundle,
         manifest: &Manifest,
         order: &TargetOrder,
-        prompts: &[SuitePrompt],
+        suite: &Suite,
     ) -> Result<Option<Measurement>, ForgeError> {
         let model = target_model(bundle, manifest, order)?;
         let (budget, started) = (self.options.budget.unwrap_or(BUDGET), Instant::now());
@@ -101,7 +104,7 @@ impl Gate<'_, '_> {
         let mut session = model.session()?;
         let mut played: Vec<Played> = Vec::new();
         // The shortest first: it tells how long the others will take.
-        let mut prompts: Vec<&SuitePrompt> = prompts.iter().collect();
+        let mut prompts: Vec<&SuitePrompt> = suite.prompts.iter().collect();
         prompts.sort_by_key(|prompt| prompt.prompt.ids().len());
         for prompt in &prompts {
             let (spent, done) = (started.elapsed(), played.len() as u32);
@@ -122,7 +125,8 @@ impl Gate<'_, '_> {
         }
         let all = prompts.len();
         let asked = if played.len() < all { format!(", {} of {all} prompts", played.len()) } else { String::new() };
-        let limited = format!("what an emulator can do: {tokens} tokens of each answer{asked}");
+        let emulator = format!("what an emulator can do: {tokens} tokens of each answer{asked}");
+        let limited = std::iter::once(emulator).chain(suite.left_out.iter().cloned()).collect::<Vec<_>>().join("; ");
         let names = self.all_stages(&played);
         let progress = &mut *self.options.progress;
         let mut tell = |done, total| progress(GateProgress { what: "f32 pass", done, total });
