@@ -35,8 +35,9 @@ pub(crate) fn examine(path: &Path, probe: &Probe) -> Vec<Finding> {
         };
         return vec![finding("context binaries", state, found.into(), Some(advice))];
     }
-    // Folders of other generations are no trouble: a phone takes its own.
-    let own = |file: &&PathBuf| match (probe.arch, file.ancestors().skip(1).find_map(arch_of)) {
+    // Folders of other generations are no trouble: a phone takes its own. What stands above the bundle says nothing.
+    let folders = |file: &PathBuf| file.ancestors().skip(1).take_while(|folder| folder.starts_with(path)).find_map(arch_of);
+    let own = |file: &&PathBuf| match (probe.arch, folders(file)) {
         (Some(here), Some(folder)) => here == folder,
         _ => true,
     };
@@ -114,10 +115,11 @@ fn binaries(folder: &Path) -> BTreeMap<PathBuf, Named> {
     found
 }
 
-/// `v79`, `v81-w8` … are folders for a generation.
+/// `v79`, `v81-w8` … are folders for a generation, `v81-w8.rejected` is none.
 fn arch_of(folder: &Path) -> Option<Arch> {
     let name = folder.file_name()?.to_str()?;
-    name.split('-').next()?.parse().ok()
+    let arch = name.split('-').next().filter(|_| !name.ends_with(".rejected"))?;
+    arch.parse().ok()
 }
 
 fn entries(folder: &Path) -> Vec<PathBuf> {
@@ -195,6 +197,15 @@ mod tests {
         let told: Vec<(&str, State)> = found.iter().map(|finding| (&*finding.subject, finding.state)).collect();
         assert_eq!(told, [("v81-w8/a.bin", State::Doubtful), ("v81-w8/parts/b.bin", State::Wrong)]);
         assert!(found[1].found.contains("though model.json names it"), "{found:?}");
+        // What is not through its gate is nobody's, and what a folder above the bundle is called does not matter.
+        let rejected = folder.path().join("v81-w8.rejected");
+        fs::create_dir(&rejected).unwrap();
+        fs::write(rejected.join("a.bin"), "x").unwrap();
+        assert_eq!(examine(folder.path(), &machine(Some(Arch::V81))).len(), 2);
+        let above = folder.path().join("v79/bundle");
+        fs::create_dir_all(&above).unwrap();
+        fs::write(above.join("a.bin"), "x").unwrap();
+        assert_eq!(examine(&above, &machine(Some(Arch::V81)))[0].state, State::Doubtful);
         let other = examine(folder.path(), &machine(Some(Arch::V79)));
         assert!(other.len() == 1 && other[0].advice.as_ref().unwrap().contains("--target v79"), "{other:?}");
         fs::remove_dir_all(&v81).unwrap();
