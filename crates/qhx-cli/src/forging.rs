@@ -10,6 +10,7 @@ use qhx_forge::{
     ForgeError, ForgeOptions, Forged, GateOptions, Gated, MadeTarget, Material, Precision, TargetOrder, forge_gated_with_targets,
     forge_with_targets, gate::suite::GivenPrompt,
 };
+use qhx_runtime::{Error, verify::VerifyError};
 use std::{cell::RefCell, io::ErrorKind, path::Path, time::Duration};
 
 /// Where a bundle goes and how it is stored.
@@ -18,34 +19,26 @@ pub(crate) struct Order<'a> {
     pub(crate) out: &'a Path,
     pub(crate) precision: Precision,
     pub(crate) replace: bool,
+    pub(crate) interrupt: &'a Interrupt,
 }
 
 /// Runs `work`, which makes a bundle. Either the bundle is complete, or nothing of it is left.
-pub(crate) fn forge<T>(
-    order: Order<'_>,
-    interrupt: &Interrupt,
-    work: impl FnOnce(&mut ForgeOptions<'_>) -> Result<T, ForgeError>,
-) -> Result<T, Failure> {
+pub(crate) fn forge<T>(order: Order<'_>, work: impl FnOnce(&mut ForgeOptions<'_>) -> Result<T, ForgeError>) -> Result<T, Failure> {
     let bar = ForgeBar::new();
     let mut progress = |progress: qhx_forge::Progress<'_>| bar.update(progress);
-    let Order { out, precision, replace } = order;
+    let Order { out, precision, replace, interrupt } = order;
     let forged = work(&mut ForgeOptions { out, precision, replace, cancel: interrupt.flag(), progress: &mut progress });
     drop(bar);
     forged.map_err(|error| explain(error, order))
 }
 
 /// Makes a bundle with its arch folders and holds it to nothing.
-pub(crate) fn ungated(
-    order: Order<'_>,
-    targets: &[TargetOrder],
-    interrupt: &Interrupt,
-    material: &Material,
-) -> Result<(Forged, Vec<MadeTarget>), Failure> {
+pub(crate) fn ungated(material: &Material, order: Order<'_>, targets: &[TargetOrder]) -> Result<(Forged, Vec<MadeTarget>), Failure> {
     let bar: RefCell<Option<GateBar>> = RefCell::default();
     let mut compiled = |progress: qhx_forge::GateProgress<'_>| {
         bar.borrow_mut().get_or_insert_with(GateBar::new).update(progress.what, progress.done, progress.total);
     };
-    forge(order, interrupt, |options| forge_with_targets(material, options, targets, &mut compiled))
+    forge(order, |options| forge_with_targets(material, options, targets, &mut compiled))
 }
 
 /// How a bundle is gated.
@@ -59,14 +52,8 @@ pub(crate) struct GateOrder {
 }
 
 /// Makes a bundle and holds it to its gate; one that is not through is a failure that says where it is left.
-pub(crate) fn gated(
-    order: Order<'_>,
-    gate: GateOrder,
-    targets: &[TargetOrder],
-    interrupt: &Interrupt,
-    material: &Material,
-) -> Result<Gated, Failure> {
-    let gated = measured(order, gate, targets, interrupt, material)?;
+pub(crate) fn gated(material: &Material, order: Order<'_>, gate: GateOrder, targets: &[TargetOrder]) -> Result<Gated, Failure> {
+    let gated = measured(material, order, gate, targets)?;
     if !gated.parity.gate.passed {
         let result = &gated.parity.gate.result;
         let note = gated.parity.choices.iter().map(|choices| choices.note.clone());
@@ -81,13 +68,7 @@ pub(crate) fn gated(
 }
 
 /// Makes a bundle and holds it to its gate, whatever comes of it.
-pub(crate) fn measured(
-    order: Order<'_>,
-    gate: GateOrder,
-    targets: &[TargetOrder],
-    interrupt: &Interrupt,
-    material: &Material,
-) -> Result<Gated, Failure> {
+pub(crate) fn measured(material: &Material, order: Order<'_>, gate: GateOrder, targets: &[TargetOrder]) -> Result<Gated, Failure> {
     // The two take turns: a search writes and measures several times.
     let bars: RefCell<(Option<ForgeBar>, Option<GateBar>)> = RefCell::default();
     let mut written = |progress: qhx_forge::Progress<'_>| {
@@ -100,7 +81,7 @@ pub(crate) fn measured(
         bars.0 = None;
         bars.1.get_or_insert_with(GateBar::new).update(progress.what, progress.done, progress.total);
     };
-    let Order { out, precision, replace } = order;
+    let Order { out, precision, replace, interrupt } = order;
     let mut options = ForgeOptions { out, precision, replace, cancel: interrupt.flag(), progress: &mut written };
     let GateOrder { kind, auto, prompts, budget, reproducible } = gate;
     let cancel = interrupt.cancel().clone();
@@ -112,11 +93,9 @@ pub(crate) fn measured(
 
 fn explain(error: ForgeError, order: Order<'_>) -> Failure {
     match &error {
-        ForgeError::Run(qhx_runtime::Error::Cancelled) => Failure::work("cancelled: nothing was written"),
-        ForgeError::Verify(qhx_runtime::verify::VerifyError::Run(qhx_runtime::Error::Cancelled)) => {
-            Failure::work("cancelled: nothing was written")
-        }
-        ForgeError::Bundle(BundleError::Cancelled) => Failure::work("cancelled: nothing was written"),
+        ForgeError::Run(Error::Cancelled)
+        | ForgeError::Verify(VerifyError::Run(Error::Cancelled))
+        | ForgeError::Bundle(BundleError::Cancelled) => Failure::work("cancelled: nothing was written"),
         ForgeError::Bundle(BundleError::Exists(_)) if !order.replace => {
             Failure::from(error).hint("--force replaces a bundle that is there already")
         }

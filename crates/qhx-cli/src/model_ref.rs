@@ -99,7 +99,7 @@ fn open_checkpoint(source: &Path, interrupt: &Interrupt) -> Result<Bundle, Failu
     output::dim_note(&format!("forging {} into {} (once)", source.display(), place.display()));
     let material = Material::open(source)?;
     let gate = GateOrder { kind: None, auto: false, prompts: None, budget: Some(GATE_BUDGET), reproducible: false };
-    let gated = measured(Order { out: &place, precision, replace }, gate, &[], interrupt, &material)?;
+    let gated = measured(&material, Order { out: &place, precision, replace, interrupt }, gate, &[])?;
     let gate = &gated.parity.gate;
     if !gate.passed {
         let (source, report) = (source.display(), gated.path.join(PARITY_PAGE));

@@ -36,11 +36,10 @@ pub(crate) fn run(arguments: &[OsString], interrupt: &Interrupt) -> Result<(), F
     if arguments.iter().any(|argument| argument == "--help" || argument == "-h") {
         return output::print(USAGE);
     }
-    let [manifest, htp, system, root, max_new, prompt, media @ ..] = arguments else {
-        return Err(Failure::usage(format!("expected 6 or 7 arguments, found {}", arguments.len())).hint(USAGE.trim_end()));
-    };
+    let wrong = || Failure::usage(format!("expected 6 or 7 arguments, found {}", arguments.len())).hint(USAGE.trim_end());
+    let [manifest, htp, system, root, max_new, prompt, media @ ..] = arguments else { return Err(wrong()) };
     if media.len() > 1 {
-        return Err(Failure::usage(format!("expected 6 or 7 arguments, found {}", arguments.len())).hint(USAGE.trim_end()));
+        return Err(wrong());
     }
     let max_new = text(max_new, "MAX_NEW")?;
     let max_new = max_new.parse().map_err(|_| Failure::usage(format!("MAX_NEW is {max_new:?}, expected a number of tokens")))?;

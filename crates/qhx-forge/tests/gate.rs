@@ -30,17 +30,7 @@ fn forge(
 ) -> Result<Gated, ForgeError> {
     let material = Material::open(&fixture(name)).unwrap();
     let mut options = ForgeOptions { out, precision, replace: false, cancel: Default::default(), progress: &mut |_| {} };
-    let gate = GateOptions {
-        kind,
-        auto,
-        prompts,
-        budget: None,
-        reproducible: true,
-        threads: None,
-        cancel: Default::default(),
-        progress: &mut |_| {},
-    };
-    forge_gated(&material, &mut options, gate)
+    forge_gated(&material, &mut options, GateOptions { kind, auto, prompts, ..GateOptions::new(&mut |_| {}) })
 }
 
 fn parity_of(bundle: &Bundle) -> Parity {
@@ -151,18 +141,8 @@ fn prompts_that_cannot_be_used_are_told() {
         let mut begun = |_: qhx_forge::Progress<'_>| panic!("it is told before any work begins");
         let mut options =
             ForgeOptions { out: &out, precision: Precision::F32, replace: false, cancel: Default::default(), progress: &mut begun };
-        let (prompts, cancel) = (Some(prompts), Default::default());
         let mut measured = |_: qhx_forge::GateProgress<'_>| panic!("nor measured");
-        let gate = GateOptions {
-            kind: None,
-            auto: false,
-            prompts,
-            budget: None,
-            reproducible: true,
-            threads: None,
-            cancel,
-            progress: &mut measured,
-        };
+        let gate = GateOptions { prompts: Some(prompts), ..GateOptions::new(&mut measured) };
         forge_gated(&material, &mut options, gate).unwrap_err().to_string()
     };
     assert!(

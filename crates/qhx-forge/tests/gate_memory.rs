@@ -43,17 +43,9 @@ fn peak_memory_is_one_stage() {
         }
     });
     let prompts = [1usize, 20].map(|n| GivenPrompt::Ids((0..n as u32).map(|i| i * 1999 % 80000).collect()));
-    let gate = GateOptions {
-        kind: None,
-        auto: false,
-        prompts: Some(prompts.to_vec()),
-        budget: None,
-        reproducible: true,
-        threads: None,
-        cancel: Default::default(),
-        progress: &mut |_| {},
-    };
-    let gated = forge_gated(&Material::open(&checkpoint).unwrap(), &mut options, gate).unwrap();
+    let material = Material::open(&checkpoint).unwrap();
+    let gated =
+        forge_gated(&material, &mut options, GateOptions { prompts: Some(prompts.to_vec()), ..GateOptions::new(&mut |_| {}) }).unwrap();
     stop.store(true, Ordering::Relaxed);
     watch.join().unwrap();
     let grown = peak.load(Ordering::Relaxed) - before;

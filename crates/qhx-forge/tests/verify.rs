@@ -30,17 +30,9 @@ impl Victim {
         let out = folder.path().join("model");
         let mut options = ForgeOptions { out: &out, precision, replace: false, cancel: Default::default(), progress: &mut |_| {} };
         let prompts = [2usize, 30].map(|n| GivenPrompt::Ids((0..n as u32).map(|i| i * 41 % 300).collect()));
-        let gate = GateOptions {
-            kind: None,
-            auto: false,
-            prompts: Some(prompts.to_vec()),
-            budget: None,
-            reproducible: true,
-            threads: None,
-            cancel: Cancel::new(),
-            progress: &mut |_| {},
-        };
-        let gated = forge_gated(&Material::open(&source).unwrap(), &mut options, gate).unwrap();
+        let material = Material::open(&source).unwrap();
+        let gated =
+            forge_gated(&material, &mut options, GateOptions { prompts: Some(prompts.to_vec()), ..GateOptions::new(&mut |_| {}) }).unwrap();
         // Tiny random models may be below the tolerant gate at w8: their oracle is as good.
         fs::rename(&gated.path, folder.path().join("bundle")).unwrap();
         let [file] = &gated.manifest.weights[..] else { panic!("one weight file") };

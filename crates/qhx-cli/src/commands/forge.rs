@@ -150,7 +150,7 @@ impl BundleFlags {
             PrecisionChoice::Fixed(precision) => precision,
             PrecisionChoice::Auto => Precision::W8,
         };
-        let order = Order { out: &self.out, precision, replace: self.force };
+        let order = Order { out: &self.out, precision, replace: self.force, interrupt };
         let asked = self.prompts.is_some() || self.gate_budget.is_some() || auto;
         let kind = match self.gate {
             Some(Gate::Strict) => Some(GateKind::Strict),
@@ -160,12 +160,12 @@ impl BundleFlags {
         // Before anything is written: libraries that are not there are found at once.
         let targets = self.targets.orders()?;
         let (forged, made, parity) = if self.gate == Some(Gate::None) || self.gate.is_none() && !by_default && !asked {
-            let (forged, made) = forging::ungated(order, &targets, interrupt, material)?;
+            let (forged, made) = forging::ungated(material, order, &targets)?;
             (forged, made, None)
         } else {
             let prompts = self.prompts.as_deref().map(read_prompts).transpose().map_err(Failure::work)?;
             let gate = GateOrder { kind, auto, prompts, budget: self.gate_budget, reproducible: true };
-            let Gated { path, manifest, parity, targets } = forging::gated(order, gate, &targets, interrupt, material)?;
+            let Gated { path, manifest, parity, targets } = forging::gated(material, order, gate, &targets)?;
             (Forged { path, manifest }, targets, Some(parity))
         };
         for MadeTarget { folder, notes, .. } in &made {
@@ -196,8 +196,8 @@ fn rejected(made: &[MadeTarget]) -> Result<(), Failure> {
 impl BundleFlags {
     /// Writes the checkpoint of a synthetic model.
     pub(crate) fn make_checkpoint(&self, config: &serde_json::Value, seed: u64, interrupt: &Interrupt) -> Result<(), Failure> {
-        let order = Order { out: &self.out, precision: Precision::F32, replace: false };
-        let path = forging::forge(order, interrupt, |options| write_synthetic_checkpoint(config, seed, options))?;
+        let order = Order { out: &self.out, precision: Precision::F32, replace: false, interrupt };
+        let path = forging::forge(order, |options| write_synthetic_checkpoint(config, seed, options))?;
         match self.json {
             true => output::print_json(&serde_json::json!({ "checkpoint": path })),
             false => output::print(&facts(&[("checkpoint", path.display().to_string())])),

@@ -72,6 +72,14 @@ pub struct GateOptions<'a> {
     pub progress: &'a mut dyn FnMut(GateProgress<'_>),
 }
 
+impl<'a> GateOptions<'a> {
+    /// A precision's own gate on the built-in suite, for as long as it takes, with the same numbers on every machine.
+    pub fn new(progress: &'a mut dyn FnMut(GateProgress<'_>)) -> Self {
+        let cancel = Cancel::new();
+        Self { kind: None, auto: false, prompts: None, budget: None, reproducible: true, threads: None, cancel, progress }
+    }
+}
+
 /// How far a gate is.
 #[derive(Clone, Copy, Debug)]
 pub struct GateProgress<'a> {
@@ -394,16 +402,8 @@ mod tests {
         let mut options =
             ForgeOptions { out: &out, precision: Precision::F16, replace: false, cancel: Default::default(), progress: &mut |_| {} };
         let prompts = [3usize, 40].map(|n| GivenPrompt::Ids((0..n as u32).map(|i| i * 37 % 300).collect()));
-        let gate = GateOptions {
-            kind: None,
-            auto: false,
-            prompts: Some(prompts.to_vec()),
-            budget: None,
-            reproducible: true,
-            threads: None,
-            cancel: Cancel::new(),
-            progress: &mut |_| {},
-        };
+        let mut silent = |_: GateProgress<'_>| {};
+        let gate = GateOptions { prompts: Some(prompts.to_vec()), ..GateOptions::new(&mut silent) };
         let mut gate = Gate::new(&material, &options, gate).unwrap();
         let plan = Plan::from(Precision::F16);
         let programs = material.programs(&plan).unwrap();
@@ -440,16 +440,8 @@ mod tests {
         let out = folder.path().join("model");
         let mut options =
             ForgeOptions { out: &out, precision: Precision::F32, replace: false, cancel: Default::default(), progress: &mut |_| {} };
-        let gate = GateOptions {
-            kind: None,
-            auto: false,
-            prompts: Some(vec![GivenPrompt::Ids(vec![1, 2, 3])]),
-            budget: None,
-            reproducible: true,
-            threads: None,
-            cancel: Cancel::new(),
-            progress: &mut |_| {},
-        };
+        let mut silent = |_: GateProgress<'_>| {};
+        let gate = GateOptions { prompts: Some(vec![GivenPrompt::Ids(vec![1, 2, 3])]), ..GateOptions::new(&mut silent) };
         let mut gate = Gate::new(&material, &options, gate).unwrap();
         let plan = Plan::from(Precision::F32);
         let programs = material.programs(&plan).unwrap();
