@@ -1,11 +1,12 @@
 //! The device: what `qhx-npu` is to the rest.
 
 use super::{
+    contexts::Contexts,
     executable::NpuExecutable,
     prepare::{plan, prepare},
 };
 use crate::{
-    Arch, CompileOptions, Device as QnnDevice, Library,
+    Arch, CompileOptions, Library,
     budget::{Budget, Limits},
     lower::{self, Work},
 };
@@ -39,7 +40,7 @@ pub struct NpuOptions {
     pub part_bytes: u64,
     /// About so many bytes of weights are prepared as one context, if a part is not larger.
     pub context_bytes: u64,
-    /// Contexts held at once; beyond it the one that was used least recently is released.
+    /// Prepared contexts held at once, of all programs; beyond it the one that was used least recently is released.
     pub most_contexts: usize,
     /// What the processor can hold; absent: what is known of `arch`.
     pub limits: Option<Limits>,
@@ -79,7 +80,7 @@ impl NpuOptions {
 
 /// The Hexagon NPU, or on an x86-64 host its emulator.
 pub struct NpuDevice {
-    device: Arc<QnnDevice>,
+    contexts: Arc<Contexts>,
     options: NpuOptions,
 }
 
@@ -89,13 +90,18 @@ impl NpuDevice {
         if options.prefill_rows == 0 {
             return Err(DeviceError::Resources("a graph needs at least one row".into()));
         }
-        Ok(Self { device: Arc::new(library.device(options.arch)), options })
+        Ok(Self { contexts: Arc::new(Contexts::new(library.device(options.arch), options.most_contexts)), options })
+    }
+
+    /// How many prepared contexts are loaded now, of all programs.
+    pub fn loaded_contexts(&self) -> usize {
+        self.contexts.count()
     }
 }
 
 impl Device for NpuDevice {
     fn describe(&self) -> DeviceInfo {
-        let (arch, library, compile) = (self.options.arch, self.device.library(), self.options.compile());
+        let (arch, library, compile) = (self.options.arch, self.contexts.device.library(), self.options.compile());
         let mut facts = BTreeMap::from([
             ("arch".into(), arch.to_string()),
             ("soc".into(), arch.soc_name().into()),
@@ -128,7 +134,7 @@ impl Device for NpuDevice {
 
     fn prepare(&self, program: &Checked, weights: &Arc<dyn Weights>, target: &Target) -> Result<Vec<Artifact>, DeviceError> {
         program.ops.iter().try_for_each(|op| self.accepts(program, op))?;
-        prepare(&self.device, program, weights, target, &self.options)
+        prepare(&self.contexts.device, program, weights, target, &self.options)
     }
 
     fn host_weights(&self, program: &Checked) -> Vec<Name> {
@@ -137,7 +143,7 @@ impl Device for NpuDevice {
 
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
         program.ops.iter().try_for_each(|op| self.accepts(program, op))?;
-        Ok(Box::new(NpuExecutable::new(self.device.clone(), program, weights, options, &self.options)?))
+        Ok(Box::new(NpuExecutable::new(self.contexts.clone(), program, weights, options, &self.options)?))
     }
 }
 

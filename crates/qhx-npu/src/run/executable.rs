@@ -1,10 +1,11 @@
 //! A loaded program: runs its parts one after the other, each over all rows of the call.
 
 use super::{
+    contexts::Contexts,
     device::{Kv, NpuOptions},
     experts,
     fill::{self, Chunk},
-    graphs::{Graphs, Ready, Source, failed},
+    graphs::{Graphs, Ports, Source, failed},
     host::{self, Tables},
     meter::Meter,
     plan::Plan,
@@ -12,7 +13,7 @@ use super::{
     values::Values,
 };
 use crate::{
-    Device,
+    ExecGraph,
     budget::{constant_bytes, part_rows},
     lower::{CONTEXT_STEP, Feed, Part, Sizes, Work, lower, parts, parts::work_of},
 };
@@ -42,7 +43,7 @@ pub(super) struct NpuExecutable {
 
 impl NpuExecutable {
     pub(super) fn new(
-        device: Arc<Device>,
+        contexts: Arc<Contexts>,
         program: &Checked,
         weights: &Arc<dyn Weights>,
         limits: &LoadOptions,
@@ -52,7 +53,7 @@ impl NpuExecutable {
         let source = match &limits.artifacts {
             None => Source::Compile(options.compile()),
             Some(folder) => {
-                let plan = Box::new(Plan::read(folder, &program.name, device.arch())?);
+                let plan = Box::new(Plan::read(folder, &program.name, contexts.device.arch())?);
                 options.part_bytes = plan.part_bytes;
                 if let Some(most) = plan.ring.filter(|&most| limits.max_rows > most) {
                     return Err(DeviceError::Resources(format!(
@@ -60,7 +61,7 @@ impl NpuExecutable {
                         program.name, limits.max_rows
                     )));
                 }
-                Source::Stored { folder: folder.clone(), plan, most_contexts: options.most_contexts }
+                Source::Stored { folder: folder.clone(), plan }
             }
         };
         let mut tables = Tables::new();
@@ -82,7 +83,7 @@ impl NpuExecutable {
             limits: limits.clone(),
             parts,
             tables,
-            graphs: Graphs::new(device, source),
+            graphs: Graphs::new(contexts, source),
             options,
             outputs: HashMap::new(),
             meter: Meter::default(),
@@ -146,10 +147,10 @@ impl NpuExecutable {
             let sizes = Sizes { rows: static_rows, taps, ..part.sizes(kept) };
             let valid = static_rows.min(rows.end - first);
             let chunk = Chunk { first, valid, before: len + first - rows.start, window: kept.window(), epoch };
-            let ready = self
+            let (graph, ports) = self
                 .graphs
                 .part(number, sizes, |name, weights| lower(&self.program, part, weights.then_some(&self.weights), sizes, name))?;
-            execute(&self.program, ready, values, state.as_deref_mut(), chunk, &mut self.meter)?;
+            execute(&self.program, (&graph, ports), values, state.as_deref_mut(), chunk, &mut self.meter)?;
             self.meter.read_bytes(self.constants[number]);
             first += chunk.valid;
         }
@@ -229,17 +230,17 @@ fn deliver(program: &Checked, values: &Values<'_>, taps: &mut Option<&mut dyn Fn
 /// One execution: fills the inputs, runs the graph, hands on the outputs.
 fn execute(
     program: &Checked,
-    ready: &mut Ready,
+    (graph, ports): (&ExecGraph, &mut Ports),
     values: &mut Values<'_>,
     mut state: Option<&mut NpuState>,
     chunk: Chunk,
     meter: &mut Meter,
 ) -> Result<(), DeviceError> {
-    for port in ready.inputs.iter_mut().filter(|port| !port.buffer.is_empty()) {
+    for port in ports.inputs.iter_mut().filter(|port| !port.buffer.is_empty()) {
         fill::fill(program, values, state.as_deref_mut(), chunk, &port.what, &port.dims, &mut port.buffer);
     }
     let kept = state.as_deref();
-    let inputs = ready.inputs.iter().map(|port| -> &[f16] {
+    let inputs = ports.inputs.iter().map(|port| -> &[f16] {
         match (&port.what, kept) {
             (Feed::PastKeys(slot), Some(state)) => &state.kv(slot).keys,
             (Feed::PastValues(slot), Some(state)) => &state.kv(slot).values,
@@ -247,12 +248,12 @@ fn execute(
         }
     });
     let inputs: Vec<&[u8]> = inputs.map(bytemuck::cast_slice).collect();
-    let mut outputs: Vec<&mut [u8]> = ready.outputs.iter_mut().map(|port| bytemuck::cast_slice_mut(&mut port.buffer)).collect();
-    ready.graph.execute_in_order(&inputs, &mut outputs).map_err(failed)?;
-    let is_lent = ready.inputs.iter().map(|port| port.buffer.is_empty());
+    let mut outputs: Vec<&mut [u8]> = ports.outputs.iter_mut().map(|port| bytemuck::cast_slice_mut(&mut port.buffer)).collect();
+    graph.execute_in_order(&inputs, &mut outputs).map_err(failed)?;
+    let is_lent = ports.inputs.iter().map(|port| port.buffer.is_empty());
     meter.executed(inputs.iter().map(|input| input.len()).zip(is_lent), outputs.iter().map(|output| output.len()));
     let mut decays = Vec::new();
-    for port in &ready.outputs {
+    for port in &ports.outputs {
         fill::drain(values, state.as_deref_mut(), chunk, &port.what, &port.dims, &port.buffer, &mut decays)?;
     }
     Ok(())

@@ -1,8 +1,11 @@
 //! Graphs that are ready to run: compiled, or loaded from what was prepared, when they are first needed.
 
-use super::plan::Plan;
+use super::{
+    contexts::Contexts,
+    plan::{ContextFile, Plan},
+};
 use crate::{
-    CompileOptions, Context, Device, ExecGraph, Expected, ExpectedGraph, ExpectedTensor,
+    CompileOptions, ExecGraph, Expected, ExpectedGraph, ExpectedTensor,
     graph::{Graph, Role, Tensor, TensorId},
     lower::{Drain, Feed, Lowered, Sizes, experts::ExpertSizes},
 };
@@ -20,18 +23,22 @@ pub(super) enum Source {
         folder: PathBuf,
         /// What is in it.
         plan: Box<Plan>,
-        /// So many contexts are held at once; beyond it the one that was used least recently is released.
-        most_contexts: usize,
     },
 }
 
-/// A graph with its buffers.
-pub(super) struct Ready {
-    pub(super) graph: Arc<ExecGraph>,
+/// Where a graph is.
+enum Home {
+    /// It was compiled here, and stays.
+    Compiled(Arc<ExecGraph>),
+    /// In a context binary, which may have been released when the graph is needed again.
+    Stored { file: PathBuf, expected: Expected },
+}
+
+/// The buffers of a graph.
+pub(super) struct Ports {
+    home: Home,
     pub(super) inputs: Vec<Port<Feed>>,
     pub(super) outputs: Vec<Port<Drain>>,
-    /// The place of its context among the stored ones.
-    context: Option<usize>,
 }
 
 /// An input or output: what it holds, and its buffer (empty where the state's own memory is used).
@@ -41,13 +48,13 @@ pub(super) struct Port<What> {
     pub(super) buffer: Vec<f16>,
 }
 
-impl Ready {
-    fn new(graph: Arc<ExecGraph>, lowered: Lowered, context: Option<usize>) -> Result<Self, DeviceError> {
+impl Ports {
+    fn new(home: Home, graph: &ExecGraph, lowered: Lowered) -> Result<Self, DeviceError> {
         let Lowered { graph: wanted, feeds, drains } = lowered;
         let is_borrowed = |feed: &Feed| matches!(feed, Feed::PastKeys(_) | Feed::PastValues(_));
         let inputs = ports(&wanted, graph.inputs(), feeds, is_borrowed)?;
         let outputs = ports(&wanted, graph.outputs(), drains, |_| false)?;
-        Ok(Self { graph, inputs, outputs, context })
+        Ok(Self { home, inputs, outputs })
     }
 }
 
@@ -86,65 +93,59 @@ fn ports<What>(
 
 /// All graphs of an executable.
 pub(super) struct Graphs {
-    device: Arc<Device>,
+    contexts: Arc<Contexts>,
     pub(super) source: Source,
-    ready: HashMap<(usize, Sizes), Ready>,
-    experts: HashMap<ExpertSizes, (Arc<ExecGraph>, Option<usize>)>,
-    /// Stored contexts that are loaded, and when they were last used.
-    loaded: HashMap<usize, (Context, u64)>,
-    clock: u64,
+    parts: HashMap<(usize, Sizes), Ports>,
+    experts: HashMap<ExpertSizes, Home>,
 }
 
 impl Graphs {
-    pub(super) fn new(device: Arc<Device>, source: Source) -> Self {
-        Self { device, source, ready: HashMap::new(), experts: HashMap::new(), loaded: HashMap::new(), clock: 0 }
+    pub(super) fn new(contexts: Arc<Contexts>, source: Source) -> Self {
+        Self { contexts, source, parts: HashMap::new(), experts: HashMap::new() }
     }
 
-    /// The graph of a part, lowered by `lower` under a name; it is told whether weights are needed.
+    /// The graph of a part with its buffers, lowered by `lower` under a name; it is told whether weights are needed.
     pub(super) fn part(
         &mut self,
         part: usize,
         sizes: Sizes,
         lower: impl FnOnce(String, bool) -> Result<Lowered, DeviceError>,
-    ) -> Result<&mut Ready, DeviceError> {
-        let key = (part, sizes);
-        let context = match self.ready.get(&key) {
-            Some(ready) => ready.context,
+    ) -> Result<(Arc<ExecGraph>, &mut Ports), DeviceError> {
+        let (key, name) = ((part, sizes), part_name(part, sizes));
+        let graph = match self.parts.get(&key) {
+            Some(known) => self.graph(&known.home, &name)?,
             None => {
-                let name = part_name(part, sizes);
-                let context = self.stored(&name)?;
-                let lowered = lower(name, context.is_none())?;
-                let graph = self.obtain(&lowered.graph, context)?;
-                self.ready.insert(key, Ready::new(graph, lowered, context)?);
-                context
+                let stored = self.stored(&name)?;
+                let lowered = lower(name.clone(), stored.is_none())?;
+                let home = self.home(stored, &lowered.graph)?;
+                let graph = self.graph(&home, &name)?;
+                self.parts.insert(key, Ports::new(home, &graph, lowered)?);
+                graph
             }
         };
-        self.touch(context);
-        self.ready.get_mut(&key).ok_or_else(|| unreachable!("just made"))
+        match self.parts.get_mut(&key) {
+            Some(ports) => Ok((graph, ports)),
+            None => unreachable!("just made"),
+        }
     }
 
     /// The graph of experts.
     pub(super) fn experts(&mut self, sizes: ExpertSizes, lower: impl FnOnce(String) -> Graph) -> Result<Arc<ExecGraph>, DeviceError> {
-        let (graph, context) = match self.experts.get(&sizes) {
-            Some(known) => known.clone(),
-            None => {
-                let name = experts_name(sizes);
-                let context = self.stored(&name)?;
-                let graph = self.obtain(&lower(name), context)?;
-                self.experts.insert(sizes, (graph.clone(), context));
-                (graph, context)
-            }
-        };
-        self.touch(context);
+        let name = experts_name(sizes);
+        if let Some(home) = self.experts.get(&sizes) {
+            return self.graph(home, &name);
+        }
+        let home = self.home(self.stored(&name)?, &lower(name.clone()))?;
+        let graph = self.graph(&home, &name)?;
+        self.experts.insert(sizes, home);
         Ok(graph)
     }
 
-    /// The place of the stored context that has a graph; none where graphs are compiled here. Found by the name alone: of a graph that was not prepared
-    /// nothing is made.
-    fn stored(&self, name: &str) -> Result<Option<usize>, DeviceError> {
-        let Source::Stored { folder, plan, .. } = &self.source else { return Ok(None) };
-        match plan.contexts.iter().position(|context| context.graphs.iter().any(|graph| graph == name)) {
-            Some(place) => Ok(Some(place)),
+    /// The stored context that has a graph; none where graphs are compiled here. Found by the name alone: of a graph that was not prepared nothing is made.
+    fn stored(&self, name: &str) -> Result<Option<(PathBuf, &ContextFile)>, DeviceError> {
+        let Source::Stored { folder, plan } = &self.source else { return Ok(None) };
+        match plan.contexts.iter().find(|context| context.graphs.iter().any(|graph| graph == name)) {
+            Some(context) => Ok(Some((folder.join(&context.file), context))),
             None => {
                 let reason = format!("graph `{name}` was not prepared (rows {:?}, context {})", plan.rows, plan.context);
                 Err(DeviceError::Resources(format!("{}: {reason}: forge the bundle for it", folder.display())))
@@ -152,60 +153,46 @@ impl Graphs {
         }
     }
 
-    /// Compiles a graph, or finds it in the stored context that has it.
-    fn obtain(&mut self, graph: &Graph, context: Option<usize>) -> Result<Arc<ExecGraph>, DeviceError> {
-        match (&self.source, context) {
-            (Source::Stored { .. }, Some(place)) => Ok(self.load(place, graph)?.graph(&graph.name).map_err(failed)?.clone()),
-            (Source::Compile(options), _) => {
-                let context = self.device.compile(std::slice::from_ref(graph), options).map_err(failed)?;
-                Ok(context.graph(&graph.name).map_err(failed)?.clone())
+    /// Where a graph is from now on: compiled, or in the stored context that has it.
+    fn home(&self, stored: Option<(PathBuf, &ContextFile)>, graph: &Graph) -> Result<Home, DeviceError> {
+        match (&self.source, stored) {
+            (_, Some((file, stored))) => {
+                let (name, bytes, sha256) = (stored.file.clone(), Some(stored.bytes), Some(stored.sum()?));
+                Ok(Home::Stored { file, expected: Expected { name, bytes, sha256, graphs: vec![expected_graph(graph)] } })
+            }
+            (Source::Compile(options), None) => {
+                let context = self.contexts.device.compile(std::slice::from_ref(graph), options).map_err(failed)?;
+                Ok(Home::Compiled(context.graph(&graph.name).map_err(failed)?.clone()))
             }
             (Source::Stored { .. }, None) => unreachable!("stored graphs are in stored contexts"),
         }
     }
 
-    /// The stored context at a place, loaded; where it was not, one that has been used least recently may be released for it.
-    fn load(&mut self, place: usize, graph: &Graph) -> Result<&Context, DeviceError> {
-        let Source::Stored { folder, plan, most_contexts } = &self.source else { unreachable!("called for stored graphs") };
-        if !self.loaded.contains_key(&place) {
-            let stored = &plan.contexts[place];
-            let expected = Expected {
-                name: stored.file.clone(),
-                bytes: Some(stored.bytes),
-                sha256: Some(stored.sum()?),
-                graphs: vec![expected_graph(graph)],
-            };
-            let (file, most) = (folder.join(&stored.file), *most_contexts);
-            self.release_beyond(most.saturating_sub(1));
-            let context = self.device.load_file(&file, &expected).map_err(failed)?;
-            self.loaded.insert(place, (context, self.clock));
-        }
-        Ok(&self.loaded[&place].0)
-    }
-
-    fn touch(&mut self, context: Option<usize>) {
-        self.clock += 1;
-        if let Some((_, used)) = context.and_then(|number| self.loaded.get_mut(&number)) {
-            *used = self.clock;
-        }
-    }
-
-    /// Releases contexts, least recently used first, until no more than `most` are left.
-    fn release_beyond(&mut self, most: usize) {
-        while self.loaded.len() > most {
-            let Some(oldest) = self.loaded.iter().min_by_key(|(_, (_, used))| *used).map(|(&number, _)| number) else { return };
-            self.ready.retain(|_, ready| ready.context != Some(oldest));
-            self.experts.retain(|_, (_, context)| *context != Some(oldest));
-            self.loaded.remove(&oldest);
+    /// The graph itself, ready to run.
+    fn graph(&self, home: &Home, name: &str) -> Result<Arc<ExecGraph>, DeviceError> {
+        match home {
+            Home::Compiled(graph) => Ok(graph.clone()),
+            Home::Stored { file, expected } => self.contexts.graph(file, name, expected),
         }
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        let ports = |ready: &Ready| {
-            let inputs = ready.inputs.iter().map(|p| p.buffer.len());
-            inputs.chain(ready.outputs.iter().map(|p| p.buffer.len())).sum::<usize>() as u64 * 2
+        let numbers = |ports: &Ports| {
+            let inputs = ports.inputs.iter().map(|p| p.buffer.len());
+            inputs.chain(ports.outputs.iter().map(|p| p.buffer.len())).sum::<usize>() as u64 * 2
         };
-        self.ready.values().map(ports).sum()
+        self.parts.values().map(numbers).sum()
+    }
+}
+
+impl Drop for Graphs {
+    fn drop(&mut self) {
+        let homes = self.parts.values().map(|ports| &ports.home).chain(self.experts.values());
+        for home in homes {
+            if let Home::Stored { file, .. } = home {
+                self.contexts.release(file);
+            }
+        }
     }
 }
 

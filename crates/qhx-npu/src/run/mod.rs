@@ -1,6 +1,7 @@
 //! The NPU as a device of the runtime: programs cut into the host's work and graphs, graphs compiled or loaded when they are first needed, calls
 //! padded and cut to the graphs' rows, slots carried by the host.
 
+mod contexts;
 mod device;
 mod executable;
 mod experts;
