@@ -10,6 +10,7 @@ use qhx_npu::{
         parts::{weight_bytes, work_of},
     },
 };
+use qhx_runtime::tensors::Tensor;
 use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -84,10 +85,8 @@ fn a_folder_alone_answers_as_transformers_does_and_bit_for_bit_again() {
     plan["plan"]["prefill_min_tokens"] = 6.into();
     fs::write(&manifest, plan.to_string()).unwrap();
     let found = json(["generate", text(&manifest)].iter().chain(&input));
-    assert_eq!(
-        (&found["prefill_path"], found["ids"].as_array().unwrap()[0].clone()),
-        (&"decode_over_prompt".into(), prompt["greedy"][0].clone())
-    );
+    assert_eq!(found["prefill_path"], "decode_over_prompt");
+    assert_eq!(found["ids"].as_array().unwrap()[..], prompt["greedy"].as_array().unwrap()[..NEW], "decode over the prompt");
     // The text of published run lines, ids and words.
     let line = published(&alone.join("phimoe.json"), alone, NEW, &[&prompt_ids]);
     let found = json(["generate", text(alone), "--ids", &prompt_ids, "--max-new", &new, "--json"]);
@@ -120,7 +119,27 @@ fn one_manifest_for_each_use_and_the_text_one_knows_no_picture() {
     assert_eq!(found["ids"].as_array().unwrap()[..], prompt["greedy"].as_array().unwrap()[..NEW]);
     assert!(found["stages"].as_array().unwrap().iter().any(|stage| stage["stage"] == "vision.0" && stage["device"] == "npu"), "{found}");
     let line = published(&alone.join("vl-vlm.json"), &alone, NEW, &["What is shown in picture 1?", text(&picture)]);
-    assert!(line.code == Some(0) && found["text"].as_str().unwrap().starts_with(line.stdout.trim_end()), "{line:?}");
+    let asked = ["--image", text(&picture), "--user", "What is shown in picture 1?", "--max-new", &new, "--json"];
+    let answer = json(["generate", text(&alone.join("vl-vlm.json"))].iter().chain(&asked));
+    assert_eq!((line.code, line.stdout.trim_end()), (Some(0), answer["text"].as_str().unwrap().trim_end()), "{line:?}");
+    assert_eq!(answer["ids"], found["ids"], "the words give the recorded prompt, which ends by itself nowhere here");
+    // What transformers' eyes made of the picture takes the place of its own.
+    let staged = copy_folder(&alone, &folder.path().join("staged"));
+    let mut manifest = read_json(&staged.join("vl-vlm.json"));
+    manifest["fixture_dir"] = "features".into();
+    fs::write(staged.join("vl-vlm.json"), manifest.to_string()).unwrap();
+    fs::create_dir(staged.join("features")).unwrap();
+    let numbers = tensors(&fixture("qwen3_vl").join("media.safetensors"));
+    let mut features = vec![Tensor { name: "grid".into(), shape: vec![2], values: vec![2.0, 3.0] }];
+    for name in ["soft_rows", "deepstack.0", "deepstack.1"] {
+        let (shape, values) = numbers[&format!("image.0.{name}")].clone();
+        features.push(Tensor { name: name.into(), shape, values });
+    }
+    qhx_runtime::tensors::write(&staged.join("features/0.safetensors"), &features).unwrap();
+    let found = json(["generate", text(&staged.join("vl-vlm.json")), "--device", "npu"].iter().chain(&input[2..]));
+    on_npu(&found);
+    assert_eq!(found["ids"].as_array().unwrap()[..], prompt["greedy"].as_array().unwrap()[..NEW]);
+    assert!(found["stages"].as_array().unwrap().iter().all(|stage| !stage["stage"].as_str().unwrap().starts_with("vision")), "{found}");
     // Without its eyes.
     for file in listing(&alone).iter().filter(|file| file.starts_with("vision")) {
         fs::remove_file(alone.join(file)).unwrap();
@@ -134,12 +153,13 @@ fn one_manifest_for_each_use_and_the_text_one_knows_no_picture() {
 
 #[test]
 #[ignore = "needs QNN's emulator: run by `cargo xtask test`"]
-fn a_sound_goes_through_the_same_run_line() {
+fn a_sound_goes_through_the_same_run_line_and_a_picture_through_its_manifest() {
     let folder = scratch();
     let bundle = folder.path().join("gemma");
-    let sizes =
-        ["--precision", "f16", "--target", "v81", "--for", "emulator", "--context", "64", "--prefill", "32", "--audio-seconds", "1"];
-    succeed(["forge", text(&fixture("gemma4")), "--out", text(&bundle), "--gate", "none"].iter().chain(&sizes));
+    let sizes = ["--precision", "f16", "--target", "v81", "--for", "emulator", "--context", "64", "--prefill", "32"];
+    // The size that the model's own rule gives the picture.
+    let media = ["--audio-seconds", "1", "--image-size", "96x144"];
+    succeed(["forge", text(&fixture("gemma4")), "--out", text(&bundle), "--gate", "none"].iter().chain(&sizes).chain(&media));
     let manifests: Vec<String> = listing(&bundle.join("v81")).into_iter().filter(|name| name.starts_with("gemma")).collect();
     assert_eq!(manifests, ["gemma-audio.json", "gemma-omni.json", "gemma-vlm.json", "gemma.json"]);
     let record = read_json(&fixture("gemma4").join("media.json"));
@@ -158,6 +178,14 @@ fn a_sound_goes_through_the_same_run_line() {
     let picture = fixture("gemma4").join("media/wide.png");
     let line = published(&bundle.join("v81/gemma-audio.json"), &bundle.join("v81"), 3, &[&prompt_ids, text(&picture)]);
     assert!(line.code == Some(1) && line.stderr.contains("takes no images: it takes text and sounds"), "{line:?}");
+    let prompt = record["prompts"].as_array().unwrap().iter().find(|prompt| prompt["name"] == "image").unwrap();
+    let prompt_ids = ids(&prompt["ids"]);
+    let asked = ["--device", "npu", "--image", text(&picture), "--ids", &prompt_ids, "--max-new", "3", "--ignore-eos", "--json"];
+    let found = json(["generate", text(&bundle.join("v81/gemma-vlm.json"))].iter().chain(&asked));
+    on_npu(&found);
+    let eyes = found["stages"].as_array().unwrap().iter().filter(|stage| stage["stage"].as_str().unwrap().starts_with("vision"));
+    assert!(eyes.filter(|stage| stage["device"] == "npu").count() > 2, "{found}");
+    assert_eq!(found["ids"].as_array().unwrap()[..], prompt["greedy"].as_array().unwrap()[..3]);
 }
 
 #[test]
@@ -293,6 +321,27 @@ fn every_family_runs_from_three_contexts_or_more() {
             json(["generate", text(&bundle.join("v81")), "--ids", &ids(&prompt["ids"]), "--max-new", "4", "--ignore-eos", "--json"]);
         on_npu(&found);
         assert_eq!(found["ids"].as_array().unwrap()[..], prompt["greedy"].as_array().unwrap()[..4], "{name}");
+    }
+}
+
+/// A short prompt goes through the smaller graph, a longer one through the larger: the tokens stay transformers'.
+#[test]
+#[ignore = "needs QNN's emulator: run by `cargo xtask test`"]
+fn prefill_graphs_of_two_sizes() {
+    let folder = scratch();
+    let bundle = folder.path().join("llama");
+    let sizes = ["--precision", "f16", "--target", "v81", "--for", "emulator", "--context", "48", "--prefill", "8,32", "--gate", "none"];
+    succeed(["forge", text(&fixture("llama")), "--out", text(&bundle)].iter().chain(&sizes));
+    let place = bundle.join("v81");
+    let prepared = read_json(&place.join("text.npu.json"));
+    assert_eq!(prepared["rows"], serde_json::json!([1, 8, 32]), "{prepared}");
+    let oracle = read_json(&fixture("llama").join("oracle.json"));
+    for name in ["len5", "len17"] {
+        let prompt = oracle["prompts"].as_array().unwrap().iter().find(|prompt| prompt["name"] == name).unwrap();
+        let found = json(["generate", text(&place), "--ids", &ids(&prompt["ids"]), "--max-new", "4", "--ignore-eos", "--json"]);
+        on_npu(&found);
+        assert_eq!(found["ids"].as_array().unwrap()[..], prompt["greedy"].as_array().unwrap()[..4], "{name}");
+        assert_eq!(found["prefill_path"], "batched", "{name}");
     }
 }
 
