@@ -13,7 +13,7 @@ pub(crate) use group::{Planned, part_rows};
 pub use token::PerToken;
 pub(crate) use token::constant_bytes;
 
-use crate::{Arch, NpuOptions, lower::Sizes, run::Kv};
+use crate::{Arch, NpuOptions, check::QUANTISED_STEP, lower::Sizes, run::Kv};
 use group::Layout;
 use qhx_ir::{Checked, DeviceError, Encoding, Name, Quants, Weight};
 use serde::Serialize;
@@ -208,7 +208,7 @@ fn numbers(weight: &Weight) -> u64 {
 fn graph_bytes(weight: &Weight) -> u64 {
     let (count, columns) = (numbers(weight), weight.shape.last().copied().unwrap_or(1).max(1));
     match weight.encoding {
-        Encoding::I8Row => count + 4 * (count / columns as u64),
+        Encoding::I8Row if columns % QUANTISED_STEP as usize == 0 => count + 4 * (count / columns as u64),
         Encoding::Block(b) if b.quants == Quants::I4 && !b.min && columns % b.block == 0 => count / 2 + 4 * (count / b.block as u64),
         _ => 2 * count,
     }

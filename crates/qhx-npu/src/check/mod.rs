@@ -116,3 +116,5 @@ impl<'a> Operation<'a> {
 
 #[cfg(test)]
 mod tests;
+
+pub(crate) use quantized::QUANTISED_STEP;

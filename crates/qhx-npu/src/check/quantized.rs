@@ -6,6 +6,9 @@ use crate::graph::{DataType, Quantization, Role, Tensor};
 /// Ops that only move numbers: they take one scale for all, the same on both sides.
 const MOVERS: [&str; 7] = ["Reshape", "Transpose", "StridedSlice", "Concat", "Split", "Gather", "ScatterNd"];
 
+/// Rows of quantised weights have a length of whole steps: of others the library makes wrong products, without a word, where there are more than 32 (seen in QAIRT 2.51).
+pub(crate) const QUANTISED_STEP: u32 = 4;
+
 impl Operation<'_> {
     /// What the library would compute wrongly, or die of.
     pub(super) fn check_quantized(&self) -> Checked {
@@ -46,6 +49,11 @@ impl Operation<'_> {
         };
         if axis != channels {
             return Err(format!("`{name}` {dims:?} has its scales along axis {axis}, output channels are along axis {channels}"));
+        }
+        if self.node.kind == "FullyConnected" && dims[1] % QUANTISED_STEP != 0 {
+            return Err(format!(
+                "`{name}` {dims:?} is quantised: the library multiplies such rows wrongly unless {QUANTISED_STEP} divides their length"
+            ));
         }
         if !matches!(role, Role::Constant(_) | Role::Lazy(_)) {
             return Err(format!("`{name}` is quantised and no constant: put a Dequantize before it"));

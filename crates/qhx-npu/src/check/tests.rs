@@ -107,6 +107,11 @@ fn scales() {
         refused(|g| g.tensors[1].quantization = Quantization::Channel8 { axis: 0, scales: vec![scale; 4] }, "scales are positive");
     }
     // The library computes garbage from these without a word, or dies.
+    let narrow = |g: &mut Graph| {
+        (g.tensors[0].dims[1], g.tensors[1].dims[1]) = (62, 62);
+        g.tensors[1].role = Role::Constant(vec![9; 4 * 62].into());
+    };
+    refused(narrow, "wrongly unless 4 divides their length");
     refused(|g| g.tensors[1].quantization = channel(1, 64), "scales along axis 1, output channels are along axis 0");
     refused(|g| g.tensors[1].quantization = Quantization::Tensor(0.1), "weights need one per output channel");
     refused(|g| (g.tensors[0].dtype, g.tensors[2].dtype) = (DataType::F32, DataType::F32), "everything is F16");

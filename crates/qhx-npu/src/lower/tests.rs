@@ -1,11 +1,14 @@
 //! What graphs look like; what they compute is tested in the emulator.
 
 use super::*;
-use crate::graph::{Node, Role};
+use crate::graph::{Node, Quantization, Role};
+use half::f16;
 use qhx_ir::{
-    Program, Slot,
+    AlignedBytes, Encoding, Program, Slot, WeightTensor,
     conformance::models::{TinyModel, tiny},
 };
+
+use std::collections::HashMap;
 
 const ROWS: usize = 8;
 const CONTEXT: usize = 96;
@@ -114,6 +117,34 @@ fn a_reader_in_another_graph_finds_the_new_rows_in_the_slot() {
     assert_eq!(masks(u64::MAX), [[Keys::PastAndNew, Keys::PastAndNew]]);
     // One of the two weights in each graph.
     assert_eq!(masks(64), [[Keys::PastAndNew], [Keys::Past]]);
+}
+
+/// int4 weights have scales of rows where these say the same as those of blocks.
+#[test]
+fn int4_has_a_scale_for_each_row_or_block() {
+    let program = r#"{"program_version": 1, "name": "product",
+        "inputs": [{"name": "x", "dtype": "f32", "shape": ["T", 64], "generator": "carried"}],
+        "outputs": [{"name": "y", "value": "a.y"}],
+        "stages": [{"name": "a"}],
+        "weights": {"w": {"shape": [2, 64], "encoding": "i4_block32"}},
+        "ops": [{"path": "a.y", "op": {"linear": {"x": "x", "weight": "w", "activation": "f32"}}}]}"#;
+    let program = Checked::new(Program::from_json(program).unwrap()).unwrap();
+    let lowered = |scales: [[f32; 2]; 2]| {
+        let row_bytes = Encoding::I4_BLOCK32.row_bytes(64).unwrap();
+        let (data, mut scale) = (AlignedBytes::zeroed(2 * row_bytes.data), AlignedBytes::zeroed(2 * row_bytes.scale));
+        for (row, scales) in scale.as_mut().chunks_mut(row_bytes.scale).zip(scales) {
+            row[..4].copy_from_slice(&scales.map(|scale| f16::from_f32(scale).to_le_bytes()).concat());
+        }
+        let weight = WeightTensor::new(Encoding::I4_BLOCK32, vec![2, 64], data.into(), Some(scale.into()), None).unwrap();
+        let weights: Arc<dyn Weights> = Arc::new(HashMap::from([("w".to_owned(), weight)]));
+        let (_, lowered) = graphs(&program, Some(&weights), u64::MAX).remove(0);
+        lowered.graph.check().unwrap();
+        lowered.graph.tensors.into_iter().find(|tensor| tensor.dims == [2, 64]).unwrap().quantization
+    };
+    assert_eq!(lowered([[0.5; 2], [0.25; 2]]), Quantization::Channel4 { axis: 0, scales: vec![0.5, 0.25] });
+    for scales in [[[0.5; 2], [0.25, 0.5]], [[0.5; 2], [-0.25; 2]]] {
+        assert_eq!(lowered(scales), Quantization::Block4 { block: 32, scales: scales.concat() });
+    }
 }
 
 /// What is not rows of the call cannot be cut and padded: it is refused, not taken for rows.

@@ -1,6 +1,7 @@
 //! Weights as constants of a graph.
 
 use super::Lowering;
+use crate::check::QUANTISED_STEP;
 use crate::graph::{DataType, Lazy, Quantization, Role, TensorId};
 use half::f16;
 use qhx_ir::{BlockEncoding, DeviceError, Encoding, Name, Quants, WeightTensor};
@@ -44,7 +45,7 @@ impl Lowering<'_> {
     }
 
     /// The weight `[out, in]` of a product, in the most compact form that the processor multiplies by f16 rows: int8 with a scale per row,
-    /// int4 with a scale per 32, or f16. Its bytes are made when the library takes them.
+    /// int4 with a scale per block, or per row where its blocks have one, or f16. Its bytes are made when the library takes them.
     pub(super) fn matrix(&mut self, name: &Name) -> Result<TensorId, DeviceError> {
         let key = format!("{name}.matrix");
         if let Some(known) = self.builder.known(&key) {
@@ -57,10 +58,16 @@ impl Lowering<'_> {
         };
         let weight = weights.declared(self.program, name)?;
         let compact: Option<(Quantization, Bytes)> = match weight.encoding() {
-            Encoding::I8Row => int8_scales(&weight).map(|scales| (Quantization::Channel8 { axis: 0, scales }, int8_rows as _)),
-            Encoding::Block(b) => {
-                int4_scales(&weight, b).map(|scales| (Quantization::Block4 { block: b.block as u32, scales }, int4_blocks as _))
+            Encoding::I8Row if weight.columns() % QUANTISED_STEP as usize == 0 => {
+                int8_scales(&weight).map(|scales| (Quantization::Channel8 { axis: 0, scales }, int8_rows as _))
             }
+            Encoding::Block(b) => int4_scales(&weight, b).map(|scales| {
+                let quantization = match one_for_each_row(&scales, weight.columns() / b.block) {
+                    Some(scales) => Quantization::Channel4 { axis: 0, scales },
+                    None => Quantization::Block4 { block: b.block as u32, scales },
+                };
+                (quantization, int4_blocks as _)
+            }),
             _ => None,
         };
         let dtype = if compact.is_some() { DataType::Fixed8 } else { DataType::F16 };
@@ -129,6 +136,11 @@ fn int4_scales(weight: &WeightTensor, b: BlockEncoding) -> Option<Vec<f32>> {
     }
     let blocks = (0..weight.rows()).flat_map(|row| (0..columns).step_by(b.block).map(move |first| (row, first)));
     blocks.map(|(row, first)| Some(scale_or_one(weight.scale_at(row, first))).filter(|scale| scale.is_normal())).collect()
+}
+
+/// The scales of rows, where all blocks of a row have the same, positive one: they take an eighth less than those of blocks.
+fn one_for_each_row(scales: &[f32], blocks: usize) -> Option<Vec<f32>> {
+    scales.chunks(blocks).map(|row| Some(row[0]).filter(|first| *first > 0.0 && row.iter().all(|scale| scale == first))).collect()
 }
 
 /// One byte for each quant in −8..=7.
