@@ -22,20 +22,11 @@ const RPC_LIBRARY: &str = "libcdsprpc.so";
 const SYSTEM_FOLDERS: [&str; 6] =
     ["vendor/lib64", "system/vendor/lib64", "system/lib64", "usr/lib/aarch64-linux-gnu", "usr/lib", "usr/local/lib"];
 
-/// Chips, and the boards that some systems name instead, with the generation of their processor.
-const CHIPS: [(&str, u32); 11] = [
-    ("SM8450", 69),
-    ("SM8475", 69),
-    ("SM8550", 73),
-    ("SM7635", 73),
-    ("SM7675", 73),
-    ("KALAMA", 73),
-    ("SM8650", 75),
-    ("PINEAPPLE", 75),
-    ("SM8750", 79),
-    ("SUN", 79),
-    ("SM8850", 81),
-];
+/// Chips, by how their names begin, and the generation of their processor.
+const CHIPS: [(&str, u32); 8] =
+    [("SM8450", 69), ("SM8475", 69), ("SM8550", 73), ("SM7635", 73), ("SM7675", 73), ("SM8650", 75), ("SM8750", 79), ("SM8850", 81)];
+/// Boards, which some systems name instead.
+const BOARDS: [(&str, u32); 3] = [("KALAMA", 73), ("PINEAPPLE", 75), ("SUN", 79)];
 
 /// Where to look: this machine, or a folder that is laid out like one.
 #[derive(Clone, Debug)]
@@ -114,7 +105,8 @@ pub fn arch_here() -> Result<Option<Arch>, String> {
 /// The generation of a chip's processor.
 fn generation_of(chip: &str) -> Option<u32> {
     let chip = chip.to_uppercase();
-    CHIPS.iter().find(|(name, _)| chip.starts_with(name)).map(|(_, generation)| *generation)
+    let board = || BOARDS.iter().find(|(name, _)| chip == *name);
+    CHIPS.iter().find(|(name, _)| chip.starts_with(name)).or_else(board).map(|(_, generation)| *generation)
 }
 
 impl Surroundings {
@@ -401,6 +393,7 @@ mod tests {
         assert_eq!(arch(Some("SM8750P")), (Some(Arch::V79), State::Fine));
         assert_eq!(arch(Some("SM8650")), (None, State::Wrong));
         assert_eq!(arch(Some("sun")), (Some(Arch::V79), State::Fine));
+        assert_eq!(arch(Some("sun50iw9")), (None, State::Doubtful), "another maker's");
         assert_eq!(arch(Some("MT6989")), (None, State::Doubtful));
         assert_eq!(arch(None), (None, State::Doubtful));
     }

@@ -1,8 +1,10 @@
 //! Weights as constants of a graph.
 
 use super::Lowering;
-use crate::check::QUANTISED_STEP;
-use crate::graph::{DataType, Lazy, Quantization, Role, TensorId};
+use crate::{
+    check::QUANTISED_STEP,
+    graph::{DataType, Lazy, Quantization, Role, TensorId},
+};
 use half::f16;
 use qhx_ir::{BlockEncoding, DeviceError, Encoding, Name, Quants, WeightTensor};
 
