@@ -1,6 +1,6 @@
 """Compiles the context binaries of the four full-size models for the Hexagon NPU, with random weights: files, sizes, times, memory, and what a token costs.
 
-usage: npu_contexts.py QHX QNN_DIR [JOB ...] [--jobs N] [--limit SECONDS] [--optimize N] [--place DIR] [--configs DIR] [--list]
+usage: npu_contexts.py QHX QNN_DIR [JOB ...] [--jobs N] [--limit SECONDS] [--optimize N] [--allow-risky] [--place DIR] [--configs DIR] [--list]
 
 QNN_DIR is the folder with libQnnHtp.so (docs/npu.md says where it comes from). A JOB is MODEL/PART/PRECISION/ARCH as --list shows them, or the beginning of one; all where
 none is given. Text and towers are compiled apart, each in a process of its own, `--jobs` at once: the text without towers, a tower beside a text of one small layer. What
@@ -45,6 +45,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="processes at once")
     parser.add_argument("--limit", type=float, default=3600, metavar="SECONDS", help="for one job (default 3600)")
     parser.add_argument("--optimize", type=int, choices=[1, 2, 3], help="effort of compiling (default: 3)")
+    parser.add_argument("--allow-risky", action="store_true", help="all graphs, also where they may exhaust the DSP's heap")
     parser.add_argument("--place", type=Path, help="where bundles are made (default: the system's temporary folder)")
     parser.add_argument("--configs", type=Path, default=Path(__file__).parent.parent / "configs")
     parser.add_argument("--list", action="store_true", help="print the jobs and end")
@@ -76,6 +77,8 @@ def compile_one(options, job: tuple, place: Path):
                "--context", CONTEXT, "--prefill", PREFILL if part == "text" else "none", "--qnn-dir", options.qnn_dir, "--json"]
     if options.optimize:
         command += ["--optimize", options.optimize]
+    if options.allow_risky:
+        command.append("--allow-risky")
     result = Result(job)
     with open(place / "out", "wb") as out, open(place / "err", "wb") as err:
         process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=out, stderr=err)

@@ -2,9 +2,19 @@
 //!
 //! int8 rows: `scale = amax / 127`, nearest integer. int4 blocks: the scale is the number of largest magnitude over −8, so that this number is met exactly; with minima, the
 //! block's range over 15. A block's scale is rounded to its stored type first and the quants are chosen for the rounded one.
+//! Where all blocks of a row share one scale, it is the row's largest magnitude over 7.
 
 use half::{bf16, f16};
 use qhx_ir::{BlockEncoding, Encoding, Quants, RowBytes, ScaleType};
+
+/// Which numbers share a scale, where an encoding has blocks without minima.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scales {
+    /// Those of a block.
+    Block,
+    /// Those of a row: all its blocks have the same.
+    Row,
+}
 
 /// Some rows in stored form: the bytes of `NAME`, `NAME.scale` and `NAME.min`, padding included.
 #[derive(Debug, Default, PartialEq)]
@@ -25,7 +35,7 @@ impl EncodedRows {
 }
 
 /// Encodes `values`, a whole number of rows of `columns`, whose stored form has `row_bytes` per row.
-pub fn encode(encoding: Encoding, columns: usize, row_bytes: RowBytes, values: &[f32]) -> EncodedRows {
+pub fn encode(encoding: Encoding, scales: Scales, columns: usize, row_bytes: RowBytes, values: &[f32]) -> EncodedRows {
     let rows = values.len() / columns;
     let mut out = EncodedRows::zeroed(row_bytes, rows);
     for (i, values) in values.chunks_exact(columns).enumerate() {
@@ -42,16 +52,18 @@ pub fn encode(encoding: Encoding, columns: usize, row_bytes: RowBytes, values: &
                 data.iter_mut().zip(values).for_each(|(q, x)| *q = (x * inverse).round_ties_even() as i8 as u8);
                 scale.copy_from_slice(&(amax / 127.0).to_le_bytes());
             }
-            Encoding::Block(block) => encode_blocks(block, values, data, scale, min),
+            Encoding::Block(block) => encode_blocks(block, scales, values, data, scale, min),
         }
     }
     out
 }
 
-fn encode_blocks(encoding: BlockEncoding, values: &[f32], data: &mut [u8], scales: &mut [u8], minima: &mut [u8]) {
-    for (b, values) in values.chunks(encoding.block).enumerate() {
-        let (scale, min) = block_scale(encoding, values);
-        let scale = put(encoding.scale, scales, b, scale);
+fn encode_blocks(encoding: BlockEncoding, scales: Scales, row: &[f32], data: &mut [u8], stored: &mut [u8], minima: &mut [u8]) {
+    let largest_quant = if encoding.quants == Quants::I4 { 7.0 } else { 127.0 };
+    let of_row = (scales == Scales::Row && !encoding.min).then(|| (amax(row) / largest_quant, 0.0));
+    for (b, values) in row.chunks(encoding.block).enumerate() {
+        let (scale, min) = of_row.unwrap_or_else(|| block_scale(encoding, values));
+        let scale = put(encoding.scale, stored, b, scale);
         let min = if encoding.min { put(encoding.scale, minima, b, min) } else { 0.0 };
         let inverse = if scale != 0.0 { 1.0 / scale } else { 0.0 };
         for (i, x) in values.iter().enumerate() {
@@ -125,19 +137,28 @@ mod tests {
             (state >> 40) as f32 / (1 << 23) as f32 - 1.0
         };
         for encoding in Encoding::all() {
-            for columns in [1, 5, 31, 32, 33, 100, 256] {
+            for (columns, scales) in [1, 5, 31, 32, 33, 100, 256].into_iter().flat_map(|n| [(n, Scales::Block), (n, Scales::Row)]) {
                 let values: Vec<f32> = (0..3 * columns).map(|_| random()).collect();
                 let row_bytes = encoding.row_bytes(columns).unwrap();
-                let encoded = encode(encoding, columns, row_bytes, &values);
+                let encoded = encode(encoding, scales, columns, row_bytes, &values);
                 let part = |bytes: &[u8]| (!bytes.is_empty()).then(|| AlignedBytes::copy_of(bytes).into());
                 let data = AlignedBytes::copy_of(&encoded.data).into();
                 let tensor = WeightTensor::new(encoding, vec![3, columns], data, part(&encoded.scale), part(&encoded.min)).unwrap();
                 let mut row = vec![0.0; columns];
                 for r in 0..3 {
+                    if let (Encoding::Block(BlockEncoding { block, min: false, .. }), Scales::Row) = (encoding, scales) {
+                        assert!(
+                            (0..columns).step_by(block).all(|column| tensor.scale_at(r, column) == tensor.scale_at(r, 0)),
+                            "{encoding}"
+                        );
+                    }
                     tensor.decode_row(r, &mut row);
                     let expected = &values[r * columns..][..columns];
                     for (x, y) in expected.iter().zip(&row) {
-                        assert!((x - y).abs() <= bound(encoding) * amax(expected).max(1e-6), "{encoding} {columns}: {x} became {y}");
+                        assert!(
+                            (x - y).abs() <= bound(encoding) * amax(expected).max(1e-6),
+                            "{encoding} {scales:?} {columns}: {x} became {y}"
+                        );
                     }
                 }
             }

@@ -9,7 +9,7 @@ use crate::{
     families::{self, Family, Programs},
     media::MediaFiles,
     model::Recipe,
-    numbers::{Numbers, weight_rows},
+    numbers::{Numbers, Origin, weight_rows},
     plan::Plan,
     precision::Precision,
     read::{Checkpoint, TensorInfo, TensorSource},
@@ -114,11 +114,13 @@ impl Material {
         Config::new(self.config_value())
     }
 
-    pub(crate) fn numbers(&self) -> Numbers<'_> {
-        match self {
-            Self::Checkpoint(checkpoint) => Numbers::Checkpoint(&checkpoint.tensors),
-            Self::Synthetic { seed, .. } => Numbers::Seeded(*seed),
-        }
+    /// The numbers of its weights, for bundles of that precision.
+    pub(crate) fn numbers(&self, precision: Precision) -> Numbers<'_> {
+        let origin = match self {
+            Self::Checkpoint(checkpoint) => Origin::Checkpoint(&checkpoint.tensors),
+            Self::Synthetic { seed, .. } => Origin::Seeded(*seed),
+        };
+        Numbers { origin, scales: precision.scales() }
     }
 
     fn media_files(&self) -> Result<MediaFiles, ForgeError> {
@@ -151,7 +153,7 @@ impl Material {
     /// Writes a complete bundle under a temporary name.
     pub(crate) fn stage(&self, plan: &Plan, programs: &Programs, options: &mut ForgeOptions<'_>) -> Result<Staged, ForgeError> {
         let (manifest, files) = self.describe(plan, programs, options)?;
-        write_bundle(programs, &self.numbers(), manifest, &files, options)
+        write_bundle(programs, &self.numbers(plan.base), manifest, &files, options)
     }
 
     /// What a bundle says of the model, and its files beside programs and weights.

@@ -2,7 +2,7 @@
 
 use crate::{
     ForgeError,
-    encode::{EncodedRows, encode, put},
+    encode::{EncodedRows, Scales, encode, put},
     model::Recipe,
     precision::StoredTensors,
     read::{SourceType, TensorSource},
@@ -14,9 +14,15 @@ use std::ops::Range;
 /// f32 numbers that one thread encodes at a time.
 const NUMBERS_PER_PIECE: usize = 1 << 20;
 
-/// Where the numbers come from.
+/// Where the numbers come from, and what shares a scale where they become integers.
 #[derive(Clone, Copy)]
-pub(crate) enum Numbers<'a> {
+pub(crate) struct Numbers<'a> {
+    pub(crate) origin: Origin<'a>,
+    pub(crate) scales: Scales,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum Origin<'a> {
     Checkpoint(&'a TensorSource),
     Seeded(u64),
 }
@@ -64,15 +70,15 @@ impl Numbers<'_> {
 
     /// Numbers of a tensor from number `first` on, which starts a row of the file.
     fn read(&self, name: &str, weight: &Weight, zero_centred: bool, first: usize, out: &mut [f32]) -> Result<(), ForgeError> {
-        match self {
-            Self::Checkpoint(tensors) => {
+        match self.origin {
+            Origin::Checkpoint(tensors) => {
                 let tensor = tensors.tensor(name)?;
                 let columns = tensor.info().columns().max(1);
                 tensor.read_f32(first / columns..(first + out.len()) / columns, out)?;
             }
-            Self::Seeded(seed) => {
+            Origin::Seeded(seed) => {
                 let (rank, columns) = (weight.shape.len(), weight.shape[weight.shape.len() - 1]);
-                TensorNumbers::new(*seed, name, rank, columns, zero_centred).fill(first as u64, out);
+                TensorNumbers::new(seed, name, rank, columns, zero_centred).fill(first as u64, out);
             }
         }
         Ok(())
@@ -81,12 +87,12 @@ impl Numbers<'_> {
     /// All numbers of a small tensor.
     fn whole(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ForgeError> {
         let mut out = vec![0.0; shape.iter().product()];
-        match self {
-            Self::Checkpoint(tensors) => {
+        match self.origin {
+            Origin::Checkpoint(tensors) => {
                 let tensor = tensors.tensor(name)?;
                 tensor.read_f32(0..tensor.info().rows(), &mut out)?;
             }
-            Self::Seeded(seed) => TensorNumbers::new(*seed, name, shape.len(), shape[1..].iter().product(), false).fill(0, &mut out),
+            Origin::Seeded(seed) => TensorNumbers::new(seed, name, shape.len(), shape[1..].iter().product(), false).fill(0, &mut out),
         }
         Ok(out)
     }
@@ -146,8 +152,8 @@ fn encode_piece(numbers: &Numbers<'_>, weight: &Weight, recipe: &Recipe, rows: R
         let (index, first) = (row / rows_per_tensor, row % rows_per_tensor);
         let count = (rows.end - row).min(rows_per_tensor - first);
         let name = &recipe.tensors()[index];
-        let encoded = match numbers {
-            Numbers::Checkpoint(tensors) if stored_in_blocks(tensors, name, weight.encoding) => {
+        let encoded = match numbers.origin {
+            Origin::Checkpoint(tensors) if numbers.scales == Scales::Block && stored_in_blocks(tensors, name, weight.encoding) => {
                 split_blocks(tensors, name, weight, first..first + count)?
             }
             _ => {
@@ -166,7 +172,7 @@ fn encode_piece(numbers: &Numbers<'_>, weight: &Weight, recipe: &Recipe, rows: R
                     }
                 }
                 check_numbers(name, weight.encoding, &values)?;
-                encode(weight.encoding, columns, row_bytes, &values)
+                encode(weight.encoding, numbers.scales, columns, row_bytes, &values)
             }
         };
         out.data.extend_from_slice(&encoded.data);

@@ -1,6 +1,6 @@
 //! Precisions: how each weight of a bundle is stored and how activations meet it.
 
-use crate::{ForgeError, model::Recipe};
+use crate::{ForgeError, encode::Scales, model::Recipe};
 use qhx_ir::{ActivationForm, Encoding, KvType};
 use std::{fmt, str::FromStr};
 
@@ -21,6 +21,8 @@ pub enum Precision {
     MoeI8,
     /// Matrices in int4 blocks of 32; tables and the head in int8.
     W4,
+    /// As `w4`, with one scale for all blocks of a row: what NPUs store in the least space.
+    W4Row,
 }
 
 /// What a weight is for.
@@ -67,7 +69,7 @@ impl StoredTensors for () {
 
 impl Precision {
     /// All of them, with the names that users type.
-    pub const ALL: [(Self, &'static str); 7] = [
+    pub const ALL: [(Self, &'static str); 8] = [
         (Self::Native, "native"),
         (Self::F32, "f32"),
         (Self::F16, "f16"),
@@ -75,6 +77,7 @@ impl Precision {
         (Self::W8F16Head, "w8-f16head"),
         (Self::MoeI8, "moe-i8"),
         (Self::W4, "w4"),
+        (Self::W4Row, "w4-row"),
     ];
 
     /// How a weight is stored.
@@ -86,9 +89,14 @@ impl Precision {
             (Self::F16, _) | (Self::W8F16Head, Role::Head) => F16,
             (Self::W8 | Self::W8F16Head, _) | (Self::MoeI8, Role::Expert) => I8Row,
             (Self::MoeI8, _) => F16,
-            (Self::W4, Role::Embedding | Role::Head) => I8Row,
-            (Self::W4, _) => Encoding::I4_BLOCK32,
+            (Self::W4 | Self::W4Row, Role::Embedding | Role::Head) => I8Row,
+            (Self::W4 | Self::W4Row, _) => Encoding::I4_BLOCK32,
         }
+    }
+
+    /// What shares a scale in its blocks.
+    pub fn scales(self) -> Scales {
+        if self == Self::W4Row { Scales::Row } else { Scales::Block }
     }
 
     /// How activations meet a weight stored like that.

@@ -2,7 +2,7 @@
 
 use qhx_bundle::{
     Bundle, BundlePath,
-    parity::{CaseKind, GateKind, Parity},
+    parity::{CaseKind, GateKind, Parity, StageChoice},
 };
 use qhx_forge::{ForgeError, ForgeOptions, GateOptions, Gated, Material, Precision, forge_gated, gate::suite::GivenPrompt};
 use qhx_runtime::{LoadOptions, Model, verify};
@@ -86,6 +86,19 @@ fn what_is_below_its_gate_is_left_as_rejected() {
     let flips: usize = parity.cases.iter().map(|case| case.flips.len()).sum();
     assert_eq!(flips, parity.gate.flips, "every flip is in the report");
     assert!(parity.choices.is_some_and(|choices| choices.tried.len() == 2 && choices.note.contains("even with f32 activations")));
+}
+
+/// A scale per row is coarser than one per block, and the search measures what the bundle has.
+#[test]
+fn stages_are_measured_with_the_scales_that_are_stored() {
+    let errors = [Precision::W4, Precision::W4Row].map(|precision| {
+        let folder = tempfile::tempdir().unwrap();
+        let gated = forge("llama", &folder.path().join("model"), precision, false, Some(GateKind::Strict), few()).unwrap();
+        assert_eq!(gated.manifest.precision, precision.to_string());
+        let error = |stage: &StageChoice| stage.errors[&format!("{precision} with f32 activations")];
+        gated.parity.choices.unwrap().stages.iter().filter(|stage| stage.stage.ends_with("ffn")).map(error).sum::<f64>()
+    });
+    assert!(errors[1] > 1.2 * errors[0], "{errors:?}");
 }
 
 #[test]

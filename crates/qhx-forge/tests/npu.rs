@@ -7,7 +7,7 @@ mod common;
 use common::{Fixture, Overlay, Prompt, media::MediaCases};
 use qhx_bundle::Bundle;
 use qhx_forge::{ForgeOptions, Precision, forge_checkpoint};
-use qhx_ir::{ActivationForm, Checked, Device, Name, OpKind, Symbol};
+use qhx_ir::{Checked, Device, Name, OpKind, Symbol};
 use qhx_npu::{
     Arch, Library, NpuDevice, NpuOptions,
     lower::{Part, Work, parts, parts::weight_bytes},
@@ -62,16 +62,28 @@ fn best(logits: &[f32]) -> usize {
     logits.iter().enumerate().rev().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0
 }
 
-/// One prompt in as few graphs as can be, the other with a budget that takes three or more.
-fn check_text(name: &str, precision: Precision, options: NpuOptions, least_cosine: f64, most_flips: usize) {
-    let fixture = Fixture::forge_at(&common::fixtures().join(name), precision);
-    let in_parts = NpuOptions { part_bytes: small_budget(&fixture), ..options.clone() };
-    let mut verdict = Verdict::default();
-    for (name, options) in [("len17", options), ("len63", in_parts)] {
-        let prompt = fixture.prompts.iter().find(|p| p.name == name).unwrap();
-        check_prompt(&fixture, prompt, &npu(options), least_cosine, &mut verdict);
+/// Whether `QHX_LONG_PROMPTS` asks for more prompts, and for all texts on both generations. Without it every family runs on v81 in f16 and on v79 in int8.
+fn is_long() -> bool {
+    std::env::var_os("QHX_LONG_PROMPTS").is_some()
+}
+
+/// f16: one prompt in as few graphs as can be, another with a budget that takes three or more. Where all prompts with recorded logits are asked for, one in a
+/// hundred tokens may differ.
+fn check_text(name: &str, arch: Arch, least_cosine: f64, most_flips: usize) {
+    let all = is_long();
+    let fixture = Fixture::forge_at(&common::fixtures().join(name), Precision::F16);
+    let part_bytes = small_budget(&fixture);
+    for arch in if all { vec![Arch::V79, Arch::V81] } else { vec![arch] } {
+        let mut verdict = Verdict::default();
+        for (prompt, is_cut) in
+            [("len17", false), ("len63", true), ("len5", true), ("len70", false)].into_iter().take(if all { 4 } else { 2 })
+        {
+            let options = if is_cut { NpuOptions { part_bytes, ..small(arch) } } else { small(arch) };
+            let prompt = fixture.prompts.iter().find(|p| p.name == prompt).unwrap();
+            check_prompt(&fixture, prompt, &npu(options), least_cosine, &mut verdict);
+        }
+        verdict.finish(&format!("{name} at f16 on {arch}"), if all { 1 } else { most_flips });
     }
-    verdict.finish(&format!("{name} at {precision}"), most_flips);
 }
 
 /// A budget of weights for one graph with which the layers take three graphs or more, and layers that share a slot stand in different ones.
@@ -94,48 +106,37 @@ fn small_budget(fixture: &Fixture) -> u64 {
     budget
 }
 
-/// Tokens behind the first that are compared at int8.
-const W8_STEPS: usize = 4;
 /// Tokens of a trained model's answer.
 const DEMO_TOKENS: usize = 4;
 
-/// int8 weights: the logits against the CPU's with the same weights and the NPU's f16 rows in place of int8 ones, the tokens against transformers in f32.
-///
-/// The first five tokens only, with as many flips within their margins as were seen: it shows gross errors, and is no proof that int8 keeps to the rule. Over all
-/// 24 recorded tokens random weights do not, on either device: beyond the rule are, on the CPU and the NPU, 7 and 5 tokens of phimoe, 2 and 4 of qwen3_5 (two of
-/// them, with margins of 1.78 and 0.96, on the NPU alone), none of qwen3_vl (1 flip within). Trained weights do: `trained_models_w8`.
-fn check_w8(name: &str, arch: Arch, least_cosine: f64, most_flips: usize) {
-    let device = npu(small(arch));
-    let fixture = Fixture::forge_at(&common::fixtures().join(name), Precision::W8);
-    let prompt = fixture.prompts.iter().find(|p| p.name == "len17").unwrap();
-    let mut program = fixture.program().clone();
-    for op in &mut program.ops {
-        if let OpKind::Linear { activation: form, .. } | OpKind::Experts { form, .. } = &mut op.op {
-            *form = ActivationForm::F16;
+/// int8 weights: the tokens against transformers with the checkpoint, the logits against transformers with its weights rounded to int8.
+fn check_w8(name: &str, least_cosine: f64) {
+    let fixture = Fixture::forge_int8(&common::fixtures().join(name));
+    let program = fixture.program();
+    let longest = fixture.prompts.iter().max_by_key(|prompt| prompt.ids.len()).unwrap();
+    for arch in [Arch::V79, Arch::V81].into_iter().take(if is_long() { 2 } else { 1 }) {
+        let mut running = fixture.load(&npu(small(arch)), program.clone(), &Overlay::default(), longest);
+        let (mut verdict, mut cosines) = (Verdict::default(), Vec::new());
+        for prompt in &fixture.prompts {
+            let [plain, rounded] = ["step_logits", "int8_logits"].map(|of| fixture.oracle(&format!("{}.{of}", prompt.name)).unwrap());
+            let vocabulary = plain.len() / prompt.greedy.len();
+            running.restart();
+            for (n, (plain, rounded)) in plain.chunks(vocabulary).zip(rounded.chunks(vocabulary)).enumerate() {
+                let ids = if n == 0 { &prompt.ids[..] } else { &prompt.greedy[n - 1..n] };
+                let logits = running.step(ids, program.epoch(prompt.ids.len() + n), false, &mut |_| {});
+                verdict.add(&format!("{} token {n}", prompt.name), &logits, plain);
+                cosines.push(cosine(&logits, rounded));
+            }
         }
+        cosines.sort_by(f64::total_cmp);
+        println!(
+            "{name} at w8 on {arch}: cosine with rounded weights {:.6} at least, {:.6} in the middle",
+            cosines[0],
+            cosines[cosines.len() / 2]
+        );
+        assert!(cosines[0] >= least_cosine, "{name} at w8 on {arch}: {cosines:?}");
+        verdict.finish(&format!("{name} at w8 on {arch}"), 0);
     }
-    let logits = |device: &dyn Device| {
-        let mut running = fixture.load(device, program.clone(), &Overlay::default(), prompt);
-        let mut all = running.step(&prompt.ids, program.epoch(prompt.ids.len()), true, &mut |_| {});
-        for &token in &prompt.greedy[..W8_STEPS] {
-            all.extend(running.step(&[token], program.epoch(prompt.ids.len()), false, &mut |_| {}));
-        }
-        all
-    };
-    let (found, expected) = (logits(&device), logits(&*common::cpu()));
-    let vocabulary = found.len() / (prompt.ids.len() + W8_STEPS);
-    let mut cosines: Vec<f64> = found.chunks(vocabulary).zip(expected.chunks(vocabulary)).map(|(a, b)| cosine(a, b)).collect();
-    cosines.sort_by(f64::total_cmp);
-    let (least, middle) = (cosines[0], cosines[cosines.len() / 2]);
-    println!("{name} at w8: cosine of a row's logits with the CPU's {least:.6} at least, {middle:.6} in the middle");
-    assert!(middle >= least_cosine, "{name} at w8: {cosines:?}");
-    let steps = fixture.oracle("len17.step_logits").expect("recorded logits");
-    let mut verdict = Verdict::default();
-    for (n, (found, expected)) in found.chunks(vocabulary).skip(prompt.ids.len() - 1).zip(steps.chunks(vocabulary)).enumerate() {
-        verdict.add(&format!("len17 token {n}"), found, expected);
-    }
-    assert_eq!(verdict.tokens, 1 + W8_STEPS);
-    verdict.finish(&format!("{name} at w8"), most_flips);
 }
 
 /// A trained model at int8 begins its answer to its first question as transformers does in f32, token by token.
@@ -204,31 +205,31 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn llama() {
-    check_text("llama", Precision::F16, small(Arch::V79), 0.9999, 0);
+    check_text("llama", Arch::V79, 0.9999, 0);
 }
 
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn qwen3() {
-    check_text("qwen3", Precision::F16, small(Arch::V81), 0.9999, 0);
+    check_text("qwen3", Arch::V81, 0.9999, 0);
 }
 
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn qwen3_vl() {
-    check_text("qwen3_vl", Precision::F16, small(Arch::V81), 0.9999, 0);
+    check_text("qwen3_vl", Arch::V81, 0.9999, 0);
 }
 
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn qwen3_5() {
-    check_text("qwen3_5", Precision::F16, small(Arch::V81), 0.9999, 0);
+    check_text("qwen3_5", Arch::V81, 0.9999, 0);
 }
 
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn gemma4() {
-    check_text("gemma4", Precision::F16, small(Arch::V81), 0.9999, 0);
+    check_text("gemma4", Arch::V81, 0.9999, 0);
 }
 
 // Where two experts' scores are equal but for f16's rounding, a row may go to the other one: that row differs, the others do not. One of phimoe's 48 tokens flips
@@ -237,38 +238,38 @@ fn gemma4() {
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn phimoe() {
-    check_text("phimoe", Precision::F16, small(Arch::V81), 0.999, 1);
+    check_text("phimoe", Arch::V81, 0.999, 1);
 }
 
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn phimoe_longrope() {
-    check_text("phimoe_longrope", Precision::F16, small(Arch::V79), 0.999, 0);
+    check_text("phimoe_longrope", Arch::V79, 0.999, 0);
 }
 
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn phimoe_w8() {
-    check_w8("phimoe", Arch::V81, 0.9995, 0);
+    check_w8("phimoe", 0.9999);
 }
 
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn qwen3_5_w8() {
-    check_w8("qwen3_5", Arch::V81, 0.9999, 2);
+    check_w8("qwen3_5", 0.9995);
 }
 
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn qwen3_vl_w8() {
-    check_w8("qwen3_vl", Arch::V79, 0.9999, 0);
+    check_w8("qwen3_vl", 0.9999);
 }
 
 /// Some of its rows have 58 and 10 numbers, which the library multiplies wrongly in int8.
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn gemma4_w8() {
-    check_w8("gemma4", Arch::V81, 0.9999, 0);
+    check_w8("gemma4", 0.9995);
 }
 
 #[test]
@@ -280,8 +281,7 @@ fn trained_models_w8() {
     check_demo_w8("gemma4", Arch::V81);
 }
 
-/// Recurrent state over many tokens: kept in f32 by the host, it does not drift away from the CPU's. Measured over 300, tested over 100: each takes the
-/// emulator a third of a second.
+/// Recurrent state over 300 tokens: kept in f32 by the host, it does not drift away from the CPU's.
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn qwen3_5_does_not_drift() {
@@ -291,7 +291,7 @@ fn qwen3_5_does_not_drift() {
     let load = |device: &dyn Device| fixture.load(device, fixture.program().clone(), &Overlay::default(), prompt);
     let (mut found, mut expected) = (load(&device), load(&*common::cpu()));
     let mut steps = vec![prompt.ids.clone()];
-    steps.extend(prompt.greedy.iter().take(100).map(|&token| vec![token]));
+    steps.extend(prompt.greedy.iter().map(|&token| vec![token]));
     let errors: Vec<f64> = steps
         .iter()
         .map(|ids| {
@@ -365,6 +365,39 @@ fn the_delta_rule_on_the_cpu() {
     assert_eq!(places(&model, "layers.0.attn"), ["npu", "cpu"]);
 }
 
+/// What a session has on one device is what it has on the other, bit for bit, whoever read the prompt; and each goes on from the other's rows.
+#[test]
+#[ignore = "needs QNN's library: cargo xtask test"]
+fn states_cross_between_devices_bit_for_bit() {
+    for name in ["qwen3_5", "gemma4"] {
+        let fixture = Fixture::forge_at(&common::fixtures().join(name), Precision::F16);
+        let program = fixture.program();
+        let prompt = fixture.prompts.iter().find(|p| p.name == "len17").unwrap();
+        let expected = fixture.oracle("len17.step_logits").expect("recorded logits");
+        let devices: [Arc<dyn Device>; 2] = [Arc::new(npu(small(Arch::V81))), common::cpu()];
+        for [first, second] in [[0, 1], [1, 0]] {
+            let [mut from, mut to] = [first, second].map(|n| fixture.load(&*devices[n], program.clone(), &Overlay::default(), prompt));
+            let mut verdict = Verdict::default();
+            for n in 0..4 {
+                let ids = if n == 0 { &prompt.ids[..] } else { &prompt.greedy[n - 1..n] };
+                let logits = from.step(ids, 0, false, &mut |_| {});
+                verdict.add(&format!("token {n}"), &logits, &expected[n * logits.len()..][..logits.len()]);
+                // The rows that the other side lacks, and recurrent slots whole.
+                let lacking = to.state.len();
+                for slot in program.slots.keys() {
+                    to.state.import_rows(slot, lacking, &from.state.export_rows(slot, lacking).unwrap()).unwrap();
+                }
+                to.state.set_len(from.state.len()).unwrap();
+                for slot in program.slots.keys() {
+                    assert_eq!(to.state.export(slot).unwrap(), from.state.export(slot).unwrap(), "{name}: {slot} after call {n}");
+                }
+                std::mem::swap(&mut from, &mut to);
+            }
+            verdict.finish(&format!("{name}, by turns"), 0);
+        }
+    }
+}
+
 /// All media of a fixture on v81, the smallest on v79.
 fn check_towers(arch: Arch, name: &str, program: &str, least_cosine: f64) {
     let device = npu(small(arch));
@@ -382,6 +415,8 @@ fn check_towers(arch: Arch, name: &str, program: &str, least_cosine: f64) {
             let expected = cases.oracle(&format!("{medium}.{output}")).unwrap_or_else(|| panic!("no {medium}.{output}"));
             let cosine = cosine(values, &expected);
             println!("{name} on {arch}: {medium}.{output}: cosine {cosine:.7}");
+            // The largest picture of the three, in a tower whose random weights have much contrast: f16 in transformers itself is no nearer.
+            let least_cosine = if (name, &**medium) == ("gemma4", "image.2") { 0.99998 } else { least_cosine };
             assert!(cosine >= least_cosine, "{name} on {arch}: {medium}.{output}: cosine {cosine}");
         }
     }
@@ -402,8 +437,7 @@ fn qwen3_5_vision() {
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn gemma4_vision() {
-    // The largest of the three pictures, with random weights of much contrast, reaches 0.999981; the others 0.999995.
-    check_towers(Arch::V81, "gemma4", "vision", 0.99998);
+    check_towers(Arch::V81, "gemma4", "vision", 0.99999);
 }
 
 #[test]

@@ -1,7 +1,10 @@
-//! What each precision stores, at full size: by arithmetic over the programs that the published configurations give.
+//! What each precision stores: at full size by arithmetic over the programs that the published configurations give, and int8 numbers by what transformers computes with them.
 
+mod common;
+
+use common::{Fixture, Overlay, relative_difference};
 use qhx_forge::{Config, Precision, families};
-use qhx_ir::{Checked, Encoding, OpKind};
+use qhx_ir::{ActivationForm, Checked, Encoding, KvType, OpKind, Slot, reference::ReferenceDevice};
 use qhx_runtime::memory::tensor_bytes;
 use std::{collections::BTreeSet, path::Path};
 
@@ -83,5 +86,32 @@ fn stored_bytes_of_linear_weights() {
         );
         assert!(w8 <= 0.52 && w8_layers <= 0.52, "{name}: w8 {w8} {w8_layers}");
         assert!(w4_layers <= 0.30, "{name}: w4 {w4_layers}");
+    }
+}
+
+/// w8 weights are the checkpoint's rounded to int8, and nothing else: with rows and states in f32 they give what transformers computes with such weights.
+#[test]
+fn w8_weights_are_those_of_transformers_rounded() {
+    for name in ["phimoe", "qwen3_5", "gemma4", "qwen3_vl"] {
+        let fixture = Fixture::forge_int8(&common::fixtures().join(name));
+        let mut program = fixture.program().clone();
+        for op in &mut program.ops {
+            if let OpKind::Linear { activation: form, .. } | OpKind::Experts { form, .. } = &mut op.op {
+                *form = ActivationForm::F32;
+            }
+        }
+        for slot in program.slots.values_mut() {
+            if let Slot::Kv { dtype, .. } = slot {
+                *dtype = KvType::F32;
+            }
+        }
+        for prompt in &fixture.prompts {
+            let expected = fixture.oracle(&format!("{}.int8_logits", prompt.name)).unwrap();
+            let mut running = fixture.load(&ReferenceDevice, program.clone(), &Overlay::default(), prompt);
+            let ids = [&prompt.ids[..], &prompt.greedy[..prompt.greedy.len() - 1]].concat();
+            let logits = running.step(&ids, program.epoch(ids.len()), true, &mut |_| {});
+            let difference = relative_difference(&logits[logits.len() - expected.len()..], &expected);
+            assert!(difference < 1e-3, "{name}: {}: {difference}", prompt.name);
+        }
     }
 }

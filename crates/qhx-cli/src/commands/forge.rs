@@ -55,7 +55,7 @@ pub(crate) struct BundleFlags {
         default_value_if("plan", ArgPredicate::IsPresent, Some("."))
     )]
     out: PathBuf,
-    /// How weights are stored: native (as the checkpoint has them), f32, f16, w8, w8-f16head, moe-i8, w4, or auto (each stage as low as the gate allows)
+    /// How weights are stored: native (as the checkpoint has them), f32, f16, w8, w8-f16head, moe-i8, w4, w4-row, or auto (each stage as low as the gate allows)
     #[arg(long, value_name = "P", default_value = "native", value_parser = precision)]
     precision: PrecisionChoice,
     #[command(flatten)]

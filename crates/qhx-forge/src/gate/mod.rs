@@ -148,6 +148,8 @@ struct Gate<'m, 'o> {
     options: GateOptions<'o>,
     kind: GateKind,
     device: Arc<dyn Device>,
+    /// What was asked for.
+    precision: Precision,
     /// The f32 programs.
     f32: Programs,
     /// What the bundle says of the model, as far as its precision does not matter.
@@ -169,7 +171,7 @@ impl<'m, 'o> Gate<'m, 'o> {
         let kind = options.kind.unwrap_or(if is_f32 { GateKind::Strict } else { GateKind::Tolerant });
         let (model, manifest) = paper::model(material, &f32, forge)?;
         let suite = suite::suite(&model, options.prompts.as_deref())?;
-        Ok(Self { material, options, kind, device, f32, manifest, suite, started: Instant::now() })
+        Ok(Self { material, precision: forge.precision, options, kind, device, f32, manifest, suite, started: Instant::now() })
     }
 
     fn tell(&mut self, what: &str, done: usize, total: usize) {
@@ -207,7 +209,7 @@ impl<'m, 'o> Gate<'m, 'o> {
         let progress = &mut *self.options.progress;
         let mut tell = |done, total| progress(GateProgress { what: "f32 pass", done, total });
         let mut judge = Judge::new(&played, vocabulary, &names, &mut tell);
-        let teacher = teacher(self.material, &self.device, &self.options.cancel);
+        let teacher = teacher(self.material, self.precision, &self.device, &self.options.cancel);
         whole::run(&teacher, &self.f32, &self.manifest, &played, &[], &mut judge)?;
         Ok(judge.verdict(self.kind, &stages, limited))
     }
@@ -350,9 +352,9 @@ impl<'m, 'o> Gate<'m, 'o> {
     }
 }
 
-/// What runs f32 passes.
-fn teacher<'a>(material: &'a Material, device: &'a Arc<dyn Device>, cancel: &'a Cancel) -> Teacher<'a> {
-    Teacher { device, others_on: device, distinct: false, numbers: material.numbers(), cancel }
+/// What runs f32 passes, and stages of a bundle of that precision.
+fn teacher<'a>(material: &'a Material, precision: Precision, device: &'a Arc<dyn Device>, cancel: &'a Cancel) -> Teacher<'a> {
+    Teacher { device, others_on: device, distinct: false, numbers: material.numbers(precision), cancel }
 }
 
 fn stage_result(programs: &Programs, stage: &str, cosine: f64, min_cosine: f64) -> StageResult {

@@ -276,7 +276,7 @@ impl Ladder {
     fn measure_errors(&mut self, gate: &mut Gate<'_, '_>, levels: &[Level]) -> Result<(), ForgeError> {
         let programs = uniform(gate, &self.plan, levels)?;
         let probes = gate.probes();
-        let teacher = super::teacher(gate.material, &gate.device, &gate.options.cancel);
+        let teacher = super::teacher(gate.material, gate.precision, &gate.device, &gate.options.cancel);
         let progress = &mut *gate.options.progress;
         let mut silent = Silent(&mut |done, total| progress(super::GateProgress { what: "measuring stages", done, total }));
         let errors = whole::run(&teacher, &gate.f32, &gate.manifest, &probes, &programs, &mut silent)?;

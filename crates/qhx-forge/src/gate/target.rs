@@ -131,7 +131,7 @@ impl Gate<'_, '_> {
         let progress = &mut *self.options.progress;
         let mut tell = |done, total| progress(GateProgress { what: "f32 pass", done, total });
         let mut judge = Judge::new(&played, model.vocabulary().logits, &names, &mut tell);
-        let teacher = super::teacher(self.material, &self.device, &self.options.cancel);
+        let teacher = super::teacher(self.material, self.precision, &self.device, &self.options.cancel);
         whole::run(&teacher, &self.f32, manifest, &played, &[], &mut judge)?;
         Ok(Some(judge.verdict(self.options.kind.unwrap_or(GateKind::Tolerant), &stages, Some(limited))))
     }
@@ -152,8 +152,11 @@ impl Gate<'_, '_> {
         let played: Vec<Played> = text.into_iter().chain(towers).map(read_only).collect();
         let progress = &mut *self.options.progress;
         let mut tell = |done, total| progress(GateProgress { what: "stages alone", done, total });
-        let teacher =
-            Teacher { others_on: &order.device, distinct: true, ..super::teacher(self.material, &self.device, &self.options.cancel) };
+        let teacher = Teacher {
+            others_on: &order.device,
+            distinct: true,
+            ..super::teacher(self.material, self.precision, &self.device, &self.options.cancel)
+        };
         let errors = whole::run(&teacher, &self.f32, manifest, &played, std::slice::from_ref(programs), &mut Silent(&mut tell))?.remove(0);
         let result = |(stage, (difference, expected)): (Name, (f64, f64))| {
             let error = if expected > 0.0 { difference / expected } else { 0.0 };

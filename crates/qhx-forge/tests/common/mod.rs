@@ -54,17 +54,26 @@ impl Fixture {
     }
 
     pub(crate) fn forge_at(folder: &Path, precision: Precision) -> Self {
+        Self::forge_for(folder, precision, "oracle")
+    }
+
+    /// At w8, with what transformers computes of prompts that int8 weights do not change: `step_logits` of the checkpoint, `int8_logits` of its rounded weights.
+    pub(crate) fn forge_int8(folder: &Path) -> Self {
+        Self::forge_for(folder, Precision::W8, "int8")
+    }
+
+    fn forge_for(folder: &Path, precision: Precision, oracle: &str) -> Self {
         let name = folder.file_name().unwrap().to_string_lossy().into_owned();
         let temporary = tempfile::tempdir().unwrap();
         let out = temporary.path().join(&name);
         let mut options = ForgeOptions { out: &out, precision, replace: false, cancel: Default::default(), progress: &mut |_| {} };
         forge_checkpoint(folder, &mut options).unwrap_or_else(|e| panic!("{name}: {e}"));
         let bundle = Bundle::open(&out).unwrap_or_else(|e| panic!("{name}: {e}"));
-        let oracle: Value = serde_json::from_str(&std::fs::read_to_string(folder.join("oracle.json")).unwrap()).unwrap();
+        let record: Value = serde_json::from_str(&std::fs::read_to_string(folder.join(format!("{oracle}.json"))).unwrap()).unwrap();
         let ids = |prompt: &Value, field: &str| prompt[field].as_array().unwrap().iter().map(|id| id.as_i64().unwrap() as i32).collect();
-        let prompts = oracle["prompts"].as_array().unwrap().iter();
+        let prompts = record["prompts"].as_array().unwrap().iter();
         let prompts = prompts.map(|p| Prompt { name: p["name"].as_str().unwrap().into(), ids: ids(p, "ids"), greedy: ids(p, "greedy") });
-        let tensors = safetensors::open_file(&folder.join("oracle.safetensors")).unwrap();
+        let tensors = safetensors::open_file(&folder.join(format!("{oracle}.safetensors"))).unwrap();
         Self { prompts: prompts.collect(), name, bundle, tensors, _folder: temporary }
     }
 
@@ -158,7 +167,7 @@ impl Weights for Overlay {
 /// A loaded program with a session.
 pub(crate) struct Running {
     executable: Box<dyn Executable>,
-    state: Box<dyn State>,
+    pub(crate) state: Box<dyn State>,
     rows: usize,
 }
 
