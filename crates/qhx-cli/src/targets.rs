@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use qhx_bundle::target::{KvForm, MadeFor};
 use qhx_forge::{
     MadeTarget, TargetOrder, TargetPlacement,
-    target::{DEFAULT_CONTEXT, DEFAULT_PREFILL},
+    target::{DEFAULT_CONTEXT, DEFAULT_PREFILL, session_length},
 };
 use qhx_npu::Arch;
 use qhx_runtime::{
@@ -164,8 +164,8 @@ impl TargetFlags {
     }
 
     /// The longest session, of a model made for `limit` tokens.
-    pub(crate) fn context(&self, limit: usize) -> usize {
-        self.context.unwrap_or(DEFAULT_CONTEXT).min(limit)
+    pub(crate) fn context(&self, limit: usize) -> Result<usize, Failure> {
+        Ok(session_length(self.context, limit)?)
     }
 
     pub(crate) fn prefill_rows(&self) -> Result<Vec<usize>, Failure> {

@@ -474,6 +474,11 @@ fn forge_plans_contexts_without_compiling() {
         2,
         &["--plan lays out the whole model", "leave out --placement"],
     );
+    fail(
+        ["forge", config.to_str().unwrap(), "--plan", "--context", "999999999"],
+        1,
+        &["--context 999999999 is longer than the 262144 tokens"],
+    );
     fail(["forge", config.to_str().unwrap()], 2, &["--out"]);
     fail(["forge", config.to_str().unwrap(), "--out", "x", "--allow-risky"], 2, &["--allow-risky is for targets", "--target v79"]);
 }

@@ -11,7 +11,8 @@ use qhx_bundle::{
     target::{Finalize, KvForm, MadeFor, PreparedProgram, TargetPlan},
 };
 use qhx_ir::{
-    Artifact, Checked, Device, DeviceError, DeviceInfo, Encoding, Executable, LoadOptions, Name, Op, OpKind, Planned, Target, Weights,
+    Artifact, Checked, Device, DeviceError, DeviceInfo, Encoding, Executable, LoadOptions, Name, Op, OpKind, Piece, Planned, Target,
+    Weights,
 };
 use qhx_runtime::{
     DeviceChoice,
@@ -72,7 +73,11 @@ struct Placed {
 
 impl Placed {
     fn of(&self, program: &Checked) -> &Arc<dyn Device> {
-        self.programs.get(&*program.name).unwrap_or(&self.own)
+        self.named(&program.name)
+    }
+
+    fn named(&self, program: &str) -> &Arc<dyn Device> {
+        self.programs.get(program).unwrap_or(&self.own)
     }
 }
 
@@ -89,12 +94,12 @@ impl Device for Placed {
         self.of(program).on_host(program, op)
     }
 
-    fn plan(&self, program: &Checked, target: &Target) -> Result<Planned, DeviceError> {
-        self.of(program).plan(program, target)
+    fn plan(&self, pieces: &[Piece<'_>], target: &Target) -> Result<Planned, DeviceError> {
+        self.named(&target.program).plan(pieces, target)
     }
 
-    fn prepare(&self, program: &Checked, weights: &Arc<dyn Weights>, target: &Target) -> Result<Vec<Artifact>, DeviceError> {
-        self.of(program).prepare(program, weights, target)
+    fn prepare(&self, pieces: &[Piece<'_>], weights: &Arc<dyn Weights>, target: &Target) -> Result<Vec<Artifact>, DeviceError> {
+        self.named(&target.program).prepare(pieces, weights, target)
     }
 
     fn host_weights(&self, program: &Checked) -> Vec<Name> {
@@ -154,6 +159,17 @@ pub(crate) fn check_targets(
     let (root, _) = material.describe(plan, programs, options)?;
     let programs: Vec<&Checked> = programs.programs.iter().map(|written| &written.program).collect();
     targets.iter().try_for_each(|order| order.placed(&programs)?.manifest(&root, &programs).map(drop))
+}
+
+/// The longest session of an arch folder: as asked for, of a model that was made for `most` tokens.
+pub fn session_length(asked: Option<usize>, most: usize) -> Result<usize, ForgeError> {
+    match asked {
+        Some(context) if context > most => {
+            Err(ForgeError::Target(format!("--context {context} is longer than the {most} tokens that the model was made for")))
+        }
+        Some(context) => Ok(context),
+        None => Ok(most.min(DEFAULT_CONTEXT)),
+    }
 }
 
 impl TargetOrder {
@@ -253,7 +269,8 @@ impl TargetOrder {
         let mut notes = Vec::new();
         for (name, rows) in self.rows(&manifest)? {
             let checked = programs.iter().find(|program| *program.name == *name).ok_or_else(|| no_program(&name))?;
-            let planned = self.device.plan(checked, &self.target(&rows, root)).map_err(failed)?;
+            let whole = Piece { program: checked, rows: &rows };
+            let planned = self.device.plan(&[whole], &self.target(checked, root)).map_err(failed)?;
             if let (TEXT_PROGRAM, Some(plan)) = (&*name, &mut manifest.plan) {
                 plan.prefill.retain(|rows| planned.rows.contains(rows));
             }
@@ -271,16 +288,7 @@ impl TargetOrder {
         let missing = |fact: &str| ForgeError::Target(format!("the device does not tell its `{fact}`"));
         let fact = |name: &str| facts.get(name).cloned().ok_or_else(|| missing(name));
         let number = |name: &str| fact(name)?.parse::<u32>().map_err(|_| missing(name));
-        let context = match self.context {
-            Some(context) if context > root.model.context_length => {
-                let most = root.model.context_length;
-                return Err(ForgeError::Target(format!(
-                    "--context {context} is longer than the {most} tokens that the model was made for"
-                )));
-            }
-            Some(context) => context,
-            None => root.model.context_length.min(DEFAULT_CONTEXT),
-        };
+        let context = session_length(self.context, root.model.context_length)?;
         let mut manifest = root.clone();
         manifest.model.dsp_arch = Some(fact("arch")?);
         manifest.model.soc_model = Some(number("soc_model")?);
@@ -360,9 +368,9 @@ impl TargetOrder {
     }
 
     /// What the device compiles for. `root` is the bundle's own manifest.
-    fn target(&self, rows: &[usize], root: &Manifest) -> Target {
+    fn target(&self, program: &Checked, root: &Manifest) -> Target {
         let context = root.model.context_length.min(self.context.unwrap_or(DEFAULT_CONTEXT));
-        Target { name: self.device.describe().name, rows: rows.to_vec(), context, ..Target::default() }
+        Target { program: program.name.to_string(), context, ..Target::default() }
     }
 
     fn prepare(
@@ -374,9 +382,9 @@ impl TargetOrder {
         cancel: &Arc<AtomicBool>,
     ) -> Result<Option<PreparedProgram>, ForgeError> {
         let folder = Some(writer.path().to_path_buf());
-        let target = Target { folder, cancel: Some(cancel.clone()), ..self.target(rows, bundle.manifest()) };
+        let target = Target { folder, cancel: Some(cancel.clone()), ..self.target(program, bundle.manifest()) };
         let (mut graphs, mut contexts) = (Vec::new(), Vec::new());
-        for artifact in self.device.prepare(program, &bundle.weights(), &target).map_err(failed)? {
+        for artifact in self.device.prepare(&[Piece { program, rows }], &bundle.weights(), &target).map_err(failed)? {
             let file = path(&artifact.name)?;
             writer.adopt(&file)?;
             if artifact.name.ends_with(".json") {
@@ -411,7 +419,8 @@ fn uses(
     }
     // Names that stand for other things.
     let taken = ["tokenizer", "tokenizer_config", "config", "generation_config", "preprocessor_config", "parity", "qhx"];
-    let name = if taken.contains(&&*base.model.name) { format!("{}-model", base.model.name) } else { base.model.name.clone() };
+    let is_taken = taken.contains(&&*base.model.name) || base.model.name.ends_with(".npu");
+    let name = if is_taken { format!("{}-model", base.model.name) } else { base.model.name.clone() };
     let manifest = |(suffix, media): (&str, Media)| {
         let towers = media.image.iter().map(|i| i.program.clone()).chain(media.audio.iter().map(|a| a.program.clone()));
         let programs: BTreeSet<String> = towers.chain([TEXT_PROGRAM.to_owned()]).collect();

@@ -4,7 +4,8 @@ use crate::{Bindings, CheckError, Checked, DType, KvType, Name, WeightTensor, ch
 use serde::{Deserialize, Serialize};
 use std::{
     any::Any,
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ops::Add,
     path::PathBuf,
     sync::{
         Arc,
@@ -63,12 +64,12 @@ pub trait Device: Send + Sync {
     }
 
     /// What [`Device::prepare`] would keep to, found without making anything; an error says in numbers why the program does not fit.
-    fn plan(&self, _program: &Checked, target: &Target) -> Result<Planned, DeviceError> {
-        Ok(Planned { rows: target.rows.clone(), notes: Vec::new() })
+    fn plan(&self, pieces: &[Piece<'_>], _target: &Target) -> Result<Planned, DeviceError> {
+        Ok(Planned { rows: all_rows(pieces), notes: Vec::new() })
     }
 
-    /// Makes what must be made ahead of time (called by the forge). Devices that compile at load make nothing.
-    fn prepare(&self, _program: &Checked, _weights: &Arc<dyn Weights>, _target: &Target) -> Result<Vec<Artifact>, DeviceError> {
+    /// Makes what must be made ahead of time (called by the forge) of a program, or of the pieces of one that run here. Devices that compile at load make nothing.
+    fn prepare(&self, _pieces: &[Piece<'_>], _weights: &Arc<dyn Weights>, _target: &Target) -> Result<Vec<Artifact>, DeviceError> {
         Ok(Vec::new())
     }
 
@@ -96,13 +97,26 @@ pub struct DeviceInfo {
     pub facts: BTreeMap<String, String>,
 }
 
-/// What a program is compiled for ahead of time.
+/// A program, or a part that was cut out of it, that is to be compiled ahead of time.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    /// Its ops.
+    pub program: &'a Checked,
+    /// The row counts (`T`) at which a device with static shapes compiles it.
+    pub rows: &'a [usize],
+}
+
+/// The row counts of all pieces, rising.
+pub fn all_rows(pieces: &[Piece<'_>]) -> Vec<usize> {
+    let rows: BTreeSet<usize> = pieces.iter().flat_map(|piece| piece.rows.iter().copied()).collect();
+    rows.into_iter().collect()
+}
+
+/// For what, and under which name, a program is compiled ahead of time.
 #[derive(Clone, Debug, Default)]
 pub struct Target {
-    /// `v79`, `v81` …
-    pub name: String,
-    /// The row counts (`T`) at which a device with static shapes compiles.
-    pub rows: Vec<usize>,
+    /// The whole program's name: `text`.
+    pub program: String,
     /// Longest session.
     pub context: usize,
     /// Where files are written; absent: a fresh folder among the system's temporary ones.
@@ -114,7 +128,7 @@ pub struct Target {
 /// What [`Device::prepare`] would keep to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Planned {
-    /// Of the target's row counts, those at which the program would be compiled.
+    /// Of the pieces' row counts, those at which they would be compiled.
     pub rows: Vec<usize>,
     /// Why it is not all that was asked for, and what is dangerous about it.
     pub notes: Vec<String>,
@@ -214,6 +228,18 @@ pub struct Traffic {
     pub bytes_out: u64,
     /// Bytes of inputs that are handed over where they lie, without a copy: keys and values, experts.
     pub bytes_lent: u64,
+}
+
+impl Add for Traffic {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self {
+            executions: self.executions + other.executions,
+            bytes_in: self.bytes_in + other.bytes_in,
+            bytes_out: self.bytes_out + other.bytes_out,
+            bytes_lent: self.bytes_lent + other.bytes_lent,
+        }
+    }
 }
 
 /// What a call read of the weights.

@@ -25,8 +25,8 @@ pub mod reference;
 pub use bytes::{ALIGNMENT, AlignedBytes, Bytes};
 pub use check::{CheckError, Checked, ValueType};
 pub use device::{
-    Artifact, Call, Device, DeviceError, DeviceInfo, Executable, InputData, LoadOptions, Planned, Segment, SlotData, State, Tap, Target,
-    Traffic, Weights, WeightsRead,
+    Artifact, Call, Device, DeviceError, DeviceInfo, Executable, InputData, LoadOptions, Piece, Planned, Segment, SlotData, State, Tap,
+    Target, Traffic, Weights, WeightsRead, all_rows,
 };
 pub use dim::{Bindings, Dim, Shape, Symbol};
 pub use encoding::{BlockEncoding, Encoding, Quants, RowBytes, SCALES_AT_ONCE, ScaleType, WeightTensor};

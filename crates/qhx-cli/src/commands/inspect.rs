@@ -300,12 +300,20 @@ fn contexts_table(plans: &BTreeMap<String, PreparedPlan>) -> String {
     let columns =
         [("context", Align::Left), ("stages", Align::Left), ("layers", Align::Right), ("graphs", Align::Right), ("bytes", Align::Right)];
     let mut table = Table::new(columns);
-    for ContextFile { file, stages: [first, last], layers, graphs, bytes, .. } in plans.values().flat_map(|plan| &plan.contexts) {
+    let mut files: BTreeMap<&str, (&ContextFile, BTreeSet<&str>)> = BTreeMap::new();
+    for context in plans.values().flat_map(|plan| &plan.contexts) {
+        // Pieces of one program share contexts.
+        let (_, graphs) = files.entry(&context.file).or_insert((context, BTreeSet::new()));
+        graphs.extend(context.graphs.iter().map(String::as_str));
+    }
+    for (ContextFile { file, stages: [first, last], layers, bytes, .. }, graphs) in files.into_values() {
         let stages = if first == last { first.clone() } else { format!("{first} to {last}") };
         table.row([file.clone(), stages, layers.to_string(), graphs.len().to_string(), show_bytes(*bytes)]);
     }
-    let token: Vec<(&str, String)> = plans.values().filter_map(|plan| plan.per_token.as_ref()).flat_map(per_token).collect();
-    let notes: String = plans.values().flat_map(|plan| &plan.notes).map(|note| format!("note: {note}\n")).collect();
+    let token = plans.values().filter_map(|plan| plan.per_token).reduce(|all, piece| all + piece);
+    let token: Vec<(&str, String)> = token.iter().flat_map(per_token).collect();
+    let notes: BTreeSet<&String> = plans.values().flat_map(|plan| &plan.notes).collect();
+    let notes: String = notes.into_iter().map(|note| format!("note: {note}\n")).collect();
     format!("{}\n{}{notes}", table.render(), facts(&token))
 }
 

@@ -8,7 +8,7 @@ use crate::{
     targets::TargetFlags,
 };
 use qhx_forge::{Material, Precision};
-use qhx_ir::Traffic;
+use qhx_ir::{Piece, Traffic};
 use qhx_npu::{
     Arch,
     budget::{Budget, Limits, PerToken, PlannedContext, Wanted, budget},
@@ -34,11 +34,12 @@ pub(crate) fn material(source: &Path) -> Result<Material, Failure> {
 /// Prints the plan for every processor that is asked for.
 pub(crate) fn run(material: &Material, targets: &TargetFlags, precision: Precision, json: bool) -> Result<(), Failure> {
     let (programs, limit) = material.checked_programs(precision)?;
-    let (settings, context) = (targets.settings()?, targets.context(limit));
+    let (settings, context) = (targets.settings()?, targets.context(limit)?);
     let rows: Vec<usize> = std::iter::once(1).chain(targets.prefill_rows()?.into_iter().map(|rows| rows.min(context))).collect();
     // A tower is compiled for one size of pictures or sounds; which one does not matter here.
-    let wanted = |(number, program)| Wanted { program, rows: if number == 0 { &rows } else { &[1] } };
-    let wanted: Vec<Wanted<'_>> = programs.iter().enumerate().map(wanted).collect();
+    let whole = |(number, program)| Piece { program, rows: if number == 0 { &rows } else { &[1] } };
+    let pieces: Vec<Piece<'_>> = programs.iter().enumerate().map(whole).collect();
+    let wanted: Vec<Wanted<'_>> = pieces.chunks(1).map(|pieces| Wanted { name: &pieces[0].program.name, pieces }).collect();
     let plan = |&arch: &Arch| {
         let refused = |reason| Failure::work(format!("{arch}: the model does not fit: {reason}"));
         budget(&wanted, context, &settings.options(arch)).map_err(refused)

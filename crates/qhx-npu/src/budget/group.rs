@@ -15,7 +15,7 @@ use crate::{
         parts::work_of,
     },
 };
-use qhx_ir::{Checked, Name, Symbol};
+use qhx_ir::{Checked, Name, Piece, Symbol, all_rows};
 use std::collections::BTreeSet;
 
 /// A graph that is to be made.
@@ -23,7 +23,9 @@ use std::collections::BTreeSet;
 pub(crate) enum Planned {
     /// A part of the program.
     Part {
-        /// Its number.
+        /// The piece.
+        piece: usize,
+        /// The part's number in it.
         number: usize,
         /// Rows in one execution.
         rows: usize,
@@ -34,37 +36,48 @@ pub(crate) enum Planned {
 
 /// A program that is being laid out.
 pub(super) struct Layout<'a> {
-    program: &'a Checked,
-    rows: &'a [usize],
-    parts: Vec<Part>,
-    /// Bytes of each part's weights in a graph.
-    bytes: Vec<u64>,
+    wanted: &'a Wanted<'a>,
+    rows: Vec<usize>,
+    /// Those of all pieces, one after the other.
+    parts: Vec<Placed<'a>>,
     options: &'a NpuOptions,
     limits: Limits,
 }
 
+/// A part of a piece.
+struct Placed<'a> {
+    piece: usize,
+    number: usize,
+    program: &'a Checked,
+    part: Part,
+    /// Bytes of its weights in a graph.
+    bytes: u64,
+}
+
 impl<'a> Layout<'a> {
-    pub(super) fn new(wanted: &Wanted<'a>, options: &'a NpuOptions, limits: Limits) -> Result<Self, String> {
-        let program = wanted.program;
-        let parts = parts(program, part_bytes(options, limits));
-        let bytes: Vec<u64> = parts.iter().map(|part| constant_bytes(program, part)).collect();
-        for (part, bytes) in parts.iter().zip(&bytes) {
-            if part.work != Work::Host && *bytes > limits.context_bytes {
-                let place = stages(program, part).map_or(String::new(), |[first, _]| first);
-                return Err(format!("stage `{place}` has {bytes} bytes of weights, a context holds {}", limits.context_bytes));
+    pub(super) fn new(wanted: &'a Wanted<'a>, options: &'a NpuOptions, limits: Limits) -> Result<Self, String> {
+        let placed = |(piece, &Piece { program, .. }): (usize, &Piece<'a>)| {
+            let parts = parts(program, part_bytes(options, limits)).into_iter().enumerate();
+            parts.map(move |(number, part)| Placed { piece, number, program, bytes: constant_bytes(program, &part), part })
+        };
+        let parts: Vec<Placed<'a>> = wanted.pieces.iter().enumerate().flat_map(placed).collect();
+        for placed in &parts {
+            if placed.part.work != Work::Host && placed.bytes > limits.context_bytes {
+                let place = placed.stages().map_or(String::new(), |[first, _]| first);
+                return Err(format!("stage `{place}` has {} bytes of weights, a context holds {}", placed.bytes, limits.context_bytes));
             }
         }
-        Ok(Self { program, rows: wanted.rows, parts, bytes, options, limits })
+        Ok(Self { wanted, rows: all_rows(wanted.pieces), parts, options, limits })
     }
 
     /// The contexts, those of fewer rows first.
     pub(super) fn contexts(&self) -> Result<Vec<PlannedContext>, String> {
         let shared = self.options.share_weights;
-        let kinds: Vec<&[usize]> = if shared { vec![self.rows] } else { self.rows.chunks(1).collect() };
+        let kinds: Vec<&[usize]> = if shared { vec![&self.rows] } else { self.rows.chunks(1).collect() };
         let mut all = Vec::new();
         for (kind, rows) in kinds.iter().enumerate() {
             let is_here = |planned: &Planned| shared || self.kind(planned) == kind;
-            let here: Vec<usize> = (0..self.parts.len()).filter(|&number| self.graphs_of(number).iter().any(is_here)).collect();
+            let here: Vec<usize> = (0..self.parts.len()).filter(|&part| self.graphs_of(part).iter().any(is_here)).collect();
             let mut groups = self.group(&here)?;
             // Their weights are inputs: the graphs themselves are small, and serve all layers.
             let mut experts: Vec<Planned> = self.experts().into_iter().filter(is_here).collect();
@@ -76,7 +89,7 @@ impl<'a> Layout<'a> {
                 if number + 1 == groups.len() {
                     planned.append(&mut experts);
                 }
-                all.push(self.context(format!("{}{}_{number}", self.program.name, self.label(rows)), group, planned));
+                all.push(self.context(format!("{}{}_{number}", self.wanted.name, self.label(rows)), group, planned));
             }
         }
         Ok(all)
@@ -84,7 +97,7 @@ impl<'a> Layout<'a> {
 
     /// Cuts consecutive parts into groups of about equal size, in bytes as many as are wished for, in number no more than can be loaded.
     fn group(&self, parts: &[usize]) -> Result<Vec<Vec<usize>>, String> {
-        let total: u64 = parts.iter().map(|&part| self.bytes[part]).sum();
+        let total: u64 = parts.iter().map(|&part| self.parts[part].bytes).sum();
         let Limits { contexts: most, context_bytes, .. } = self.limits;
         let wished = self.options.context_bytes.clamp(1, context_bytes).max(total.div_ceil(most.max(1) as u64));
         let parts_count = parts.len().max(1) as u64;
@@ -93,13 +106,13 @@ impl<'a> Layout<'a> {
             let mut before = 0;
             for &part in parts {
                 // Where its middle lies.
-                let middle = u128::from(before) + u128::from(self.bytes[part] / 2);
+                let middle = u128::from(before) + u128::from(self.parts[part].bytes / 2);
                 let group = (middle * u128::from(count) / u128::from(total.max(1))).min(u128::from(count) - 1);
                 groups[group as usize].push(part);
-                before += self.bytes[part];
+                before += self.parts[part].bytes;
             }
             groups.retain(|group| !group.is_empty());
-            let fits = |group: &Vec<usize>| group.iter().map(|&part| self.bytes[part]).sum::<u64>() <= context_bytes;
+            let fits = |group: &Vec<usize>| group.iter().map(|&part| self.parts[part].bytes).sum::<u64>() <= context_bytes;
             if !groups.iter().all(fits) {
                 continue;
             }
@@ -115,37 +128,41 @@ impl<'a> Layout<'a> {
     }
 
     fn context(&self, name: String, parts: &[usize], planned: Vec<Planned>) -> PlannedContext {
-        let ends: Vec<[String; 2]> = parts.iter().filter_map(|&part| stages(self.program, &self.parts[part])).collect();
+        let placed: Vec<&Placed<'_>> = parts.iter().map(|&part| &self.parts[part]).collect();
+        let ends: Vec<[String; 2]> = placed.iter().filter_map(|placed| placed.stages()).collect();
         let stages = match (ends.first(), ends.last()) {
             (Some([first, _]), Some([_, last])) => [first.clone(), last.clone()],
             _ => Default::default(),
         };
-        let twice = |part: &usize| planned.iter().filter(|p| matches!(p, Planned::Part { number, .. } if number == part)).count() > 1;
+        let twice = |placed: &&Placed<'_>| planned.iter().filter(|planned| placed.is(planned)).count() > 1;
         PlannedContext {
-            program: self.program.name.to_string(),
+            program: self.wanted.name.to_owned(),
             name,
-            bytes: parts.iter().map(|&part| self.bytes[part]).sum(),
+            bytes: placed.iter().map(|placed| placed.bytes).sum(),
             graphs: planned.len(),
             stages,
-            layers: layers(self.program, parts.iter().map(|&part| &self.parts[part])),
+            layers: placed.iter().flat_map(|placed| placed.layers()).collect::<BTreeSet<_>>().len(),
             parts: parts.to_vec(),
             // Graphs of different parts have nothing in common; without the flag every library loads the context.
-            shared_weights: self.options.share_weights && parts.iter().any(twice),
+            shared_weights: self.options.share_weights && placed.iter().any(twice),
             planned,
         }
     }
 
-    fn graphs_of(&self, number: usize) -> Vec<Planned> {
-        match self.parts[number].work {
+    fn graphs_of(&self, part: usize) -> Vec<Planned> {
+        let Placed { piece, number, ref part, .. } = self.parts[part];
+        match part.work {
             Work::Host => vec![],
-            Work::Graph(_) => part_rows(&self.parts[number], self.rows).into_iter().map(|rows| Planned::Part { number, rows }).collect(),
+            Work::Graph(_) => {
+                let rows = part_rows(part, self.wanted.pieces[piece].rows).into_iter();
+                rows.map(|rows| Planned::Part { piece, number, rows }).collect()
+            }
         }
     }
 
     fn experts(&self) -> Vec<Planned> {
-        let batch = self.rows.last().copied().unwrap_or(1);
         let mut distinct: Vec<Planned> = Vec::new();
-        for sizes in self.program.ops.iter().flat_map(|op| expert_sizes(self.program, op, batch)).map(Planned::Experts) {
+        for sizes in self.wanted.pieces.iter().flat_map(experts_of).map(Planned::Experts) {
             if !distinct.contains(&sizes) {
                 distinct.push(sizes);
             }
@@ -156,7 +173,9 @@ impl<'a> Layout<'a> {
     /// The place among the rows for which a graph is made.
     fn kind(&self, planned: &Planned) -> usize {
         let (multiple, made) = match *planned {
-            Planned::Part { number, rows } => (self.parts[number].multiple, rows),
+            Planned::Part { rows, .. } => {
+                (self.parts.iter().find(|placed| placed.is(planned)).map_or(1, |placed| placed.part.multiple), rows)
+            }
             Planned::Experts(sizes) => (1, sizes.rows),
         };
         self.rows.iter().position(|rows| rows.next_multiple_of(multiple) == made).unwrap_or(0)
@@ -164,13 +183,36 @@ impl<'a> Layout<'a> {
 
     /// What stands behind the program's name, where a context is for one number of rows.
     fn label(&self, rows: &[usize]) -> String {
-        match (rows, self.program.slots.is_empty()) {
+        match (rows, self.wanted.pieces.iter().all(|piece| piece.program.slots.is_empty())) {
             ([1], false) => "_decode".into(),
             (&[rows], false) => format!("_prefill{rows}"),
             (&[rows], true) if self.rows.len() > 1 => format!("_t{rows}"),
             _ => String::new(),
         }
     }
+}
+
+impl Placed<'_> {
+    fn is(&self, planned: &Planned) -> bool {
+        matches!(planned, Planned::Part { piece, number, .. } if (*piece, *number) == (self.piece, self.number))
+    }
+
+    /// The first and the last stage.
+    fn stages(&self) -> Option<[String; 2]> {
+        let stage = |op: &usize| self.program.stage_of(&self.program.ops[*op].path).map(|stage| stage.name.to_string());
+        Some([stage(self.part.ops.iter().min()?)?, stage(self.part.ops.iter().max()?)?])
+    }
+
+    /// The numbers in the stages' names: `layers.3`, `vision.3`.
+    fn layers(&self) -> impl Iterator<Item = usize> {
+        self.part.ops.iter().filter_map(|&op| self.program.ops[op].path.split('.').find_map(|word| word.parse().ok()))
+    }
+}
+
+/// The graphs of experts that a piece runs.
+pub(crate) fn experts_of(piece: &Piece<'_>) -> Vec<ExpertSizes> {
+    let (program, batch) = (piece.program, piece.rows.last().copied().unwrap_or(1));
+    program.ops.iter().flat_map(|op| expert_sizes(program, op, batch)).collect()
 }
 
 /// The rows at which a part is compiled.
@@ -188,16 +230,4 @@ pub(crate) fn part_rows(part: &Part, rows: &[usize]) -> Vec<usize> {
 pub(super) fn host_weights(program: &Checked) -> impl Iterator<Item = (&Name, u64)> {
     let ops = program.ops.iter().filter(|op| work_of(program, op) == Work::Host);
     ops.flat_map(|op| op.op.weights()).map(|name| (name, stored_bytes(&program.weights[name])))
-}
-
-/// The first and the last stage of a part.
-fn stages(program: &Checked, part: &Part) -> Option<[String; 2]> {
-    let stage = |op: &usize| program.stage_of(&program.ops[*op].path).map(|stage| stage.name.to_string());
-    Some([stage(part.ops.iter().min()?)?, stage(part.ops.iter().max()?)?])
-}
-
-/// Distinct numbers in the stages' names: `layers.3`, `vision.3`.
-fn layers<'a>(program: &Checked, parts: impl Iterator<Item = &'a Part>) -> usize {
-    let number = |op: &usize| program.ops[*op].path.split('.').find_map(|word| word.parse::<usize>().ok());
-    parts.flat_map(|part| part.ops.iter().filter_map(number)).collect::<BTreeSet<_>>().len()
 }

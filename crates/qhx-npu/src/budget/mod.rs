@@ -9,13 +9,13 @@ mod token;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use group::{Planned, part_rows};
+pub(crate) use group::{Planned, experts_of, part_rows};
 pub use token::PerToken;
 pub(crate) use token::constant_bytes;
 
 use crate::{Arch, NpuOptions, check::QUANTISED_STEP, lower::Sizes, run::Kv};
 use group::Layout;
-use qhx_ir::{Checked, DeviceError, Encoding, Name, Quants, Weight};
+use qhx_ir::{DeviceError, Encoding, Name, Piece, Quants, Weight, all_rows};
 use serde::Serialize;
 
 /// What a processor and its runtime can hold in one process.
@@ -43,10 +43,11 @@ impl Limits {
 /// A program that is to be laid out.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
-    /// The program.
-    pub program: &'a Checked,
-    /// Rows that graphs take at once: of a text 1 for writing and more for reading prompts, of a tower all rows of a picture or sound.
-    pub rows: &'a [usize],
+    /// Its name, after which contexts are called.
+    pub name: &'a str,
+    /// The whole program, or the pieces of it that run on this processor, in their order. Rows are those that graphs take at once: of a text 1 for writing and more for
+    /// reading prompts, of a tower all rows of a picture or sound.
+    pub pieces: &'a [Piece<'a>],
 }
 
 /// Contexts and what is in them.
@@ -109,10 +110,8 @@ pub struct PlannedContext {
 /// numbers why they do not fit.
 pub fn budget(programs: &[Wanted<'_>], context: usize, options: &NpuOptions) -> Result<Budget, String> {
     let Some((text, towers)) = programs.split_first() else { return Err("there is no program to lay out".into()) };
-    let mut rows = text.rows.to_vec();
-    rows.sort_unstable();
-    rows.dedup();
-    if rows.is_empty() {
+    let rows = all_rows(text.pieces);
+    if text.pieces.iter().any(|piece| piece.rows.is_empty()) || rows.is_empty() {
         return Err("there are no rows that its graphs could take: what reads prompts there needs --prefill".into());
     }
     if rows[0] == 0 || context == 0 {
@@ -120,13 +119,15 @@ pub fn budget(programs: &[Wanted<'_>], context: usize, options: &NpuOptions) -> 
     }
     let limits = options.limits.unwrap_or(Limits::of(options.arch));
     let lay_out = |rows: &[usize]| {
-        let text = Wanted { rows, ..*text };
+        let kept: Vec<Vec<usize>> = text.pieces.iter().map(|piece| common_rows(piece, rows)).collect();
+        let pieces: Vec<Piece<'_>> = text.pieces.iter().zip(&kept).map(|(piece, rows)| Piece { rows, ..*piece }).collect();
+        let text = Wanted { pieces: &pieces, ..*text };
         let contexts =
             [text].iter().chain(towers).map(|wanted| Layout::new(wanted, options, limits)?.contexts()).collect::<Result<Vec<_>, _>>()?;
         whole(text, programs, contexts, context, options, limits)
     };
     let mut plan = lay_out(&rows)?;
-    let loaded = plan.graphs_of(text.program);
+    let loaded = plan.graphs_of(text.name);
     let Some(most) = limits.risky_graphs.filter(|&most| loaded >= most) else { return Ok(plan) };
     let danger = format!("{loaded} graphs at once: from {most} on the heap of {} may be exhausted, which restarts the phone", options.arch);
     if options.allow_risky {
@@ -134,7 +135,8 @@ pub fn budget(programs: &[Wanted<'_>], context: usize, options: &NpuOptions) -> 
         return Ok(plan);
     }
     let mut single = lay_out(&rows[..1])?;
-    if rows.len() == 1 || single.graphs_of(text.program) >= most {
+    let reads_only = |piece: &Piece<'_>| !piece.rows.contains(&rows[0]);
+    if rows.len() == 1 || text.pieces.iter().any(reads_only) || single.graphs_of(text.name) >= most {
         return Err(format!("{danger}: use larger graphs, or --allow-risky"));
     }
     single.notes.push(format!(
@@ -154,22 +156,19 @@ fn whole(
     options: &NpuOptions,
     limits: Limits,
 ) -> Result<Budget, String> {
-    let contexts = contexts.concat();
-    let sizes = kv_sizes(context, text.rows, options.kv);
-    let lowered = |error: DeviceError| error.to_string();
-    let mut host: Vec<(&Name, u64)> = programs.iter().flat_map(|wanted| group::host_weights(wanted.program)).collect();
+    let (contexts, rows) = (contexts.concat(), all_rows(text.pieces));
+    let sizes = kv_sizes(context, &rows, options.kv);
+    let pieces = programs.iter().flat_map(|wanted| wanted.pieces);
+    let mut host: Vec<(&Name, u64)> = pieces.flat_map(|piece| group::host_weights(piece.program)).collect();
     host.sort_unstable();
     host.dedup();
     let part_bytes = part_bytes(options, limits);
-    // A tower writes no tokens.
-    let per_token = match text.program.slots.is_empty() || text.rows[0] != 1 {
-        true => None,
-        false => Some(PerToken::of(text.program, part_bytes, sizes).map_err(lowered)?),
-    };
+    let per_token = per_token(text.pieces, part_bytes, sizes).map_err(|error| error.to_string())?;
+    let per_token = per_token.into_iter().flatten().reduce(|all, piece| all + piece);
     Ok(Budget {
         arch: options.arch.to_string(),
         limits,
-        rows: text.rows.to_vec(),
+        rows,
         context: sizes.context,
         ring: sizes.ring,
         graphs: contexts.iter().map(|context| context.graphs).sum(),
@@ -183,9 +182,21 @@ fn whole(
 }
 
 impl Budget {
-    fn graphs_of(&self, program: &Checked) -> usize {
-        self.contexts.iter().filter(|context| *context.program == *program.name).map(|context| context.graphs).sum()
+    fn graphs_of(&self, program: &str) -> usize {
+        self.contexts.iter().filter(|context| context.program == program).map(|context| context.graphs).sum()
     }
+}
+
+/// The rows of a piece that are among `rows`, rising.
+pub(crate) fn common_rows(piece: &Piece<'_>, rows: &[usize]) -> Vec<usize> {
+    all_rows(&[*piece]).into_iter().filter(|own| rows.contains(own)).collect()
+}
+
+/// What a token takes of each piece: nothing of a tower, which has no slots, and of what reads only.
+pub(crate) fn per_token(pieces: &[Piece<'_>], part_bytes: u64, sizes: Sizes) -> Result<Vec<Option<PerToken>>, DeviceError> {
+    let is_text = pieces.iter().any(|piece| !piece.program.slots.is_empty());
+    let writes = |piece: &Piece<'_>| is_text && piece.rows.contains(&1);
+    pieces.iter().map(|piece| writes(piece).then(|| PerToken::of(piece.program, part_bytes, sizes)).transpose()).collect()
 }
 
 /// Most bytes of weights in one graph: it lies in a context with whatever else.

@@ -3,7 +3,10 @@ use crate::{
     graph::Role,
     lower::{Work, lower, parts},
 };
-use qhx_ir::conformance::models::{TinyModel, tiny};
+use qhx_ir::{
+    Checked, Program,
+    conformance::models::{TinyModel, tiny},
+};
 use std::collections::BTreeSet;
 
 fn sessions() -> impl Iterator<Item = TinyModel> {
@@ -16,7 +19,7 @@ fn limits(context_bytes: u64) -> Option<Limits> {
 }
 
 fn plan(model: &TinyModel, rows: &[usize], options: &NpuOptions) -> Result<Budget, String> {
-    budget(&[Wanted { program: &model.program, rows }], 64, options)
+    budget(&[Wanted { name: &model.program.name, pieces: &[Piece { program: &model.program, rows }] }], 64, options)
 }
 
 /// Every graph that a program needs, once.
@@ -24,7 +27,12 @@ fn has_all_graphs(model: &TinyModel, plan: &Budget) {
     let all: Vec<Planned> = plan.contexts.iter().flat_map(|context| context.planned.clone()).collect();
     for (number, part) in parts(&model.program, plan.part_bytes).iter().enumerate().filter(|(_, part)| part.work != Work::Host) {
         for rows in part_rows(part, &plan.rows) {
-            assert_eq!(all.iter().filter(|planned| **planned == Planned::Part { number, rows }).count(), 1, "{}: {all:?}", model.name);
+            assert_eq!(
+                all.iter().filter(|planned| **planned == Planned::Part { piece: 0, number, rows }).count(),
+                1,
+                "{}: {all:?}",
+                model.name
+            );
         }
     }
     assert_eq!((all.len(), plan.contexts.iter().map(|context| context.graphs).sum::<usize>()), (plan.graphs, plan.graphs));
@@ -158,5 +166,45 @@ fn bytes_are_those_of_the_constants() {
             // A graph has some small numbers of its own.
             assert!(expected.abs_diff(found) * 6 <= expected, "{}: {expected} bytes expected, {found} in the graph", model.name);
         }
+    }
+}
+
+/// Pieces of a program come together in contexts as if it were whole, and are counted together.
+#[test]
+fn pieces_share_contexts_and_limits() {
+    for model in sessions() {
+        let (name, end) = (&model.program.name, model.program.ops.len());
+        let cut = |from: usize, to: usize| {
+            let own: BTreeSet<&Name> = model.program.ops[from..to].iter().map(|op| &op.path).collect();
+            let program = model.program.cut(|op| own.contains(&op.path)).unwrap();
+            Checked::new(Program { name: format!("{name}-{from}-{to}").into(), ..(*program).clone() }).unwrap()
+        };
+        let programs = [cut(0, end / 2), cut(end / 2, end)];
+        let options = NpuOptions { part_bytes: u64::MAX, ..Default::default() };
+        let laid_out = |rows: [&[usize]; 2], options: &NpuOptions| {
+            let pieces = [0, 1].map(|n| Piece { program: &programs[n], rows: rows[n] });
+            budget(&[Wanted { name, pieces: &pieces }], 64, options)
+        };
+        let both: &[usize] = &[1, 32];
+        let together = laid_out([both, both], &options).unwrap();
+        let alone = programs.each_ref().map(|program| {
+            let pieces = [Piece { program, rows: both }];
+            budget(&[Wanted { name, pieces: &pieces }], 64, &options).unwrap()
+        });
+        assert_eq!(together.contexts.iter().map(|context| &*context.name).collect::<Vec<_>>(), [format!("{name}_0")]);
+        // A graph of experts serves all layers.
+        let graphs: usize = alone.iter().map(|plan| plan.graphs).sum();
+        assert!(together.graphs > 2 && together.graphs <= graphs, "{}: {} {graphs}", model.name, together.graphs);
+        assert_eq!(together.bytes, alone.iter().map(|plan| plan.bytes).sum::<u64>());
+        let (token, whole) = (together.per_token.unwrap(), plan(&model, both, &options).unwrap().per_token.unwrap());
+        assert!(token.weight_bytes == whole.weight_bytes && token.traffic.executions > whole.traffic.executions, "{token:?} {whole:?}");
+        let limits = Some(Limits { risky_graphs: Some(together.graphs), ..together.limits });
+        let careful = NpuOptions { limits, ..options.clone() };
+        assert_eq!(laid_out([both, both], &careful).unwrap().rows, [1], "{}", model.name);
+        // What reads only cannot be left out.
+        let limits = Some(Limits { risky_graphs: Some(2), ..together.limits });
+        let error = laid_out([both, &[32]], &NpuOptions { limits, ..options.clone() }).unwrap_err();
+        assert!(error.contains("--allow-risky"), "{error}");
+        assert!(laid_out([both, &[]], &options).unwrap_err().contains("needs --prefill"));
     }
 }

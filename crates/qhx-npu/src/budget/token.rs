@@ -4,7 +4,7 @@ use super::{graph_bytes, row_bytes};
 use crate::lower::{Feed, Part, Sizes, Work, experts::expert_sizes, lower, parts};
 use qhx_ir::{Checked, DeviceError, Encoding, Name, Op, OpKind, Symbol, Traffic};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, ops::Add};
 
 /// What writing one token takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,6 +14,13 @@ pub struct PerToken {
     pub traffic: Traffic,
     /// Bytes of weights that are read: constants of graphs, chosen experts, rows of tables.
     pub weight_bytes: u64,
+}
+
+impl Add for PerToken {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self { traffic: self.traffic + other.traffic, weight_bytes: self.weight_bytes + other.weight_bytes }
+    }
 }
 
 impl PerToken {

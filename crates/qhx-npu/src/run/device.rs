@@ -10,7 +10,9 @@ use crate::{
     budget::{Budget, Limits},
     lower::{self, Work},
 };
-use qhx_ir::{Artifact, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Name, Op, OpKind, Planned, Target, Weights};
+use qhx_ir::{
+    Artifact, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Name, Op, OpKind, Piece, Planned, Target, Weights,
+};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// How keys and values are kept.
@@ -127,14 +129,15 @@ impl Device for NpuDevice {
         on_host(program, op)
     }
 
-    fn plan(&self, program: &Checked, target: &Target) -> Result<Planned, DeviceError> {
-        let Budget { rows, notes, .. } = plan(program, target, &self.options)?;
+    fn plan(&self, pieces: &[Piece<'_>], target: &Target) -> Result<Planned, DeviceError> {
+        let Budget { rows, notes, .. } = plan(pieces, target, &self.options)?;
         Ok(Planned { rows, notes })
     }
 
-    fn prepare(&self, program: &Checked, weights: &Arc<dyn Weights>, target: &Target) -> Result<Vec<Artifact>, DeviceError> {
-        program.ops.iter().try_for_each(|op| self.accepts(program, op))?;
-        prepare(&self.contexts.device, program, weights, target, &self.options)
+    fn prepare(&self, pieces: &[Piece<'_>], weights: &Arc<dyn Weights>, target: &Target) -> Result<Vec<Artifact>, DeviceError> {
+        let mut ops = pieces.iter().flat_map(|piece| piece.program.ops.iter().map(|op| (piece.program, op)));
+        ops.try_for_each(|(program, op)| self.accepts(program, op))?;
+        prepare(&self.contexts.device, pieces, weights, target, &self.options)
     }
 
     fn host_weights(&self, program: &Checked) -> Vec<Name> {

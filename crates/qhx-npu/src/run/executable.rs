@@ -83,7 +83,7 @@ impl NpuExecutable {
             limits: limits.clone(),
             parts,
             tables,
-            graphs: Graphs::new(contexts, source),
+            graphs: Graphs::new(program.name.clone(), contexts, source),
             options,
             outputs: HashMap::new(),
             meter: Meter::default(),

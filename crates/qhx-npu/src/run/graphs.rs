@@ -10,7 +10,7 @@ use crate::{
     lower::{Drain, Feed, Lowered, Sizes, experts::ExpertSizes},
 };
 use half::f16;
-use qhx_ir::DeviceError;
+use qhx_ir::{DeviceError, Name};
 use std::{collections::HashMap, path::PathBuf, sync::Arc};
 
 /// Where graphs come from.
@@ -93,6 +93,8 @@ fn ports<What>(
 
 /// All graphs of an executable.
 pub(super) struct Graphs {
+    /// The program's name: contexts have graphs of several.
+    program: Name,
     contexts: Arc<Contexts>,
     pub(super) source: Source,
     parts: HashMap<(usize, Sizes), Ports>,
@@ -100,8 +102,8 @@ pub(super) struct Graphs {
 }
 
 impl Graphs {
-    pub(super) fn new(contexts: Arc<Contexts>, source: Source) -> Self {
-        Self { contexts, source, parts: HashMap::new(), experts: HashMap::new() }
+    pub(super) fn new(program: Name, contexts: Arc<Contexts>, source: Source) -> Self {
+        Self { program, contexts, source, parts: HashMap::new(), experts: HashMap::new() }
     }
 
     /// The graph of a part with its buffers, lowered by `lower` under a name; it is told whether weights are needed.
@@ -111,7 +113,7 @@ impl Graphs {
         sizes: Sizes,
         lower: impl FnOnce(String, bool) -> Result<Lowered, DeviceError>,
     ) -> Result<(Arc<ExecGraph>, &mut Ports), DeviceError> {
-        let (key, name) = ((part, sizes), part_name(part, sizes));
+        let (key, name) = ((part, sizes), part_name(&self.program, part, sizes));
         let graph = match self.parts.get(&key) {
             Some(known) => self.graph(&known.home, &name)?,
             None => {
@@ -197,9 +199,9 @@ impl Drop for Graphs {
 }
 
 /// The name of a part's graph.
-pub(super) fn part_name(part: usize, sizes: Sizes) -> String {
+pub(super) fn part_name(program: &str, part: usize, sizes: Sizes) -> String {
     let ring = sizes.ring.map_or(String::new(), |rows| format!("r{rows}"));
-    format!("part{part}_t{}_c{}{ring}", sizes.rows, sizes.context)
+    format!("{program}_part{part}_t{}_c{}{ring}", sizes.rows, sizes.context)
 }
 
 /// The name of an expert graph.

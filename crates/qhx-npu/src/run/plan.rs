@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// The version of this file that we read and write.
-pub(super) const PLAN_VERSION: u32 = 2;
+pub(super) const PLAN_VERSION: u32 = 3;
 
 /// More rows than any graph or session has: a sign that a plan is damaged.
 const MOST_ROWS: usize = 1 << 24;
@@ -15,7 +15,7 @@ const MOST_ROWS: usize = 1 << 24;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// The version of the file: 2.
+    /// The version of the file: 3.
     pub plan_version: u32,
     /// `v79`, `v81`.
     pub arch: String,
@@ -40,7 +40,7 @@ pub struct Plan {
     pub contexts: Vec<ContextFile>,
 }
 
-/// A context binary.
+/// A context binary. Pieces of one program share them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ContextFile {
@@ -56,7 +56,7 @@ pub struct ContextFile {
     pub stages: [String; 2],
     /// How many layers it has a part of.
     pub layers: usize,
-    /// Its graphs.
+    /// Its graphs that are this program's.
     pub graphs: Vec<String>,
 }
 

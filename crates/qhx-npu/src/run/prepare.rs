@@ -7,11 +7,11 @@ use super::{
 };
 use crate::{
     CompileOptions, Device,
-    budget::{Budget, Planned, PlannedContext, Wanted, budget, kv_sizes},
+    budget::{Budget, Planned, PlannedContext, Wanted, budget, common_rows, experts_of, kv_sizes, per_token},
     graph::Graph,
-    lower::{Sizes, experts::lower_experts, lower, parts},
+    lower::{Part, Sizes, experts::lower_experts, lower, parts},
 };
-use qhx_ir::{Artifact, Checked, DeviceError, Target, Weights};
+use qhx_ir::{Artifact, DeviceError, Piece, Target, Weights};
 use sha2::{Digest, Sha256};
 use std::{
     io::Read,
@@ -23,28 +23,34 @@ use std::{
 };
 
 /// Which contexts a program becomes.
-pub(super) fn plan(program: &Checked, target: &Target, options: &NpuOptions) -> Result<Budget, DeviceError> {
-    let refused = |reason| DeviceError::Resources(format!("program `{}` does not fit: {reason}", program.name));
-    budget(&[Wanted { program, rows: &target.rows }], target.context, options).map_err(refused)
+pub(super) fn plan(pieces: &[Piece<'_>], target: &Target, options: &NpuOptions) -> Result<Budget, DeviceError> {
+    let refused = |reason| DeviceError::Resources(format!("program `{}` does not fit: {reason}", target.program));
+    budget(&[Wanted { name: &target.program, pieces }], target.context, options).map_err(refused)
 }
 
 pub(super) fn prepare(
     device: &Device,
-    program: &Checked,
+    pieces: &[Piece<'_>],
     weights: &Arc<dyn Weights>,
     target: &Target,
     options: &NpuOptions,
 ) -> Result<Vec<Artifact>, DeviceError> {
-    let budget = plan(program, target, options)?;
-    let parts = parts(program, budget.part_bytes);
+    let budget = plan(pieces, target, options)?;
+    let rows: Vec<Vec<usize>> = pieces.iter().map(|piece| common_rows(piece, &budget.rows)).collect();
+    let pieces: Vec<Piece<'_>> = pieces.iter().zip(&rows).map(|(piece, rows)| Piece { rows, ..*piece }).collect();
+    let parts: Vec<Vec<Part>> = pieces.iter().map(|piece| parts(piece.program, budget.part_bytes)).collect();
     let kept = kv_sizes(target.context, &budget.rows, options.kv);
+    let sizes = |piece: usize, number: usize, rows| Sizes { rows, ..parts[piece][number].sizes(kept) };
+    let graph_name = |planned: &Planned| match *planned {
+        Planned::Part { piece, number, rows } => part_name(&pieces[piece].program.name, number, sizes(piece, number, rows)),
+        Planned::Experts(sizes) => experts_name(sizes),
+    };
     let graph = |planned: &Planned| match *planned {
-        Planned::Part { number, rows } => {
-            let part = &parts[number];
-            let sizes = Sizes { rows, ..part.sizes(kept) };
-            Ok(lower(program, part, Some(weights), sizes, part_name(number, sizes))?.graph)
+        Planned::Part { piece, number, rows } => {
+            let (program, part) = (pieces[piece].program, &parts[piece][number]);
+            Ok(lower(program, part, Some(weights), sizes(piece, number, rows), graph_name(planned))?.graph)
         }
-        Planned::Experts(sizes) => Ok(lower_experts(program, sizes, experts_name(sizes))),
+        Planned::Experts(sizes) => Ok(lower_experts(pieces[0].program, sizes, graph_name(planned))),
     };
     let folder = folder(target)?;
     let context = |planned: &PlannedContext| {
@@ -64,15 +70,36 @@ pub(super) fn prepare(
     };
     // One after the other: the library compiles one graph at a time, whatever the threads.
     let contexts = budget.contexts.iter().map(context).collect::<Result<Vec<_>, DeviceError>>()?;
-    let Budget { arch, rows, context, ring, part_bytes, per_token, notes, .. } = budget;
-    let library = device.library().build().to_string();
-    let plan = Plan { plan_version: PLAN_VERSION, arch, library, context, ring, rows, part_bytes, per_token, notes, contexts };
-    let text = serde_json::to_string_pretty(&plan).map_err(|e| DeviceError::Resources(e.to_string()))?;
-    let plan_name = Plan::file_name(&program.name);
-    let file = folder.join(&plan_name);
-    std::fs::write(&file, text).map_err(|e| unwritten(&file, e))?;
-    let names = plan.contexts.into_iter().map(|context| context.file).chain([plan_name]);
-    Ok(names.map(|name| Artifact { file: folder.join(&name), name }).collect())
+    let mut names: Vec<String> = contexts.iter().map(|context| context.file.clone()).collect();
+    let per_token = per_token(&pieces, budget.part_bytes, kept)?;
+    for (number, (piece, per_token)) in pieces.iter().zip(per_token).enumerate() {
+        let experts = experts_of(piece);
+        let is_own = |planned: &&Planned| match planned {
+            Planned::Part { piece, .. } => *piece == number,
+            Planned::Experts(sizes) => experts.contains(sizes),
+        };
+        let own = |(planned, made): (&PlannedContext, &ContextFile)| {
+            let graphs: Vec<String> = planned.planned.iter().filter(is_own).map(graph_name).collect();
+            (!graphs.is_empty()).then(|| ContextFile { graphs, ..made.clone() })
+        };
+        let plan = Plan {
+            plan_version: PLAN_VERSION,
+            arch: budget.arch.clone(),
+            library: device.library().build().to_string(),
+            context: budget.context,
+            ring: budget.ring,
+            rows: piece.rows.to_vec(),
+            part_bytes: budget.part_bytes,
+            per_token,
+            notes: budget.notes.clone(),
+            contexts: budget.contexts.iter().zip(&contexts).filter_map(own).collect(),
+        };
+        let (name, text) = (Plan::file_name(&piece.program.name), serde_json::to_string_pretty(&plan));
+        let (file, text) = (folder.join(&name), text.map_err(|e| DeviceError::Resources(e.to_string()))?);
+        std::fs::write(&file, text).map_err(|e| unwritten(&file, e))?;
+        names.push(name);
+    }
+    Ok(names.into_iter().map(|name| Artifact { file: folder.join(&name), name }).collect())
 }
 
 /// The folder in which context binaries are written.

@@ -1,13 +1,13 @@
 //! Programs compiled ahead of time: what is loaded from the files computes, bit for bit, what is compiled in memory; and what does not fit is refused.
 
-use super::support::{CONTEXT, ROWS, call, device, load};
+use super::support::{CONTEXT, ROWS, call, device, load, prepare};
 use qhx_ir::{
-    Device, Target, WeightTensor, Weights,
+    Piece, WeightTensor, Weights,
     conformance::models::{TinyModel, tiny},
 };
 use qhx_npu::{
     Arch, Library, NpuDevice, NpuOptions,
-    budget::{Limits, Wanted, budget},
+    budget::{Budget, Limits, Wanted, budget},
     lower::{Work, parts::work_of},
 };
 use std::{
@@ -16,10 +16,14 @@ use std::{
     sync::Arc,
 };
 
+/// What is planned for a model.
+fn planned(model: &TinyModel, rows: &[usize], options: &NpuOptions) -> Budget {
+    budget(&[Wanted { name: &model.program.name, pieces: &[Piece { program: &model.program, rows }] }], CONTEXT, options).unwrap()
+}
+
 /// Prepares a model into `folder`.
-fn prepare(device: &NpuDevice, model: &TinyModel, folder: &Path) {
-    let target = Target { name: "v81".into(), rows: vec![1, ROWS], context: CONTEXT, ..Default::default() };
-    for artifact in device.prepare(&model.program, &model.weights, &target).unwrap() {
+fn prepare_into(device: &NpuDevice, model: &TinyModel, folder: &Path) {
+    for artifact in prepare(device, model, &[1, ROWS], CONTEXT).unwrap() {
         std::fs::copy(&artifact.file, folder.join(&artifact.name)).unwrap();
         std::fs::remove_file(&artifact.file).unwrap();
     }
@@ -39,11 +43,11 @@ fn files_compute_what_memory_computes() {
     for model in [tiny(0), tiny(3)].into_iter().flatten().filter(|m| m.name.starts_with("model.")) {
         // Three contexts or more, and two at once, so that contexts are released and loaded again.
         let rows: &[usize] = &[1, ROWS];
-        let whole = budget(&[Wanted { program: &model.program, rows }], CONTEXT, &NpuOptions::default()).unwrap();
+        let whole = planned(&model, rows, &NpuOptions::default());
         let options = NpuOptions { part_bytes: whole.bytes / 3, context_bytes: 1, most_contexts: 2, ..Default::default() };
         let device = device(options);
         let folder = tempfile::tempdir().unwrap();
-        prepare(&device, &model, folder.path());
+        prepare_into(&device, &model, folder.path());
         let contexts = binaries(folder.path());
         assert!(contexts.len() >= 3, "{}: {contexts:?}", model.name);
         let mut memory = load(&device, &model, &model.weights, None).unwrap();
@@ -83,12 +87,12 @@ fn binaries(folder: &Path) -> Vec<PathBuf> {
 fn plans_count_what_calls_move() {
     for model in [0, 3].into_iter().flat_map(tiny).filter(|m| !m.program.slots.is_empty()) {
         let options = NpuOptions { part_bytes: 30_000, ..Default::default() };
-        let planned = budget(&[Wanted { program: &model.program, rows: &[1] }], CONTEXT, &options).unwrap();
+        let plan = planned(&model, &[1], &options);
         let device = device(options);
         let mut executable = load(&device, &model, &model.weights, None).unwrap();
         let mut state = executable.new_state(CONTEXT).unwrap();
         call(&mut *executable, &mut *state, 1).unwrap();
-        let (token, read) = (planned.per_token.unwrap(), executable.weights_read().unwrap());
+        let (token, read) = (plan.per_token.unwrap(), executable.weights_read().unwrap());
         assert_eq!((executable.traffic().unwrap(), read.bytes), (token.traffic, token.weight_bytes), "{}", model.name);
         assert!(token.traffic.executions >= 2 && token.traffic.bytes_in > 0 && token.traffic.bytes_out > 0, "{token:?}");
         let used = |rows: &Vec<usize>| rows.iter().sum::<usize>();
@@ -109,7 +113,7 @@ fn without_leave_only_the_graphs_that_write_are_prepared() {
     let names = |allow_risky| {
         let device = device(NpuOptions { limits, allow_risky, ..Default::default() });
         let folder = tempfile::tempdir().unwrap();
-        prepare(&device, &model, folder.path());
+        prepare_into(&device, &model, folder.path());
         let mut executable = load(&device, &model, &host, Some(folder.path())).unwrap();
         let mut state = executable.new_state(CONTEXT).unwrap();
         let numbers = call(&mut *executable, &mut *state, 9).unwrap();
@@ -125,8 +129,7 @@ fn without_leave_only_the_graphs_that_write_are_prepared() {
     assert!(plan.contains("graphs of 1 rows only") && plan.contains("\"executions\": "), "{plan}");
     assert!(slow.iter().zip(&fast).all(|(a, b)| (a - b).abs() <= 0.03 * b.abs().max(1.0)), "{slow:?} {fast:?}");
     let hopeless = Some(Limits { context_bytes: 64, ..Limits::of(Arch::V81) });
-    let target = Target { name: "v81".into(), rows: vec![1], context: CONTEXT, ..Default::default() };
-    let refused = device(NpuOptions { limits: hopeless, ..Default::default() }).prepare(&model.program, &model.weights, &target);
+    let refused = prepare(&device(NpuOptions { limits: hopeless, ..Default::default() }), &model, &[1], CONTEXT);
     let error = refused.unwrap_err().to_string();
     assert!(error.contains("does not fit") && error.contains("a context holds 64"), "{error}");
 }
@@ -136,12 +139,11 @@ fn without_leave_only_the_graphs_that_write_are_prepared() {
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn contexts_that_came_out_too_large_are_refused() {
     let model = tiny(0).remove(0);
-    let planned = budget(&[Wanted { program: &model.program, rows: &[1] }], CONTEXT, &NpuOptions::default()).unwrap();
-    let limits = Some(Limits { context_bytes: planned.bytes, ..Limits::of(Arch::V81) });
-    let target = Target { name: "v81".into(), rows: vec![1], context: CONTEXT, ..Default::default() };
-    let refused = device(NpuOptions { limits, ..Default::default() }).prepare(&model.program, &model.weights, &target);
+    let plan = planned(&model, &[1], &NpuOptions::default());
+    let limits = Some(Limits { context_bytes: plan.bytes, ..Limits::of(Arch::V81) });
+    let refused = prepare(&device(NpuOptions { limits, ..Default::default() }), &model, &[1], CONTEXT);
     let error = refused.unwrap_err().to_string();
-    assert!(error.contains("came out with") && error.contains(&format!("v81 loads {}", planned.bytes)), "{error}");
+    assert!(error.contains("came out with") && error.contains(&format!("v81 loads {}", plan.bytes)), "{error}");
 }
 
 #[test]
@@ -150,7 +152,7 @@ fn what_does_not_fit_is_refused() {
     let device = device(NpuOptions::default());
     let model = tiny(0).remove(0);
     let folder = tempfile::tempdir().unwrap();
-    prepare(&device, &model, folder.path());
+    prepare_into(&device, &model, folder.path());
     let host = host_weights(&model);
     let executable = load(&device, &model, &host, Some(folder.path())).unwrap();
     let error = executable.new_state(CONTEXT + 1).err().unwrap().to_string();
@@ -195,7 +197,7 @@ fn a_plan_that_lies_is_refused() {
     let device = device(NpuOptions::default());
     let model = tiny(0).remove(0);
     let folder = tempfile::tempdir().unwrap();
-    prepare(&device, &model, folder.path());
+    prepare_into(&device, &model, folder.path());
     let (host, file) = (host_weights(&model), folder.path().join(format!("{}.npu.json", model.program.name)));
     let right: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     let refused = |field: &str, value: serde_json::Value, rows: usize| {
@@ -224,7 +226,7 @@ fn shared_weights_are_stored_once() {
     let model = tiny(0).remove(0);
     let size = |device: &NpuDevice| {
         let folder = tempfile::tempdir().unwrap();
-        prepare(device, &model, folder.path());
+        prepare_into(device, &model, folder.path());
         let mut loaded = load(device, &model, &host_weights(&model), Some(folder.path())).unwrap();
         let mut state = loaded.new_state(CONTEXT).unwrap();
         let ran = call(&mut *loaded, &mut *state, 3).map(drop).map_err(|e| e.to_string());

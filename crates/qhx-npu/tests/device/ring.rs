@@ -1,8 +1,8 @@
 //! Sessions longer than what the graphs keep, against the reference with a window as long as the ring's.
 
-use super::support::{call, device};
+use super::support::{call, device, prepare};
 use qhx_ir::{
-    Checked, Device, LoadOptions, Mask, OpKind, Slot, State, Target,
+    Checked, Device, LoadOptions, Mask, OpKind, Slot, State,
     conformance::models::{TinyModel, tiny},
     reference::ReferenceDevice,
 };
@@ -105,8 +105,7 @@ fn a_ring_is_shared_between_graphs() {
 fn a_prepared_ring_knows_its_window() {
     let model = models().next().unwrap();
     let device = ring(NpuOptions::default());
-    let target = Target { name: "v81".into(), rows: vec![1, CALL], context: WINDOW, ..Default::default() };
-    let artifacts = device.prepare(&model.program, &model.weights, &target).unwrap();
+    let artifacts = prepare(&device, &model, &[1, CALL], WINDOW).unwrap();
     let folder = artifacts[0].file.parent().unwrap().to_owned();
     check(&model, &device, Some(&folder));
     let long = LoadOptions { max_rows: CALL + 1, artifacts: Some(folder.clone()), ..Default::default() };

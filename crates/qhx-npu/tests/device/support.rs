@@ -1,8 +1,8 @@
 //! Loading and calling tiny models.
 
 use qhx_ir::{
-    Bindings, Call, Checked, DType, Device, DeviceError, Executable, Generator, InputData, LoadOptions, Segment, State, Weights,
-    conformance::models::TinyModel,
+    Artifact, Bindings, Call, Checked, DType, Device, DeviceError, Executable, Generator, InputData, LoadOptions, Piece, Segment, State,
+    Target, Weights, conformance::models::TinyModel,
 };
 use qhx_npu::{Library, NpuDevice, NpuOptions};
 use std::{path::Path, sync::Arc};
@@ -46,6 +46,12 @@ pub(crate) fn call(executable: &mut dyn Executable, state: &mut dyn State, rows:
         state.commit(rows)?;
     }
     Ok(program.outputs.iter().flat_map(|o| executable.output(&o.name).unwrap().to_vec()).collect())
+}
+
+/// Compiles a model ahead of time, into a folder of its own.
+pub(crate) fn prepare(device: &NpuDevice, model: &TinyModel, rows: &[usize], context: usize) -> Result<Vec<Artifact>, DeviceError> {
+    let target = Target { program: model.program.name.to_string(), context, ..Default::default() };
+    device.prepare(&[Piece { program: &model.program, rows }], &model.weights, &target)
 }
 
 pub(crate) fn load(

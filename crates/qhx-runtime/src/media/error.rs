@@ -149,7 +149,7 @@ pub enum MediaProblem {
     },
     /// A sound longer than the model takes in one piece.
     #[error(
-        "is {seconds:.1} s long and this model takes at most {most:.1} s in one piece; use --split to go through it in windows, or cut it"
+        "is {seconds:.2} s long and this model takes at most {most:.2} s in one piece; use --split to go through it in windows, or cut it"
     )]
     TooLong {
         /// Its length.

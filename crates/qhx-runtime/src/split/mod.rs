@@ -9,8 +9,8 @@ use crate::placement::SlotCopy;
 use parts::Parts;
 use phases::Phases;
 use qhx_ir::{
-    Artifact, CheckError, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Name, Op, Planned, Program, Slot, Target,
-    Weights,
+    Artifact, CheckError, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Name, Op, Piece, Planned, Program, Slot,
+    Target, Weights,
 };
 use serde::Serialize;
 use std::{
@@ -111,14 +111,16 @@ impl SplitDevice {
 }
 
 /// What one device prepares: a part of a program, at the rows of the phases in which it runs it.
-struct Piece<'a> {
-    device: &'a Arc<dyn Device>,
+#[derive(Clone)]
+struct Placed {
+    /// Its place among the devices.
+    device: usize,
     program: Checked,
     rows: Vec<usize>,
 }
 
 impl SplitDevice {
-    fn pieces(&self, program: &Checked, rows: &[usize]) -> Result<Vec<Piece<'_>>, DeviceError> {
+    fn pieces(&self, program: &Checked, rows: &[usize]) -> Result<Vec<Placed>, DeviceError> {
         let mut runs: Vec<(Run, Vec<usize>)> = Vec::new();
         for phase in Phase::ALL {
             let own = rows.iter().copied().filter(|&rows| Phase::of(rows) == phase);
@@ -129,11 +131,28 @@ impl SplitDevice {
                 }
             }
         }
-        let piece = |(run, mut rows): (Run, Vec<usize>)| {
+        let placed = |(run, mut rows): (Run, Vec<usize>)| {
             rows.sort_unstable();
-            Ok(Piece { device: &self.devices[run.device], program: run.part(program)?, rows })
+            Ok(Placed { device: run.device, program: run.part(program)?, rows })
         };
-        runs.into_iter().map(piece).collect()
+        runs.into_iter().map(placed).collect()
+    }
+
+    /// Hands each device all that it runs of some pieces.
+    fn for_each_device(
+        &self,
+        pieces: &[Piece<'_>],
+        mut take: impl FnMut(&dyn Device, &[Piece<'_>]) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let placed = pieces.iter().map(|piece| self.pieces(piece.program, piece.rows)).collect::<Result<Vec<_>, _>>()?.concat();
+        for (place, device) in self.devices.iter().enumerate() {
+            let own = placed.iter().filter(|placed| placed.device == place);
+            let own: Vec<Piece<'_>> = own.map(|placed| Piece { program: &placed.program, rows: &placed.rows }).collect();
+            if !own.is_empty() {
+                take(&**device, &own)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -158,30 +177,32 @@ impl Device for SplitDevice {
         Phase::ALL.into_iter().all(|phase| self.device(program, op, phase).1.on_host(program, op))
     }
 
-    fn plan(&self, program: &Checked, target: &Target) -> Result<Planned, DeviceError> {
+    fn plan(&self, pieces: &[Piece<'_>], target: &Target) -> Result<Planned, DeviceError> {
         let mut all = Planned::default();
-        for Piece { device, program, rows } in self.pieces(program, &target.rows)? {
-            let planned = device.plan(&program, &Target { rows, ..target.clone() })?;
+        self.for_each_device(pieces, |device, own| {
+            let planned = device.plan(own, target)?;
             all.rows.extend(planned.rows);
             all.notes.extend(planned.notes);
-        }
+            Ok(())
+        })?;
         all.rows.sort_unstable();
         all.rows.dedup();
         Ok(all)
     }
 
-    fn prepare(&self, program: &Checked, weights: &Arc<dyn Weights>, target: &Target) -> Result<Vec<Artifact>, DeviceError> {
+    fn prepare(&self, pieces: &[Piece<'_>], weights: &Arc<dyn Weights>, target: &Target) -> Result<Vec<Artifact>, DeviceError> {
         let mut all = Vec::new();
-        for Piece { device, program, rows } in self.pieces(program, &target.rows)? {
-            all.extend(device.prepare(&program, weights, &Target { rows, ..target.clone() })?);
-        }
+        self.for_each_device(pieces, |device, own| {
+            all.extend(device.prepare(own, weights, target)?);
+            Ok(())
+        })?;
         Ok(all)
     }
 
     fn host_weights(&self, program: &Checked) -> Vec<Name> {
         // A program that cannot be cut cannot be loaded either, and says so there.
         let pieces = self.pieces(program, &[]).unwrap_or_default();
-        let own: BTreeSet<Name> = pieces.iter().flat_map(|piece| piece.device.host_weights(&piece.program)).collect();
+        let own: BTreeSet<Name> = pieces.iter().flat_map(|piece| self.devices[piece.device].host_weights(&piece.program)).collect();
         own.into_iter().collect()
     }
 
@@ -261,7 +282,7 @@ mod tests {
         let parts = [format!("{name}-0-3"), format!("{name}-3-{end}")];
         assert_eq!(found, [(&**name, &[8, 32][..]), (&parts[0], &[1]), (&parts[1], &[1])]);
         assert_eq!(split.host_weights(program), program.weights.keys().cloned().collect::<Vec<_>>());
-        let target = Target { rows: vec![1, 32], ..Default::default() };
-        assert_eq!(split.plan(program, &target).unwrap().rows, [1, 32]);
+        let whole = Piece { program, rows: &[1, 32] };
+        assert_eq!(split.plan(&[whole], &Target::default()).unwrap().rows, [1, 32]);
     }
 }
