@@ -59,13 +59,13 @@ impl<'a> Config<'a> {
     /// A field that, where it is there, must be a positive integer.
     pub fn size_if_any(self, field: &str) -> Result<Option<usize>, ForgeError> {
         let positive = |v: &Value| v.as_u64().filter(|&n| n > 0 && n <= 1 << 40).map(|n| n as usize);
-        self.parse(field, "a positive integer", positive)
+        self.parse(field, "a positive integer of at most 2^40", positive)
     }
 
     /// A field that, where it is there, must be an integer of 0 or more.
     pub fn count_or(self, field: &str, default: usize) -> Result<usize, ForgeError> {
         let count = |v: &Value| v.as_u64().filter(|&n| n <= 1 << 40).map(|n| n as usize);
-        Ok(self.parse(field, "an integer of 0 or more", count)?.unwrap_or(default))
+        Ok(self.parse(field, "an integer from 0 to 2^40", count)?.unwrap_or(default))
     }
 
     /// A field that must be there and be a number.
