@@ -479,6 +479,9 @@ fn forge_plans_contexts_without_compiling() {
         1,
         &["--context 999999999 is longer than the 262144 tokens"],
     );
+    let wide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/qwen3-vl-2b.json");
+    let long = ["forge", wide.to_str().unwrap(), "--plan", "--target", "v79", "--precision", "f16", "--context", "200000"];
+    fail(long, 1, &["keys and values of 200000 rows take", "a context holds 3500000000", "--kv ring"]);
     fail(["forge", config.to_str().unwrap()], 2, &["--out"]);
     fail(["forge", config.to_str().unwrap(), "--out", "x", "--allow-risky"], 2, &["--allow-risky is for targets", "--target v79"]);
 }

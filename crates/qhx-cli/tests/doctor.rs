@@ -51,6 +51,18 @@ fn a_bundle_for_the_processor() {
 }
 
 #[test]
+fn what_is_no_bundle_is_loaded_by_nothing() {
+    let folder = scratch();
+    fs::write(folder.path().join("notes.txt"), "x").unwrap();
+    for path in [folder.path(), &folder.path().join("notes.txt"), Path::new("/dev/null")] {
+        let report = doctor(&[path.as_ref()], folder.path(), 1);
+        for device in report["devices"].as_array().unwrap() {
+            assert_eq!(device["ready"], false, "{}: {device}", path.display());
+        }
+    }
+}
+
+#[test]
 fn damage_is_named_and_no_device_takes_it() {
     let folder = scratch();
     let damaged = bundle_copy("llama", folder.path());

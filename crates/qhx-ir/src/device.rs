@@ -213,6 +213,11 @@ pub trait Executable: Send {
         None
     }
 
+    /// Why rows go one by one through what reads many at once: the device could not load it.
+    fn row_by_row(&self) -> Option<&str> {
+        None
+    }
+
     /// Bytes of memory beside the weights and states (activations, packed panels).
     fn scratch_bytes(&self) -> u64;
 }

@@ -10,7 +10,16 @@ use crate::{
     library::{Library, function},
 };
 use memmap2::MmapMut;
-use std::{ffi::CString, fs::OpenOptions, io, path::Path, ptr, sync::Arc};
+#[cfg(any(target_os = "linux", target_os = "android"))]
+use std::os::fd::AsRawFd;
+use std::{
+    ffi::CString,
+    fs::{File, OpenOptions},
+    io,
+    path::Path,
+    ptr,
+    sync::Arc,
+};
 
 /// Compiled graphs on a processor.
 pub struct Context {
@@ -92,7 +101,7 @@ impl Context {
         let wrong = |e: io::Error| Error::Binary { name: file.display().to_string(), reason: format!("cannot be written: {e}") };
         let size = self.binary_size()?;
         let open = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(file).map_err(wrong)?;
-        open.set_len(size as u64).map_err(wrong)?;
+        reserve(&open, size as u64).map_err(wrong)?;
         // SAFETY: the file was just made, by us and for us.
         let mut map = unsafe { MmapMut::map_mut(&open) }.map_err(wrong)?;
         self.write_binary(&mut map)?;
@@ -125,6 +134,23 @@ impl Context {
             false => Err(Error::Unsupported(format!("the library wrote {written} bytes of a context binary of {}", bytes.len()))),
         }
     }
+}
+
+/// Gives a new file its size, with room for it on the disk: writing to a map of a file that has none would end the process.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn reserve(file: &File, size: u64) -> io::Result<()> {
+    let size = libc::off64_t::try_from(size).map_err(io::Error::other)?;
+    // SAFETY: the file is open.
+    match unsafe { libc::posix_fallocate64(file.as_raw_fd(), 0, size) } {
+        0 => Ok(()),
+        code => Err(io::Error::from_raw_os_error(code)),
+    }
+}
+
+/// The same elsewhere, by writing.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn reserve(mut file: &File, size: u64) -> io::Result<()> {
+    io::copy(&mut io::Read::take(io::repeat(0), size), &mut file).map(drop)
 }
 
 /// Makes a context of a binary that has been checked.

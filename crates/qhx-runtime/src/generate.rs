@@ -131,25 +131,27 @@ fn answer(
     };
     let mut kept_rows = 0;
     let mut prefill_path = PrefillPath::Batched;
-    let mut first_token = None;
     match session.prepare_prompt(prompt, cancel) {
         Ok(prepared) => {
             kept_rows = prepared.kept;
             prefill_path = PrefillPath::of(prepared.read, prepared.calls);
+            if let Some(reason) = session.model().executable().row_by_row() {
+                prefill_path = PrefillPath::DecodeOverPrompt;
+                answer.note = Some(format!("prompts are read row by row, because what reads many at once cannot be loaded: {reason}"));
+            }
             let encode_time = session.work().encode - before.encode;
             timing.encode_ms += milliseconds(encode_time);
             timing.prefill_ms = milliseconds(started.elapsed() - encode_time);
             let head_before = session.work().last_stage;
             while answer.finish_reason.is_none() {
                 answer.step(session, cancel, on_piece)?;
-                first_token.get_or_insert_with(Instant::now);
             }
             timing.lm_head_ms = milliseconds(session.work().last_stage - head_before);
         }
         Err(Error::Cancelled) => answer.finish_reason = Some(FinishReason::Cancelled),
         Err(error) => return Err(error),
     }
-    if let Some(first) = first_token {
+    if let Some(first) = answer.first_token {
         let decode = first.elapsed();
         timing.ttft_ms = milliseconds(prompt.encode_time() + (first - started));
         timing.decode_ms = milliseconds(decode);
@@ -214,6 +216,8 @@ struct Answer<'a> {
     /// Whether a stop string has come: what is still held is not part of the answer.
     stopped: bool,
     ids: Vec<u32>,
+    /// When the first of them was known.
+    first_token: Option<Instant>,
     text: String,
     step_logits: Vec<f32>,
     finish_reason: Option<FinishReason>,
@@ -234,6 +238,7 @@ impl<'a> Answer<'a> {
             stops: StopStrings::new(options.stop.iter().cloned())?,
             stopped: false,
             ids: Vec::with_capacity(options.max_new.min(model.context())),
+            first_token: None,
             text: String::new(),
             step_logits: Vec::new(),
             finish_reason: (options.max_new == 0).then_some(FinishReason::Length),
@@ -249,6 +254,7 @@ impl<'a> Answer<'a> {
             self.step_logits.extend_from_slice(logits);
         }
         self.ids.push(id);
+        self.first_token.get_or_insert_with(Instant::now);
         if self.eos.contains(&id) {
             on_piece(Piece { id: Some(id), text: "" });
             self.finish_reason = Some(FinishReason::Stop);

@@ -39,6 +39,7 @@ pub use inputs::WholeInputs;
 pub use medium::{MediaKind, Medium, MediumNumbers};
 pub use model::{
     DEFAULT_CHUNK, DEFAULT_CONTEXT, LoadOptions, LoadPlan, Model, ModelParts, ModelTemplate, Prepared as PreparedFiles, Vocabulary,
+    check_processor,
 };
 pub use prompt::{PlacedMedium, Prompt};
 pub use registry::DeviceChoice;

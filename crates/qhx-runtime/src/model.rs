@@ -276,6 +276,18 @@ impl LoadPlan {
     }
 }
 
+/// Whether a bundle that was prepared for an NPU is for this machine's.
+pub fn check_processor(bundle: &Bundle) -> Result<(), Error> {
+    let Some(plan) = &bundle.manifest().plan else { return Ok(()) };
+    if plan.made_for == MadeFor::Phone && registry::npu_is_emulated() {
+        return Err(Error::OnlyPhones { bundle: bundle.place().to_owned() });
+    }
+    match (&bundle.manifest().model.dsp_arch, registry::npu_arch()?) {
+        (Some(asked), Some(here)) if *asked != here => Err(Error::OtherArch { asked: asked.clone(), here }),
+        _ => Ok(()),
+    }
+}
+
 impl Model {
     /// Opens the bundle at `path` and loads its text program.
     pub fn open(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self, Error> {
@@ -290,10 +302,7 @@ impl Model {
 
     fn load_since(bundle: &Bundle, options: &LoadOptions, started: Instant) -> Result<Self, Error> {
         let options = &options.of_bundle(bundle)?;
-        let for_phones = bundle.manifest().plan.as_ref().is_some_and(|plan| plan.made_for == MadeFor::Phone);
-        if for_phones && registry::npu_is_emulated() {
-            return Err(Error::OnlyPhones { bundle: bundle.place().to_owned() });
-        }
+        check_processor(bundle)?;
         Self::load_among(ModelParts::of(bundle)?, options, &options.candidates()?, started)
     }
 

@@ -10,7 +10,7 @@ use qhx_runtime::{
     timing::PrefillPath,
 };
 use serde_json::{Value, json};
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 fn greedy(max_new: usize) -> GenerateOptions {
     GenerateOptions { max_new, ignore_eos: true, keep_logits: true, ..GenerateOptions::default() }
@@ -80,6 +80,17 @@ fn the_prefill_path_and_the_stages_are_told() {
         assert!(value["timing"]["decode_tokens_per_second"].as_f64().unwrap() > 0.0);
         assert!(generation.timing.ttft_ms >= generation.timing.prefill_ms && generation.timing.prefill_ms > 0.0);
     }
+}
+
+/// The first token is there when the prompt is read; every further one takes a call.
+#[test]
+fn the_first_token_is_not_charged_for_the_second() {
+    let device = Troubled::default();
+    device.set(|trouble| trouble.delay = Duration::from_millis(200));
+    let model = Model::on_device(parts(Kind::Dense), Arc::new(device), &common::options(DeviceChoice::Reference, 16, 40)).unwrap();
+    let timing = answer(&model, &ids(1, 9), &greedy(2)).timing;
+    assert!(timing.prefill_ms >= 200.0 && timing.ttft_ms - timing.prefill_ms < 150.0 && timing.decode_ms >= 200.0, "{timing:?}");
+    assert!(timing.decode_tokens_per_second <= 5.0, "{timing:?}");
 }
 
 #[test]

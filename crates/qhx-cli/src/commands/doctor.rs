@@ -1,12 +1,18 @@
 //! `qhx doctor`: whether a bundle will load here, on which device, and if not why and what to do.
 
-use crate::{contexts, failure::Failure, interrupt::Interrupt, load::open_bundle, output};
+use crate::{
+    contexts,
+    failure::Failure,
+    interrupt::Interrupt,
+    load::{open_bundle, open_for},
+    output,
+};
 use clap::Args;
 use qhx_bundle::{Bundle, manifest::TEXT_PROGRAM};
 use qhx_npu::probe::{Finding, Probe, State, Surroundings};
-use qhx_runtime::{DeviceChoice, LoadOptions, LoadPlan, registry};
+use qhx_runtime::{DeviceChoice, LoadOptions, LoadPlan, check_processor, registry};
 use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Say for each device whether a bundle will load here and, if not, exactly why and what to do
 ///
@@ -70,13 +76,16 @@ impl Doctor {
         if let Some(path) = self.bundle.as_deref().filter(|path| !path.exists() && !crate::builtin::is_meant(path)) {
             return Err(Failure::work(format!("{} does not exist", path.display())));
         }
-        let is_context = self.bundle.as_deref().is_some_and(Path::is_file);
-        let mut devices = Vec::new();
+        // A manifest is a file too.
+        let is_context = self.bundle.as_deref().is_some_and(|path| path.is_file() && path.extension().is_some_and(|kind| kind == "bin"));
+        let (mut devices, mut prepared) = (Vec::new(), Vec::new());
         if !is_context {
-            devices.push(DeviceReport::new(DeviceChoice::Cpu, self.cpu(interrupt)?));
+            let cpu = self.cpu(interrupt)?;
+            prepared = self.prepared(&cpu, interrupt)?;
+            devices.push(DeviceReport::new(DeviceChoice::Cpu, cpu));
             devices.push(DeviceReport::new(DeviceChoice::Gpu, vec![absent(DeviceChoice::Gpu)]));
         }
-        devices.push(DeviceReport::new(DeviceChoice::Npu, self.npu()));
+        devices.push(DeviceReport::new(DeviceChoice::Npu, self.npu(prepared)));
         Ok(Report { bundle: self.bundle.as_ref().map(|path| path.display().to_string()), devices })
     }
 
@@ -87,20 +96,25 @@ impl Doctor {
         };
         let mut findings = vec![fine("processor", described)];
         let Some(path) = &self.bundle else { return Ok(findings) };
-        let bundle = match open_bundle(path, interrupt) {
-            Ok(bundle) => bundle,
-            Err(failure) => {
-                let advice = failure.advice().unwrap_or("fetch or forge the bundle again").to_owned();
-                findings.push(wrong("bundle", failure.message().to_owned(), &advice));
-                return Ok(findings);
-            }
+        let (bundle, files) = whole(open_bundle(path, interrupt), interrupt)?;
+        findings.push(files);
+        findings.extend(bundle.map(|bundle| self.plan(&bundle)));
+        Ok(findings)
+    }
+
+    /// What the NPU would run of the bundle: whether its files are whole, and made for this machine. What was found for the CPU is not looked for again.
+    fn prepared(&self, cpu: &[Finding], interrupt: &Interrupt) -> Result<Vec<Finding>, Failure> {
+        let Some(path) = &self.bundle else { return Ok(Vec::new()) };
+        let opened = open_for(path, DeviceChoice::Npu, interrupt);
+        let known = cpu.iter().find(|finding| finding.subject == "files");
+        let (bundle, files) = match (opened, known) {
+            (Ok(bundle), Some(known)) if bundle.folder() == Some(path) => (Some(bundle), known.clone()),
+            (opened, _) => whole(opened, interrupt)?,
         };
-        findings.push(match bundle.verify_all(Some(&interrupt.flag())) {
-            Ok(()) => fine("files", format!("all {} are whole: their sums are right", bundle.manifest().files.len())),
-            Err(_) if interrupt.flag().load(std::sync::atomic::Ordering::Relaxed) => return Err(Failure::work("cancelled")),
-            Err(error) => wrong("files", error.to_string(), "fetch or forge the bundle again"),
-        });
-        findings.push(self.plan(&bundle));
+        let mut findings = vec![files];
+        if let Some(error) = bundle.as_ref().and_then(|bundle| check_processor(bundle).err()) {
+            findings.push(wrong("arch folder", error.to_string(), "take what the message names"));
+        }
         Ok(findings)
     }
 
@@ -122,14 +136,31 @@ impl Doctor {
         }
     }
 
-    fn npu(&self) -> Vec<Finding> {
-        let surroundings = Surroundings::here(self.qnn_dir.as_deref());
-        let probe = surroundings.probe();
-        let mut findings = self.bundle.as_deref().map(|path| contexts::examine(path, &probe)).unwrap_or_default();
+    fn npu(&self, prepared: Vec<Finding>) -> Vec<Finding> {
+        let probe = Surroundings::here(self.qnn_dir.as_deref()).probe();
+        // Of what is no bundle there is nothing more to say.
+        let is_readable = prepared.iter().all(|finding| finding.subject != "bundle");
+        let contexts = self.bundle.as_deref().filter(|_| is_readable).map(|path| contexts::examine(path, &probe));
         let Probe { findings: machine, .. } = probe;
-        findings.splice(..0, machine);
-        findings
+        machine.into_iter().chain(prepared).chain(contexts.unwrap_or_default()).collect()
     }
+}
+
+/// A bundle whose files are whole, or what is wrong with it.
+fn whole(opened: Result<Bundle, Failure>, interrupt: &Interrupt) -> Result<(Option<Bundle>, Finding), Failure> {
+    let bundle = match opened {
+        Ok(bundle) => bundle,
+        Err(failure) => {
+            let advice = failure.advice().unwrap_or("fetch or forge the bundle again").to_owned();
+            return Ok((None, wrong("bundle", failure.message().to_owned(), &advice)));
+        }
+    };
+    let files = match bundle.verify_all(Some(&interrupt.flag())) {
+        Ok(()) => fine("files", format!("all {} are whole: their sums are right", bundle.manifest().files.len())),
+        Err(_) if interrupt.flag().load(std::sync::atomic::Ordering::Relaxed) => return Err(Failure::work("cancelled")),
+        Err(error) => wrong("files", error.to_string(), "fetch or forge the bundle again"),
+    };
+    Ok((Some(bundle), files))
 }
 
 impl Report {

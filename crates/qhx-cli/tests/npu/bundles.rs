@@ -271,9 +271,61 @@ fn phones_get_shared_weights_and_the_emulator_says_that_it_cannot_load_them() {
     let prepared = read_json(&bundle.join("v81-w8/text.npu.json"));
     assert!(prepared["contexts"].as_array().unwrap().iter().any(|context| context["shared_weights"] == true), "{prepared}");
     fail(["generate", text(&bundle.join("v81-w8")), "--ids", "1"], 1, &["is made for phones", "--for emulator"]);
+    let looked = ran(qhx(["doctor", text(&bundle.join("v81-w8"))]).output().unwrap());
+    assert!(looked.code == Some(1) && looked.stdout.contains("is made for phones"), "{looked:?}");
     assert!(succeed(["inspect", text(&bundle.join("v81-w8"))]).contains("w8"));
     // A folder with a precision behind its name is never chosen unasked.
     on_npu(&json(["generate", text(&bundle), "--device", "npu", "--ids", "1", "--context", "32", "--max-new", "1", "--json"]));
+}
+
+/// What doctor says of an arch folder is what happens when it is loaded.
+#[test]
+#[ignore = "needs QNN's emulator: run by `cargo xtask test`"]
+fn doctor_knows_what_an_arch_folder_needs() {
+    let folder = scratch();
+    let bundle = folder.path().join("llama");
+    let flags = ["--precision", "f16", "--target", "v81", "--for", "emulator", "--context", "32", "--prefill", "none", "--gate", "none"];
+    succeed(["forge", text(&fixture("llama")), "--out", text(&bundle)].iter().chain(&flags));
+    let whole = bundle.join("v81");
+    assert!(succeed(["doctor", text(&whole)]).contains("npu: will load it"));
+    let other = ran(qhx(["doctor", text(&whole)]).env("QHX_NPU_ARCH", "v79").output().unwrap());
+    assert!(other.code == Some(1) && other.stdout.contains("is for Hexagon v81, this machine's processor is v79"), "{other:?}");
+    let files = listing(&whole).into_iter().chain(["programs/text.json".into(), "weights/text-00001-of-00001.safetensors".into()]);
+    for file in files.filter(|file| whole.join(file).is_file() && file != "llama.json") {
+        let copy = copy_folder(&whole, &folder.path().join("copy/v81"));
+        fs::remove_file(copy.join(&file)).unwrap();
+        let found = ran(qhx(["doctor", text(&copy)]).output().unwrap());
+        assert!(found.code == Some(1) && found.stdout.contains("npu: will not load it"), "without {file}: {found:?}");
+        fail(["generate", text(&copy), "--ids", "1"], 1, &["is missing"]);
+        fs::remove_dir_all(folder.path().join("copy")).unwrap();
+    }
+}
+
+/// A disk that is full ends with an error, and nothing is left.
+#[test]
+#[ignore = "needs QNN's emulator: run by `cargo xtask test`"]
+fn a_context_binary_that_finds_no_room_leaves_nothing() {
+    let folder = scratch();
+    let (first, second) = (folder.path().join("first"), folder.path().join("second"));
+    let make = |out: &Path| {
+        let source = fixture("llama");
+        let flags = ["--precision", "w8", "--target", "v81", "--context", "64", "--prefill", "16", "--gate", "none"];
+        let command = qhx(["forge", text(&source), "--out", text(out)].iter().chain(&flags));
+        std::iter::once(command.get_program())
+            .chain(command.get_args())
+            .map(|word| format!("'{}'", word.to_str().unwrap()))
+            .collect::<Vec<_>>()
+    };
+    let run = |script: String| ran(Command::new("sh").args(["-c", &script]).output().unwrap());
+    assert_eq!(run(make(&first).join(" ")).code, Some(0));
+    let size = |file: PathBuf| fs::metadata(file).unwrap().len();
+    let (context, weights) = (size(first.join("v81-w8/text_0.bin")), size(first.join("weights/00001-of-00001.safetensors")));
+    assert!(context > weights + 4096, "{context} {weights}");
+    // Files may not be larger than something between the two; a signal would say so first.
+    let blocks = (context + weights) / 2 / 512;
+    let found = run(format!("trap '' XFSZ; ulimit -f {blocks}; {}", make(&second).join(" ")));
+    assert!(found.code == Some(1) && found.stderr.contains("text_0.bin: cannot be written"), "{found:?}");
+    assert_eq!(listing(folder.path()), ["first"], "{found:?}");
 }
 
 /// A budget so small that every family takes three contexts or more, with layers that share a slot in different ones: the tokens stay transformers'.

@@ -9,14 +9,15 @@ use super::{Limits, PlannedContext, Wanted, constant_bytes, part_bytes, stored_b
 use crate::{
     NpuOptions,
     lower::{
-        Part, Work,
+        Part, Sizes, Work,
         experts::{ExpertSizes, expert_sizes},
         parts,
         parts::work_of,
     },
 };
-use qhx_ir::{Checked, Name, Piece, Symbol, all_rows};
-use std::collections::BTreeSet;
+use half::f16;
+use qhx_ir::{Checked, Name, Piece, Slot, Symbol, all_rows};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A graph that is to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,8 @@ pub(super) struct Layout<'a> {
     rows: Vec<usize>,
     /// Those of all pieces, one after the other.
     parts: Vec<Placed<'a>>,
+    /// Of keys and values.
+    kept: Sizes,
     options: &'a NpuOptions,
     limits: Limits,
 }
@@ -55,7 +58,7 @@ struct Placed<'a> {
 }
 
 impl<'a> Layout<'a> {
-    pub(super) fn new(wanted: &'a Wanted<'a>, options: &'a NpuOptions, limits: Limits) -> Result<Self, String> {
+    pub(super) fn new(wanted: &'a Wanted<'a>, kept: Sizes, options: &'a NpuOptions, limits: Limits) -> Result<Self, String> {
         let placed = |(piece, &Piece { program, .. }): (usize, &Piece<'a>)| {
             let parts = parts(program, part_bytes(options, limits)).into_iter().enumerate();
             parts.map(move |(number, part)| Placed { piece, number, program, bytes: constant_bytes(program, &part), part })
@@ -67,7 +70,7 @@ impl<'a> Layout<'a> {
                 return Err(format!("stage `{place}` has {} bytes of weights, a context holds {}", placed.bytes, limits.context_bytes));
             }
         }
-        Ok(Self { wanted, rows: all_rows(wanted.pieces), parts, options, limits })
+        Ok(Self { wanted, rows: all_rows(wanted.pieces), parts, kept, options, limits })
     }
 
     /// The contexts, those of fewer rows first.
@@ -139,6 +142,7 @@ impl<'a> Layout<'a> {
             program: self.wanted.name.to_owned(),
             name,
             bytes: placed.iter().map(|placed| placed.bytes).sum(),
+            slot_bytes: slots(&placed).values().map(|slot| kv_bytes(slot, self.kept)).sum(),
             graphs: planned.len(),
             stages,
             layers: placed.iter().flat_map(|placed| placed.layers()).collect::<BTreeSet<_>>().len(),
@@ -189,6 +193,26 @@ impl<'a> Layout<'a> {
             (&[rows], true) if self.rows.len() > 1 => format!("_t{rows}"),
             _ => String::new(),
         }
+    }
+}
+
+/// The slots that parts use.
+fn slots<'a>(parts: &[&Placed<'a>]) -> BTreeMap<&'a Name, &'a Slot> {
+    let of = |placed: &&Placed<'a>| {
+        let Placed { program, part, .. } = *placed;
+        part.ops.iter().filter_map(|&op| program.ops[op].op.slot()).filter_map(|name| program.slots.get_key_value(name)).collect::<Vec<_>>()
+    };
+    parts.iter().flat_map(of).collect()
+}
+
+/// Bytes of keys and values that a graph is handed; recurrent slots are small.
+fn kv_bytes(slot: &Slot, kept: Sizes) -> u64 {
+    match *slot {
+        Slot::Kv { kv_heads, head_dim, .. } => {
+            let numbers = [2, kv_heads, head_dim, kept.slot_rows(slot)].iter().fold(1u64, |n, &size| n.saturating_mul(size as u64));
+            numbers.saturating_mul(size_of::<f16>() as u64)
+        }
+        _ => 0,
     }
 }
 

@@ -91,6 +91,8 @@ pub struct PlannedContext {
     pub name: String,
     /// Bytes of its weights.
     pub bytes: u64,
+    /// Bytes of keys and values that its graphs are handed.
+    pub slot_bytes: u64,
     /// How many graphs it has.
     pub graphs: usize,
     /// The first and the last stage that it has a part of.
@@ -122,8 +124,9 @@ pub fn budget(programs: &[Wanted<'_>], context: usize, options: &NpuOptions) -> 
         let kept: Vec<Vec<usize>> = text.pieces.iter().map(|piece| common_rows(piece, rows)).collect();
         let pieces: Vec<Piece<'_>> = text.pieces.iter().zip(&kept).map(|(piece, rows)| Piece { rows, ..*piece }).collect();
         let text = Wanted { pieces: &pieces, ..*text };
-        let contexts =
-            [text].iter().chain(towers).map(|wanted| Layout::new(wanted, options, limits)?.contexts()).collect::<Result<Vec<_>, _>>()?;
+        let kept = kv_sizes(context, rows, options.kv);
+        let contexts = |wanted: &Wanted<'_>| Layout::new(wanted, kept, options, limits)?.contexts();
+        let contexts = [text].iter().chain(towers).map(contexts).collect::<Result<Vec<_>, _>>()?;
         whole(text, programs, contexts, context, options, limits)
     };
     let mut plan = lay_out(&rows)?;
@@ -157,6 +160,13 @@ fn whole(
     limits: Limits,
 ) -> Result<Budget, String> {
     let (contexts, rows) = (contexts.concat(), all_rows(text.pieces));
+    // A graph's inputs lie in the address space of its context.
+    if let Some(large) = contexts.iter().find(|c| c.bytes.saturating_add(c.slot_bytes) > limits.context_bytes) {
+        return Err(format!(
+            "context `{}` has {} bytes of weights, and keys and values of {context} rows take {} more; together a context holds {}: use a smaller --context, or --kv ring",
+            large.name, large.bytes, large.slot_bytes, limits.context_bytes
+        ));
+    }
     let sizes = kv_sizes(context, &rows, options.kv);
     let pieces = programs.iter().flat_map(|wanted| wanted.pieces);
     let mut host: Vec<(&Name, u64)> = pieces.flat_map(|piece| group::host_weights(piece.program)).collect();

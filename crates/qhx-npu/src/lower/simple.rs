@@ -8,6 +8,9 @@ use qhx_ir::{Activation, DeviceError, Name};
 /// 2.6e-5. The library's own `Gelu` is off by 0.0024.
 const NORMAL_DISTRIBUTION: [f32; 3] = [-1.5950158, -0.0740113, 0.00070303];
 
+/// Where the polynomial was fitted.
+const NEAR: f32 = 5.5;
+
 /// The largest exponent for which one more than its exponential is within f16.
 const EXPONENT: f32 = 11.0;
 
@@ -22,6 +25,7 @@ impl Lowering<'_> {
             Activation::Sigmoid => self.sigmoid(x),
             Activation::Silu => {
                 let minus = self.builder.unary("ElementWiseNeg", "minus", x);
+                let x = self.not_below(x, -EXPONENT);
                 self.gated(x, minus)
             }
             // ½(1 + tanh u) = 1 / (1 + exp(−2u)), without the loss of digits where tanh is near −1.
@@ -40,7 +44,13 @@ impl Lowering<'_> {
         self.gated(one, minus)
     }
 
-    /// `x / (1 + exp(exponent))`.
+    /// `x`, or `least` where it is smaller. A gate is never smaller than that of the largest exponent: what it multiplies must not grow beyond there.
+    fn not_below(&mut self, x: TensorId, least: f32) -> TensorId {
+        let least = self.builder.number(least);
+        self.builder.binary("ElementWiseMaximum", "not_below", x, least)
+    }
+
+    /// `x / (1 + exp(exponent))`. Gates are right down to 1.7e-5, and that where they are smaller.
     fn gated(&mut self, x: TensorId, exponent: TensorId) -> TensorId {
         let power = self.exponential(exponent);
         let one = self.builder.number(1.0);
@@ -54,9 +64,9 @@ impl Lowering<'_> {
         self.builder.unary("ElementWiseExp", "exp", within)
     }
 
-    /// `x / (1 + exp(x·p(x²)))`. Beyond ±5.5 the gate is 0 or 1 to f16's last digit, so its argument stops there and no power overflows.
+    /// `x / (1 + exp(x·p(x²)))`. Beyond ±5.5 the gate is 0 or 1 but for 1e-7, so its argument stops there and no power overflows.
     fn gated_by_polynomial(&mut self, x: TensorId, coefficients: &[f32]) -> TensorId {
-        let near = self.builder.clamp(x, -5.5, 5.5);
+        let near = self.builder.clamp(x, -NEAR, NEAR);
         let square = self.builder.multiply("square", near, near);
         let mut sum = None;
         for &c in coefficients.iter().rev() {
@@ -70,6 +80,7 @@ impl Lowering<'_> {
             });
         }
         let argument = sum.map_or(near, |sum| self.builder.multiply("argument", sum, near));
+        let x = self.not_below(x, -NEAR);
         self.gated(x, argument)
     }
 

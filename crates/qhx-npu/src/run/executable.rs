@@ -38,6 +38,8 @@ pub(super) struct NpuExecutable {
     graphs: Graphs,
     outputs: HashMap<Name, Vec<f32>>,
     meter: Meter,
+    /// Why graphs for many rows are not used: one could not be loaded.
+    row_by_row: Option<String>,
     last_stage: Option<Duration>,
 }
 
@@ -87,6 +89,7 @@ impl NpuExecutable {
             options,
             outputs: HashMap::new(),
             meter: Meter::default(),
+            row_by_row: None,
             last_stage: None,
         })
     }
@@ -112,7 +115,8 @@ impl NpuExecutable {
             }
             Source::Compile(_) => vec![1, self.options.prefill_rows],
         };
-        let few = rows[0] == 1 && left < self.options.prefill_min_rows && !part.whole;
+        let is_few = left < self.options.prefill_min_rows || self.row_by_row.is_some();
+        let few = rows[0] == 1 && is_few && !part.whole;
         let fitting = rows.iter().copied().find(|&rows| rows >= left).filter(|_| !few);
         match (fitting, rows.last()) {
             (Some(rows), _) => Ok(rows),
@@ -147,9 +151,16 @@ impl NpuExecutable {
             let sizes = Sizes { rows: static_rows, taps, ..part.sizes(kept) };
             let valid = static_rows.min(rows.end - first);
             let chunk = Chunk { first, valid, before: len + first - rows.start, window: kept.window(), epoch };
-            let (graph, ports) = self
-                .graphs
-                .part(number, sizes, |name, weights| lower(&self.program, part, weights.then_some(&self.weights), sizes, name))?;
+            let has_another_way = static_rows > 1 && self.can_go_row_by_row(number);
+            let lowered = |name, weights: bool| lower(&self.program, part, weights.then_some(&self.weights), sizes, name);
+            let (graph, ports) = match self.graphs.part(number, sizes, lowered) {
+                Ok(ready) => ready,
+                Err(DeviceError::Resources(reason)) if has_another_way => {
+                    self.row_by_row = Some(reason);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             execute(&self.program, (&graph, ports), values, state.as_deref_mut(), chunk, &mut self.meter)?;
             self.meter.read_bytes(self.constants[number]);
             first += chunk.valid;
@@ -157,9 +168,18 @@ impl NpuExecutable {
         Ok(())
     }
 
+    /// Whether a graph for one row was prepared beside one for many that cannot be loaded: a processor may have no room for the latter.
+    fn can_go_row_by_row(&self, part: usize) -> bool {
+        match &self.graphs.source {
+            Source::Stored { plan, .. } => plan.rows[0] == 1 && !self.parts[part].whole && self.row_by_row.is_none(),
+            Source::Compile(_) => false,
+        }
+    }
+
     /// The most rows that a graph takes at once.
     fn batch(&self) -> usize {
         match &self.graphs.source {
+            _ if self.row_by_row.is_some() => 1,
             Source::Compile(_) => self.options.prefill_rows,
             Source::Stored { plan, .. } => plan.rows.last().copied().unwrap_or(1),
         }
@@ -184,9 +204,18 @@ impl NpuExecutable {
                         let op = &program.ops[op];
                         match op.op {
                             OpKind::Experts { .. } => {
-                                let batch = self.batch();
-                                let graphs = (&mut self.graphs, &mut self.meter);
-                                experts::run(&program, &mut values, &self.tables, graphs, op, &valid, batch)?;
+                                let (batch, has_another_way) = (self.batch(), self.can_go_row_by_row(number));
+                                let mut run = |batch| {
+                                    let graphs = (&mut self.graphs, &mut self.meter);
+                                    experts::run(&program, &mut values, &self.tables, graphs, op, &valid, batch)
+                                };
+                                match run(batch) {
+                                    Err(DeviceError::Resources(reason)) if batch > 1 && has_another_way => {
+                                        self.row_by_row = Some(reason);
+                                        run(1)?;
+                                    }
+                                    done => done?,
+                                }
                             }
                             _ => host::run(&mut values, &self.tables, op, &mut self.meter)?,
                         }
@@ -312,6 +341,10 @@ impl Executable for NpuExecutable {
 
     fn weights_read(&self) -> Option<WeightsRead<'_>> {
         Some(self.meter.weights_read())
+    }
+
+    fn row_by_row(&self) -> Option<&str> {
+        self.row_by_row.as_deref()
     }
 
     fn traffic(&self) -> Option<Traffic> {

@@ -2,10 +2,12 @@
 
 use super::support::{CONTEXT, call, device, load};
 use qhx_ir::{
-    Device,
+    Bindings, Call, Checked, Device, InputData, LoadOptions, Program, Segment, WeightTensor, Weights,
     conformance::models::{TinyModel, tiny},
+    reference::ReferenceDevice,
 };
 use qhx_npu::{Arch, NpuOptions};
+use std::{collections::HashMap, sync::Arc};
 
 /// What the last of some calls gives.
 fn last_outputs(model: &TinyModel, options: NpuOptions, calls: &[usize]) -> Vec<f32> {
@@ -64,4 +66,36 @@ fn the_context_ends_with_an_error_that_says_so() {
     // What came before it still counts.
     state.truncate(CONTEXT - 1).unwrap();
     call(&mut *executable, &mut *state, 1).unwrap();
+}
+
+/// Gates of any number: small ones end at 1.7e-5, and what they multiply does not bring them back.
+#[test]
+#[ignore = "needs QNN's library: cargo xtask test"]
+fn gates_of_large_numbers_stay_closed_or_open() {
+    let numbers = [-6.0e4f32, -1000.0, -60.0, -16.0, -11.0, -5.5, -1.0, -0.01, 0.0, 0.01, 1.0, 5.5, 11.0, 16.0, 1000.0, 6.0e4];
+    let device = device(NpuOptions::default());
+    for activation in ["silu", "gelu_tanh", "gelu_erf", "sigmoid"] {
+        let text = format!(
+            r#"{{"program_version": 1, "name": "gate",
+            "inputs": [{{"name": "x", "dtype": "f32", "shape": ["T", {}], "generator": "carried"}}],
+            "outputs": [{{"name": "y", "value": "op.act"}}], "stages": [{{"name": "op"}}], "weights": {{}},
+            "ops": [{{"path": "op.act", "op": {{"activate": {{"x": "x", "activation": "{activation}"}}}}}}]}}"#,
+            numbers.len()
+        );
+        let program = Checked::new(Program::from_json(&text).unwrap()).unwrap();
+        let weights: Arc<dyn Weights> = Arc::new(HashMap::<String, WeightTensor>::new());
+        let run = |device: &dyn Device| {
+            let mut executable = device.load(&program, &weights, &LoadOptions { max_rows: 1, ..Default::default() }).unwrap();
+            let bindings = Bindings { rows: 1, soft_rows: 0, wanted: 0 };
+            let mut segments = [Segment { state: None, first_row: 0, valid_rows: 1 }];
+            let inputs = [InputData::F32(&numbers)];
+            let segments = &mut segments;
+            let mut call = Call { bindings, inputs: &inputs, segments, epoch: 0, cancel: None, taps: None, largest_only: false };
+            executable.run(&mut call).unwrap();
+            executable.output("y").unwrap().to_vec()
+        };
+        let (found, expected) = (run(&device), run(&ReferenceDevice));
+        let near = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 2e-4 + 2e-3 * b.abs());
+        assert!(near, "{activation}: {found:?} {expected:?}");
+    }
 }

@@ -134,6 +134,34 @@ fn without_leave_only_the_graphs_that_write_are_prepared() {
     assert!(error.contains("does not fit") && error.contains("a context holds 64"), "{error}");
 }
 
+/// A processor may have no room for what reads prompts: they go row by row then, and that is told.
+#[test]
+#[ignore = "needs QNN's library: cargo xtask test"]
+fn what_cannot_be_loaded_for_many_rows_goes_row_by_row() {
+    for model in tiny(0).into_iter().filter(|model| !model.program.slots.is_empty()) {
+        let device = device(NpuOptions::default());
+        let folder = tempfile::tempdir().unwrap();
+        prepare_into(&device, &model, folder.path());
+        let run = || {
+            let mut executable = load(&device, &model, &host_weights(&model), Some(folder.path())).unwrap();
+            let mut state = executable.new_state(CONTEXT).unwrap();
+            let numbers: Result<Vec<_>, _> = [9, 1, 5].iter().map(|&rows| call(&mut *executable, &mut *state, rows)).collect();
+            numbers.map(|numbers| (numbers.concat(), executable.row_by_row().map(str::to_owned)))
+        };
+        let (fast, reason) = run().unwrap();
+        assert_eq!(reason, None, "{}", model.name);
+        let name = &model.program.name;
+        let context = |rows: &str| folder.path().join(format!("{name}_{rows}_0.bin"));
+        std::fs::write(context(&format!("prefill{ROWS}")), "no binary").unwrap();
+        let (slow, reason) = run().unwrap();
+        assert!(reason.as_ref().is_some_and(|reason| reason.contains("prefill")), "{name}: {reason:?}");
+        assert!(slow.iter().zip(&fast).all(|(a, b)| (a - b).abs() <= 0.03 * b.abs().max(1.0)), "{name}: {slow:?} {fast:?}");
+        // Without those for one row nothing is left.
+        std::fs::write(context("decode"), "no binary").unwrap();
+        assert!(run().is_err(), "{name}");
+    }
+}
+
 /// A plan counts weights; what the library makes of them may be larger than a processor loads.
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]

@@ -149,6 +149,10 @@ impl Executable for Parts {
         self.parts.last()?.executable.last_stage_time()
     }
 
+    fn row_by_row(&self) -> Option<&str> {
+        self.parts.iter().find_map(|part| part.executable.row_by_row())
+    }
+
     fn scratch_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.executable.scratch_bytes()).sum()
     }

@@ -84,6 +84,10 @@ impl Executable for Phases {
         self.last().traffic()
     }
 
+    fn row_by_row(&self) -> Option<&str> {
+        self.executables.iter().find_map(|executable| executable.row_by_row())
+    }
+
     fn scratch_bytes(&self) -> u64 {
         self.executables.iter().map(|executable| executable.scratch_bytes()).sum()
     }

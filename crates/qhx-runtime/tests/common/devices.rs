@@ -7,6 +7,7 @@ use qhx_runtime::Cancel;
 use std::{
     any::Any,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 /// What goes wrong, and when. Calls are counted from 1; 0 is never.
@@ -16,6 +17,8 @@ pub(crate) struct Trouble {
     /// Asks to stop during this call.
     pub(crate) cancel_in_call: usize,
     pub(crate) cancel: Cancel,
+    /// How long a call takes at least.
+    pub(crate) delay: Duration,
     /// Fails in this call.
     pub(crate) fail_in_call: usize,
     /// States keep only this many rows to go back over, as a device with a ring would.
@@ -77,7 +80,9 @@ impl Executable for TroubledExecutable {
         if trouble.calls == trouble.fail_in_call {
             return Err(DeviceError::Resources("the device went away".into()));
         }
+        let delay = trouble.delay;
         drop(trouble);
+        std::thread::sleep(delay);
         self.inner.run(call)
     }
 
