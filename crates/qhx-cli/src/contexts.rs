@@ -8,7 +8,7 @@ use qhx_npu::{
 use qhx_runtime::memory::show_bytes;
 use serde_json::Value;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
@@ -19,7 +19,7 @@ const MOST_MANIFEST_BYTES: u64 = 4 << 20;
 #[derive(Default)]
 struct Named {
     /// The manifests that name it.
-    by: Vec<String>,
+    by: BTreeSet<String>,
     bytes: Option<u64>,
     sha256: Option<[u8; 32]>,
 }
@@ -58,7 +58,9 @@ fn examine_one(root: &Path, file: &Path, named: &Named, probe: &Probe) -> Findin
     let subject = file.strip_prefix(root).ok().filter(|rest| !rest.as_os_str().is_empty()).unwrap_or(file).display().to_string();
     let wrong = |found: String, advice: &str| finding(&subject, State::Wrong, found, Some(advice));
     let Ok(size) = fs::metadata(file).map(|data| data.len()) else {
-        return wrong(format!("is missing, though {} names it", named.by.join(", ")), "copy it again");
+        let by: Vec<&str> = named.by.iter().map(String::as_str).collect();
+        let verb = if by.len() == 1 { "names" } else { "name" };
+        return wrong(format!("is missing, though {} {verb} it", by.join(", ")), "copy it again");
     };
     let too_large = |described: &str, arch: Arch| {
         let most = Limits::of(arch).context_bytes;
@@ -145,7 +147,7 @@ fn read_manifest(folder: &Path, file: &Path, found: &mut BTreeMap<PathBuf, Named
         let listed = &manifest["files"][name];
         entry.bytes = listed["bytes"].as_u64().or(entry.bytes);
         entry.sha256 = listed["sha256"].as_str().and_then(sum).or(entry.sha256);
-        entry.by.push(file.file_name().unwrap_or_default().to_string_lossy().into_owned());
+        entry.by.insert(file.file_name().unwrap_or_default().to_string_lossy().into_owned());
     }
 }
 
@@ -192,11 +194,15 @@ mod tests {
         let v81 = folder.path().join("v81-w8");
         fs::create_dir(&v81).unwrap();
         fs::write(v81.join("a.bin"), "x").unwrap();
-        fs::write(v81.join("model.json"), r#"{"plan":[{"context":"a.bin"},{"context":"parts/b.bin"},"../c.bin"]}"#).unwrap();
+        let manifest = r#"{"plan":[{"context":"a.bin"},{"context":"parts/b.bin"},"../c.bin"],"files":{"parts/b.bin":{}}}"#;
+        fs::write(v81.join("model.json"), manifest).unwrap();
         let found = examine(folder.path(), &machine(Some(Arch::V81)));
         let told: Vec<(&str, State)> = found.iter().map(|finding| (&*finding.subject, finding.state)).collect();
         assert_eq!(told, [("v81-w8/a.bin", State::Doubtful), ("v81-w8/parts/b.bin", State::Wrong)]);
         assert!(found[1].found.contains("though model.json names it"), "{found:?}");
+        fs::write(v81.join("other.json"), manifest).unwrap();
+        let found = examine(folder.path(), &machine(Some(Arch::V81)));
+        assert!(found[1].found.contains("though model.json, other.json name it"), "{found:?}");
         // What is not through its gate is nobody's, and what a folder above the bundle is called does not matter.
         let rejected = folder.path().join("v81-w8.rejected");
         fs::create_dir(&rejected).unwrap();

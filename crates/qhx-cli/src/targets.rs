@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use qhx_bundle::target::{KvForm, MadeFor};
 use qhx_forge::{
     MadeTarget, TargetOrder, TargetPlacement,
-    target::{DEFAULT_CONTEXT, DEFAULT_PREFILL, session_length},
+    target::{DEFAULT_CONTEXT, DEFAULT_PREFILL, NO_IMAGES, NO_SOUND, session_length},
 };
 use qhx_npu::Arch;
 use qhx_runtime::{
@@ -35,7 +35,7 @@ pub(crate) struct TargetFlags {
     /// How sessions keep their rows
     #[arg(long, value_enum, value_name = "KV", help_heading = "NPU targets")]
     kv: Option<Kv>,
-    /// The size to which pictures are scaled [default: a square that the model's own rule allows, of at most 512x512]
+    /// The size to which pictures are scaled [default: a square that the model's own rule allows: of at most 512x512, or for a budget of rows the largest within it]
     #[arg(long, value_name = "HxW", value_parser = image_size, help_heading = "NPU targets")]
     image_size: Option<ImageSize>,
     /// The longest sound in one piece, in seconds [default: the model's own]
@@ -108,7 +108,7 @@ impl TargetFlags {
 
     /// The generations that are asked for; all where none is.
     pub(crate) fn arches(&self) -> Result<Vec<Arch>, Failure> {
-        let named: Result<Vec<Arch>, _> = self.target.iter().filter(|target| *target != "cpu").map(|arch| arch.parse()).collect();
+        let named: Result<Vec<Arch>, _> = self.named_arches().into_iter().map(|arch| arch.parse()).collect();
         let named = named.map_err(Failure::usage)?;
         Ok(if named.is_empty() { Arch::ALL.to_vec() } else { named })
     }
@@ -117,9 +117,6 @@ impl TargetFlags {
     pub(crate) fn orders(&self) -> Result<Vec<TargetOrder>, Failure> {
         let prefill = self.prefill_rows()?;
         let made_for = self.made_for();
-        let mut arches: Vec<&String> = self.target.iter().filter(|target| *target != "cpu").collect();
-        arches.sort();
-        arches.dedup();
         let rules = self.placement.as_deref().map(Rules::read).transpose()?;
         let order = |arch: &String| {
             let settings = NpuSettings { arch: Some(arch.clone()), ..self.settings()? };
@@ -138,7 +135,26 @@ impl TargetFlags {
                 audio_seconds: self.audio_seconds,
             })
         };
-        arches.into_iter().map(order).collect()
+        self.named_arches().into_iter().map(order).collect()
+    }
+
+    /// The names of the generations, each once.
+    fn named_arches(&self) -> Vec<&String> {
+        let mut arches: Vec<&String> = self.target.iter().filter(|target| *target != "cpu").collect();
+        arches.sort();
+        arches.dedup();
+        arches
+    }
+
+    /// Refuses sizes of media that a model with these programs does not take.
+    pub(crate) fn check_media(&self, has: impl Fn(&str) -> bool) -> Result<(), Failure> {
+        if self.image_size.is_some() && !has("vision") {
+            return Err(Failure::work(NO_IMAGES));
+        }
+        if self.audio_seconds.is_some() && !has("audio") {
+            return Err(Failure::work(NO_SOUND));
+        }
+        Ok(())
     }
 
     fn made_for(&self) -> MadeFor {

@@ -443,4 +443,9 @@ fn staged_features_take_the_place_of_towers() {
     let found = ask(0, &[]);
     recorded.check(&found, "staged");
     assert!(found["stages"].as_array().unwrap().iter().all(|stage| !stage["stage"].as_str().unwrap().starts_with("vision")), "{found}");
+    // What early layers of the tower made is missing.
+    let first = bundle.join("staged/0.safetensors");
+    let kept = qhx_runtime::tensors::read(&first).unwrap().into_iter().filter(|tensor| !tensor.name.starts_with("deepstack"));
+    qhx_runtime::tensors::write(&first, &kept.collect::<Vec<_>>()).unwrap();
+    ask(1, &["there are no numbers for `deepstack.0`"]);
 }

@@ -5,6 +5,14 @@ use serde_json::Value;
 
 /// More layers, or experts of a layer, than any model has.
 const MOST_REPEATS: usize = 4096;
+/// Wider than any row, head or table of positions. The products of sizes that programs are written with stay far below 2^63.
+pub(crate) const MOST_SIZE: usize = 1 << 20;
+/// More than any side of a kernel, a patch or a block: several of them are multiplied.
+const MOST_KERNEL: usize = 1 << 10;
+/// More than any vocabulary.
+const MOST_TOKENS: usize = 1 << 24;
+/// More than any text has tokens and any picture pixels.
+const MOST_LENGTH: usize = 1 << 40;
 
 /// A section of a configuration, with its place for error messages.
 #[derive(Clone, Copy, Debug)]
@@ -43,34 +51,59 @@ impl<'a> Config<'a> {
         self.value.get(field).filter(|v| !v.is_null())
     }
 
-    /// A field that must be there and be a positive integer.
+    /// A field that must be there and be a size: a width, a number of heads, rows of a small table.
     pub fn size(self, field: &str) -> Result<usize, ForgeError> {
-        self.size_if_any(field)?.ok_or_else(|| self.error(field, "is missing"))
+        self.present(field, self.size_if_any(field)?)
+    }
+
+    /// A field that, where it is there, must be a size.
+    pub fn size_if_any(self, field: &str) -> Result<Option<usize>, ForgeError> {
+        self.positive(field, MOST_SIZE)
+    }
+
+    /// A field that must be there and be the side of a kernel, a patch or a block.
+    pub fn kernel(self, field: &str) -> Result<usize, ForgeError> {
+        self.present(field, self.kernel_if_any(field)?)
+    }
+
+    /// A field that, where it is there, must be the side of a kernel, a patch or a block.
+    pub fn kernel_if_any(self, field: &str) -> Result<Option<usize>, ForgeError> {
+        self.positive(field, MOST_KERNEL)
     }
 
     /// A field that must be there and say how many layers, or experts of a layer, there are: each of them is written down by itself.
     pub fn repeats(self, field: &str) -> Result<usize, ForgeError> {
-        match self.size(field)? {
-            count if count <= MOST_REPEATS => Ok(count),
-            count => Err(self.error(field, format!("is {count}, at most {MOST_REPEATS} are supported"))),
-        }
+        self.present(field, self.positive(field, MOST_REPEATS)?)
     }
 
-    /// A field that, where it is there, must be a positive integer.
-    pub fn size_if_any(self, field: &str) -> Result<Option<usize>, ForgeError> {
-        let positive = |v: &Value| v.as_u64().filter(|&n| n > 0 && n <= 1 << 40).map(|n| n as usize);
-        self.parse(field, "a positive integer of at most 2^40", positive)
+    /// A field that must be there and say how many tokens there are.
+    pub fn vocabulary(self, field: &str) -> Result<usize, ForgeError> {
+        self.present(field, self.positive(field, MOST_TOKENS)?)
+    }
+
+    /// A field that must be there and be the length of a text.
+    pub fn length(self, field: &str) -> Result<usize, ForgeError> {
+        self.present(field, self.length_if_any(field)?)
+    }
+
+    /// A field that, where it is there, must be the length of a text or the area of a picture.
+    pub fn length_if_any(self, field: &str) -> Result<Option<usize>, ForgeError> {
+        self.positive(field, MOST_LENGTH)
     }
 
     /// A field that, where it is there, must be an integer of 0 or more.
     pub fn count_or(self, field: &str, default: usize) -> Result<usize, ForgeError> {
-        let count = |v: &Value| v.as_u64().filter(|&n| n <= 1 << 40).map(|n| n as usize);
-        Ok(self.parse(field, "an integer from 0 to 2^40", count)?.unwrap_or(default))
+        Ok(self.parse(field, &format!("an integer from 0 to {MOST_SIZE}"), count)?.unwrap_or(default))
+    }
+
+    /// A field that, where it is there, must be a list of integers of 0 or more.
+    pub fn counts_if_any(self, field: &str) -> Result<Option<Vec<usize>>, ForgeError> {
+        self.parse(field, &format!("a list of integers from 0 to {MOST_SIZE}"), |v| v.as_array()?.iter().map(count).collect())
     }
 
     /// A field that must be there and be a number.
     pub fn number(self, field: &str) -> Result<f64, ForgeError> {
-        self.number_if_any(field)?.ok_or_else(|| self.error(field, "is missing"))
+        self.present(field, self.number_if_any(field)?)
     }
 
     /// A field that, where it is there, must be a number.
@@ -115,6 +148,14 @@ impl<'a> Config<'a> {
         ForgeError::Config { file: self.file.into(), field, reason: reason.into() }
     }
 
+    fn positive(self, field: &str, most: usize) -> Result<Option<usize>, ForgeError> {
+        self.parse(field, &format!("a positive integer of at most {most}"), |v| integer(v, most).filter(|&n| n > 0))
+    }
+
+    fn present<T>(self, field: &str, value: Option<T>) -> Result<T, ForgeError> {
+        value.ok_or_else(|| self.error(field, "is missing"))
+    }
+
     fn parse<T>(self, field: &str, wanted: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>, ForgeError> {
         match self.get(field) {
             None => Ok(None),
@@ -124,6 +165,14 @@ impl<'a> Config<'a> {
             }
         }
     }
+}
+
+fn integer(value: &Value, most: usize) -> Option<usize> {
+    value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|&n| n <= most)
+}
+
+fn count(value: &Value) -> Option<usize> {
+    integer(value, MOST_SIZE)
 }
 
 #[cfg(test)]
@@ -136,10 +185,28 @@ mod tests {
         let json = json!({"text_config": {"hidden_size": -3, "layers": 2, "none": null}, "act": "swish"});
         let text = Config::new(&json).section_or_self("text_config");
         let error = text.size("hidden_size").unwrap_err().to_string();
-        assert_eq!(error, "config.json: `text_config.hidden_size` must be a positive integer, found -3");
+        assert_eq!(error, "config.json: `text_config.hidden_size` must be a positive integer of at most 1048576, found -3");
         assert!(text.size("none").unwrap_err().to_string().contains("`text_config.none` is missing"));
         assert_eq!(text.size("layers").unwrap(), 2);
         let error = Config::new(&json).only("act", &["silu".into()]).unwrap_err().to_string();
         assert!(error.contains("`act` is \"swish\", a variant that is not supported"), "{error}");
+    }
+
+    #[test]
+    fn every_kind_of_size_has_its_bound() {
+        let json = json!({"size": (1 << 20) + 1, "length": 1u64 << 40, "list": [3, 1 << 20], "long_list": [3, u64::MAX], "parts": [1.5]});
+        let config = Config::new(&json);
+        let refused = |found: Result<usize, ForgeError>, bound: &str| {
+            let error = found.unwrap_err().to_string();
+            assert!(error.contains(&format!("must be a positive integer of at most {bound}, found")), "{error}");
+        };
+        refused(config.size("size"), "1048576");
+        refused(config.kernel("size"), "1024");
+        refused(config.repeats("size"), "4096");
+        refused(config.vocabulary("length"), "16777216");
+        assert_eq!((config.vocabulary("size").unwrap(), config.length("length").unwrap()), ((1 << 20) + 1, 1 << 40));
+        assert!(config.count_or("size", 0).is_err() && config.count_or("none", 7).unwrap() == 7);
+        assert_eq!(config.counts_if_any("list").unwrap(), Some(vec![3, 1 << 20]));
+        assert!(config.counts_if_any("long_list").is_err() && config.counts_if_any("parts").is_err());
     }
 }

@@ -4,6 +4,7 @@
 
 use crate::{
     Config, ForgeError,
+    config::MOST_SIZE,
     read::{Checkpoint, ReadError},
 };
 use qhx_bundle::media::{AudioFrontEnd, ImageFrontEnd, PatchOrder, Patches, Placeholder, Resize};
@@ -66,7 +67,7 @@ pub struct VisionSide<'a> {
 impl VisionSide<'_> {
     fn patches(&self, settings: &Settings<'_>, order: PatchOrder, temporal: bool) -> Result<Patches, ForgeError> {
         let same = |field: &str, processor_field: &str| {
-            let size = self.section.size(field)?;
+            let size = self.section.kernel(field)?;
             match settings.size(processor_field)? {
                 Some(found) if found != size => {
                     let reason = format!("is {found}, but the tower was made for {size} (`{field}` in config.json)");
@@ -88,7 +89,7 @@ pub fn area_image(files: &MediaFiles, side: &VisionSide<'_>) -> Result<ImageFron
     // Areas, though they are called edges; older files call them what they are.
     let bound = |edge: &'static str, pixels: &'static str, default: u64| -> Result<u64, ForgeError> {
         let sizes = settings.sections("size");
-        let found = [(sizes.size(edge)?, "size"), (sizes.size(pixels)?, "size"), (settings.size(pixels)?, pixels)];
+        let found = [(sizes.area(edge)?, "size"), (sizes.area(pixels)?, "size"), (settings.area(pixels)?, pixels)];
         let mut given = found.into_iter().filter_map(|(value, field)| Some((value?, field)));
         let Some((value, _)) = given.next() else { return Ok(default) };
         match given.find(|(other, _)| *other != value) {
@@ -158,7 +159,10 @@ pub fn mel_audio(files: &MediaFiles, bins: usize, placeholder: Placeholder) -> R
             (Some(given), Some(from_ms)) if given != from_ms => {
                 Err(settings.error(field, format!("is {given}, but `{field_ms}` makes it {from_ms}")))
             }
-            _ => Ok(given.or(from_ms).unwrap_or_else(|| samples(default))),
+            _ => match given.or(from_ms).unwrap_or_else(|| samples(default)) {
+                length if length <= MOST_SIZE => Ok(length),
+                length => Err(settings.error(field_ms, format!("makes {length} samples, at most {MOST_SIZE} are supported"))),
+            },
         }
     };
     let frame_length = length("frame_length", "frame_length_ms", defaults::FRAME_LENGTH_MS)?;
@@ -204,6 +208,10 @@ struct Settings<'a> {
 impl<'a> Settings<'a> {
     fn size(&self, field: &str) -> Result<Option<usize>, ForgeError> {
         self.read(field, Config::size_if_any)
+    }
+
+    fn area(&self, field: &str) -> Result<Option<usize>, ForgeError> {
+        self.read(field, Config::length_if_any)
     }
 
     fn number(&self, field: &str) -> Result<Option<f64>, ForgeError> {

@@ -30,6 +30,10 @@ pub const DEFAULT_CONTEXT: usize = 1024;
 pub const DEFAULT_PREFILL: usize = 128;
 /// Fewer rows than this are read one by one.
 pub const PREFILL_MIN_TOKENS: usize = 4;
+/// Why a size of pictures is refused for a model without eyes.
+pub const NO_IMAGES: &str = "--image-size: the model takes no images";
+/// Why a length of sounds is refused for a model without ears.
+pub const NO_SOUND: &str = "--audio-seconds: the model takes no sound";
 /// The sides of pictures, where the model's own rule leaves a choice.
 const DEFAULT_IMAGE_SIDE: usize = 512;
 /// Data bytes per weight file.
@@ -333,7 +337,7 @@ impl TargetOrder {
                 let [height, width] = image_size(front_end, asked, context)?;
                 front_end.resize = Resize::Fixed { height, width };
             }
-            (None, Some(_)) => return Err(ForgeError::Target("--image-size: the model takes no images".into())),
+            (None, Some(_)) => return Err(ForgeError::Target(NO_IMAGES.into())),
             (None, None) => {}
         }
         match (&mut media.audio, self.audio_seconds) {
@@ -345,7 +349,7 @@ impl TargetOrder {
                 }
                 front_end.max_samples = samples;
             }
-            (None, Some(_)) => return Err(ForgeError::Target("--audio-seconds: the model takes no sound".into())),
+            (None, Some(_)) => return Err(ForgeError::Target(NO_SOUND.into())),
             (_, None) => {}
         }
         Ok(media)

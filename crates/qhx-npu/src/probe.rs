@@ -93,10 +93,12 @@ pub struct Probe {
 /// Names the generation of the processor (`v79`, `v81`), where the system does not tell it, and on a PC the one that is emulated.
 pub const ARCH_VARIABLE: &str = "QHX_NPU_ARCH";
 
-/// The generation of this machine's processor, as far as the system or [`ARCH_VARIABLE`] tells; none on a PC, which emulates all.
+/// The generation of this machine's processor, as far as the system or [`ARCH_VARIABLE`] tells; none on a PC, which emulates all. The error is what the
+/// variable says where that is no generation.
 pub fn arch_here() -> Result<Option<Arch>, String> {
     if let Some(named) = env::var_os(ARCH_VARIABLE) {
-        return named.to_string_lossy().parse().map(Some).map_err(|e: String| format!("{ARCH_VARIABLE}: {e}"));
+        let named = named.to_string_lossy();
+        return named.parse().map(Some).map_err(|_: String| named.into_owned());
     }
     let here = Surroundings::here(None);
     Ok(here.chip.filter(|_| !here.emulated).and_then(|chip| generation_of(&chip)).and_then(Arch::from_number))

@@ -55,7 +55,8 @@ impl Encoded {
         let [rows, width] = shape;
         let output = |name: &str| match output(name) {
             Some(numbers) if numbers.len() == rows * width => Ok(numbers),
-            found => Err(format!("the device gave {:?} numbers as `{name}`, expected {rows} x {width}", found.map(|found| found.len()))),
+            Some(numbers) => Err(format!("there are {} numbers for `{name}`, expected {rows} x {width}", numbers.len())),
+            None => Err(format!("there are no numbers for `{name}`, expected {rows} x {width}")),
         };
         let soft = output(SOFT_ROWS)?;
         // A sound beside images that have them adds nothing to the layers.

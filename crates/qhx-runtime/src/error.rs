@@ -21,8 +21,8 @@ pub enum Error {
         /// What could be.
         known: String,
     },
-    /// `--device` names a device that this build has not.
-    #[error("device `{asked}` cannot be used: this build of qhx {reason}; it offers {offered}")]
+    /// `--device` names a device that this build or this machine has not.
+    #[error("device `{asked}` cannot be used: {reason}; this build of qhx offers {offered}")]
     NoDevice {
         /// What was asked for.
         asked: String,
@@ -48,6 +48,16 @@ pub enum Error {
         bundle: String,
         /// What was asked for.
         device: String,
+    },
+    /// An arch folder with another placement than its own.
+    #[error(
+        "{bundle} has no weight `{weight}`: it is prepared for the NPU and holds only the weights that its own placement needs elsewhere; use the bundle that it is a folder of for another placement"
+    )]
+    OnlyOwnPlacement {
+        /// Where it is.
+        bundle: String,
+        /// What is missing.
+        weight: String,
     },
     /// An arch folder for phones in an emulator.
     #[error(

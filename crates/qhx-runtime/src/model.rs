@@ -303,7 +303,15 @@ impl Model {
     fn load_since(bundle: &Bundle, options: &LoadOptions, started: Instant) -> Result<Self, Error> {
         let options = &options.of_bundle(bundle)?;
         check_processor(bundle)?;
-        Self::load_among(ModelParts::of(bundle)?, options, &options.candidates()?, started)
+        let loaded = Self::load_among(ModelParts::of(bundle)?, options, &options.candidates()?, started);
+        loaded.map_err(|error| match error {
+            Error::Device(DeviceError::Weight { name, .. })
+                if bundle.manifest().plan.is_some() && bundle.weights().tensor(&name).is_none() =>
+            {
+                Error::OnlyOwnPlacement { bundle: bundle.place().to_owned(), weight: name.to_string() }
+            }
+            other => other,
+        })
     }
 
     /// Loads a model from its parts onto the device that `options` ask for.

@@ -153,9 +153,9 @@ pub fn candidates_with(choice: DeviceChoice, settings: CpuSettings, npu_settings
     }
     match choice {
         DeviceChoice::Auto | DeviceChoice::Cpu => cpu(choice, settings),
-        DeviceChoice::Gpu => none(choice, "was built without a GPU device"),
+        DeviceChoice::Gpu => none(choice, "no GPU device was built in"),
         DeviceChoice::Npu => npu(choice, npu_settings),
-        DeviceChoice::Split => none(choice, "does not choose by itself what runs where: say it in a file, --placement FILE"),
+        DeviceChoice::Split => none(choice, "qhx does not choose by itself what runs where: say it in a file, --placement FILE"),
         DeviceChoice::Reference => Ok(vec![Arc::new(ReferenceDevice)]),
         DeviceChoice::ReferenceF16 => Ok(vec![Arc::new(HalfSumsDevice)]),
     }
@@ -214,7 +214,7 @@ fn instructions() -> Result<Option<qhx_cpu::InstructionSet>, Error> {
 
 #[cfg(not(feature = "cpu"))]
 fn cpu(choice: DeviceChoice, _: CpuSettings) -> Result<Vec<Arc<dyn Device>>, Error> {
-    none(choice, "was built without the feature `cpu`")
+    none(choice, "the feature `cpu` was not built in")
 }
 
 /// The NPU, or on a machine without one its emulator: whatever QNN's library offers.
@@ -237,20 +237,27 @@ fn npu(choice: DeviceChoice, settings: &NpuSettings) -> Result<Vec<Arc<dyn Devic
     match library {
         Ok(library) => Ok(vec![Arc::new(qhx_npu::NpuDevice::new(&library, settings.options(arch))?)]),
         Err(_) if settings.on_paper => Ok(vec![Arc::new(qhx_npu::NpuOnPaper(arch))]),
-        Err(e) => none(choice, &format!("cannot use QNN: {e}")),
+        Err(e) => match &settings.libraries {
+            Some(NpuLibraries::Folder(folder)) if !folder.is_dir() => {
+                let wanted = "name that of a QAIRT release with libQnnHtp.so and libQnnSystem.so";
+                none(choice, &format!("there is no folder {}, {wanted}", folder.display()))
+            }
+            _ => none(choice, &e.to_string()),
+        },
     }
 }
 
 #[cfg(not(feature = "npu"))]
 fn npu(choice: DeviceChoice, _: &NpuSettings) -> Result<Vec<Arc<dyn Device>>, Error> {
-    none(choice, "was built without the feature `npu`")
+    none(choice, "the feature `npu` was not built in")
 }
 
 /// The generation of this machine's NPU; none where it is not told, or where all are emulated.
 pub fn npu_arch() -> Result<Option<String>, Error> {
     #[cfg(feature = "npu")]
     {
-        let wrong = |found: String| Error::Option { option: qhx_npu::probe::ARCH_VARIABLE, found, expected: "v79 or v81".into() };
+        let option = qhx_npu::probe::ARCH_VARIABLE;
+        let wrong = |found: String| Error::Option { option, found: format!("`{found}`"), expected: "v79 or v81".into() };
         qhx_npu::probe::arch_here().map(|arch| arch.map(|arch| arch.to_string())).map_err(wrong)
     }
     #[cfg(not(feature = "npu"))]

@@ -48,7 +48,7 @@ impl Devices {
 fn missing() -> Vec<(String, String)> {
     let asked = [DeviceChoice::Cpu, DeviceChoice::Gpu, DeviceChoice::Npu];
     let reason = |choice: DeviceChoice| match candidates(choice, None) {
-        Err(qhx_runtime::Error::NoDevice { reason, .. }) => Some((choice.to_string(), format!("this build of qhx {reason}"))),
+        Err(qhx_runtime::Error::NoDevice { reason, .. }) => Some((choice.to_string(), reason)),
         Err(error) => Some((choice.to_string(), error.to_string())),
         Ok(_) => None,
     };

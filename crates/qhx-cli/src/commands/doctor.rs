@@ -213,7 +213,7 @@ fn wrong(subject: &str, found: String, advice: &str) -> Finding {
 fn absent(choice: DeviceChoice) -> Finding {
     match registry::candidates(choice, None) {
         Ok(_) => fine("device", "is there".into()),
-        Err(qhx_runtime::Error::NoDevice { reason, .. }) => wrong("device", format!("this build of qhx {reason}"), "use the CPU"),
+        Err(qhx_runtime::Error::NoDevice { reason, .. }) => wrong("device", reason, "use the CPU"),
         Err(error) => wrong("device", error.to_string(), "use the CPU"),
     }
 }

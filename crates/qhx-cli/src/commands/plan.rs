@@ -34,6 +34,7 @@ pub(crate) fn material(source: &Path) -> Result<Material, Failure> {
 /// Prints the plan for every processor that is asked for.
 pub(crate) fn run(material: &Material, targets: &TargetFlags, precision: Precision, json: bool) -> Result<(), Failure> {
     let (programs, limit) = material.checked_programs(precision)?;
+    targets.check_media(|name| programs.iter().any(|program| *program.name == *name))?;
     let (settings, context) = (targets.settings()?, targets.context(limit)?);
     let rows: Vec<usize> = std::iter::once(1).chain(targets.prefill_rows()?.into_iter().map(|rows| rows.min(context))).collect();
     // A tower is compiled for one size of pictures or sounds; which one does not matter here.

@@ -65,6 +65,9 @@ impl Trace {
         input.attach(&self.media, &bundle)?;
         options.media = input.media();
         let model = load_model(&bundle, &options)?;
+        if bundle.manifest().plan.is_some() {
+            output::note("prepared graphs show only the stages at their ends; the bundle itself, compiled here, shows all");
+        }
         let prompt = input.prompt(&model)?;
         let traced = trace_prompt(&mut model.session()?, &prompt, interrupt.cancel())?;
         tensors::write(&self.out, &traced)?;

@@ -7,7 +7,7 @@ mod common;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod edges;
 
-use common::{failed, fixture, forge, ids, json, qhx, ran, read_json, scratch};
+use common::{fail, failed, fixture, forge, ids, json, qhx, ran, read_json, scratch};
 use serde_json::Value;
 use std::path::Path;
 
@@ -65,4 +65,11 @@ fn without_qnn_it_says_what_is_missing() {
     let mut command = qhx(["generate", "builtin", "--ids", "1", "--device", "npu"]);
     command.env("QHX_QNN_DIR", folder.path());
     failed(ran(command.output().unwrap()), 1, &["device `npu` cannot be used", "libQnnHtp.so", "QHX_QNN_DIR"]);
+    let nowhere = folder.path().join("nowhere");
+    let (source, nowhere, out) = (fixture("llama"), nowhere.to_str().unwrap(), folder.path().join("out"));
+    let forge = ["forge", source.to_str().unwrap(), "--out", out.to_str().unwrap(), "--target", "v81", "--qnn-dir", nowhere];
+    fail(forge, 1, &["device `npu` cannot be used: there is no folder", nowhere, "libQnnSystem.so"]);
+    let mut command = qhx(["generate", "builtin", "--ids", "1", "--device", "npu"]);
+    command.env("QHX_NPU_ARCH", "banana");
+    failed(ran(command.output().unwrap()), 2, &["QHX_NPU_ARCH is `banana`, expected v79 or v81"]);
 }

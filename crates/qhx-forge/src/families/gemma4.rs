@@ -59,15 +59,15 @@ impl Gemma4 {
         let layers = layers(c)?;
         let full_dim = layers.iter().find(|l| !l.sliding).map_or(c.size("head_dim")?, |l| l.head_dim);
         Ok(Self {
-            vocabulary: c.size("vocab_size")?,
+            vocabulary: c.vocabulary("vocab_size")?,
             hidden: c.size("hidden_size")?,
             heads,
             kv_heads,
             per_layer: c.size("hidden_size_per_layer_input")?,
-            per_layer_rows: c.size("vocab_size_per_layer_input")?,
+            per_layer_rows: c.vocabulary("vocab_size_per_layer_input")?,
             eps: c.number("rms_norm_eps")?,
             softcap: c.number_if_any("final_logit_softcapping")?,
-            context: c.size("max_position_embeddings")?,
+            context: c.length("max_position_embeddings")?,
             sliding: rotary(c, "sliding_attention", c.size("head_dim")?, ("default", 1e4, 1.0))?,
             full: rotary(c, "full_attention", full_dim, ("proportional", 1e6, 0.25))?,
             layers,
@@ -86,7 +86,7 @@ fn layers(c: Config<'_>) -> Result<Vec<Layer>, ForgeError> {
     };
     let shared = c.count_or("num_kv_shared_layers", 0)?;
     let first_shared = count.checked_sub(shared).filter(|&n| n > 0).ok_or_else(|| c.error("num_kv_shared_layers", "leaves no layer"))?;
-    let (head_dim, ffn, window) = (c.size("head_dim")?, c.size("intermediate_size")?, c.size("sliding_window")?);
+    let (head_dim, ffn, window) = (c.size("head_dim")?, c.size("intermediate_size")?, c.length("sliding_window")?);
     let double = c.flag_or("use_double_wide_mlp", false)?;
     let mut layers = Vec::new();
     for (n, kind) in types.iter().enumerate() {
@@ -118,12 +118,9 @@ fn layers(c: Config<'_>) -> Result<Vec<Layer>, ForgeError> {
 fn full_head_dim(c: Config<'_>, layer: usize) -> Result<usize, ForgeError> {
     if let Some(overrides) = c.section("per_layer_config") {
         let keys = [format!("{layer}"), format!("{layer:02}"), format!("{layer:03}")];
-        let own = keys.iter().find_map(|key| overrides.get(key));
-        let head_dim = own.and_then(|own| own.get("head_dim")).and_then(serde_json::Value::as_u64);
-        return match head_dim {
-            Some(n) if n > 0 => Ok(n as usize),
-            _ => c.size("head_dim"),
-        };
+        let own = keys.iter().find_map(|key| overrides.section(key));
+        let head_dim = own.map(|own| own.size_if_any("head_dim")).transpose()?.flatten();
+        return head_dim.map_or_else(|| c.size("head_dim"), Ok);
     }
     Ok(c.size_if_any("global_head_dim")?.unwrap_or(512))
 }

@@ -18,6 +18,8 @@ const ROOTS: [&str; 1] = ["model."];
 const PROBE: &str = "audio_tower.subsample_conv_projection.input_proj_linear.weight";
 /// Norms whose epsilon no file sets.
 const EPS: f64 = 1e-6;
+/// More numbers than the inputs of relative keys have in any model; they are made for each layer.
+const MOST_RELATIVE_NUMBERS: usize = 1 << 17;
 
 pub(super) struct Gemma4Audio {
     /// Channels of the two convolutions. The tower is sized as if a frame had as many bins as the first has channels.
@@ -46,9 +48,7 @@ impl Gemma4Audio {
         }
         c.only("hidden_act", &["silu".into()])?;
         c.only("attention_context_right", &[0.into()])?;
-        let channels = c.numbers_if_any("subsampling_conv_channels")?.unwrap_or_default();
-        let channels = channels.iter().map(|&n| n as usize).collect::<Vec<_>>();
-        let channels = match channels[..] {
+        let channels = match c.counts_if_any("subsampling_conv_channels")?.unwrap_or_default()[..] {
             [first, second] if first >= 4 && second > 0 => [first, second],
             _ => return Err(c.error("subsampling_conv_channels", "must be two numbers, the first at least 4")),
         };
@@ -64,12 +64,16 @@ impl Gemma4Audio {
                 format!("is {left}, a variant that is not supported; supported: attention_chunk_size + 1"),
             ));
         }
+        if left * hidden > MOST_RELATIVE_NUMBERS {
+            let reason = format!("is {left}: times hidden_size ({hidden}) it must be at most {MOST_RELATIVE_NUMBERS}");
+            return Err(c.error("attention_context_left", reason));
+        }
         Ok(Some(Self {
             channels,
             hidden,
             layers: c.repeats("num_hidden_layers")?,
             heads,
-            kernel: c.size("conv_kernel_size")?,
+            kernel: c.kernel("conv_kernel_size")?,
             window: left - 1,
             distances: left,
             softcap: c.number("attention_logit_cap")?,
@@ -168,6 +172,6 @@ pub(super) fn front_end(config: Config<'_>, files: &MediaFiles) -> Result<AudioF
         begin: Some(id(&["boa_token_id", "boa_token_index"])?),
         end: Some(id(&["eoa_token_id", "eoa_token_index"])?),
     };
-    let bins = section.numbers_if_any("subsampling_conv_channels")?.and_then(|channels| channels.first().map(|&n| n as usize));
+    let bins = section.counts_if_any("subsampling_conv_channels")?.and_then(|channels| channels.first().copied());
     media::mel_audio(files, bins.unwrap_or_default(), placeholder)
 }

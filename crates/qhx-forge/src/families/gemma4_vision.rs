@@ -52,8 +52,8 @@ impl Gemma4Vision {
             return Err(c.error("head_dim", format!("is {head_dim}; it must be a multiple of 4")));
         }
         Ok(Some(Self {
-            patch: c.size("patch_size")?,
-            block: c.size("pooling_kernel_size")?,
+            patch: c.kernel("patch_size")?,
+            block: c.kernel("pooling_kernel_size")?,
             positions: c.size("position_embedding_size")?,
             hidden: c.size("hidden_size")?,
             ffn: c.size("intermediate_size")?,

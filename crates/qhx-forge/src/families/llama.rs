@@ -36,7 +36,7 @@ impl Llama {
         }
         let head_dim = c.size_if_any("head_dim")?.unwrap_or(hidden / heads);
         Ok(Self {
-            vocabulary: c.size("vocab_size")?,
+            vocabulary: c.vocabulary("vocab_size")?,
             hidden,
             layers: c.repeats("num_hidden_layers")?,
             heads,
@@ -85,7 +85,7 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
         programs: vec![m.finish()?],
         vocabulary: c.vocabulary,
         hidden: c.hidden,
-        context: config.size_if_any("max_position_embeddings")?.unwrap_or(2048),
+        context: config.length_if_any("max_position_embeddings")?.unwrap_or(2048),
         ignored: Box::new(|tensor| tensor.starts_with("lm_head.") || tensor.ends_with(".rotary_emb.inv_freq")),
     })
 }

@@ -194,6 +194,34 @@ mod tests {
     }
 
     #[test]
+    fn sizes_beyond_all_models_are_refused() {
+        let (size, kernel) = ("must be a positive integer of at most 1048576", "must be a positive integer of at most 1024");
+        let list = "must be a list of integers from 0 to 1048576";
+        let rope = json!({"rope_theta": 1e7, "mrope_section": [2, 1u64 << 63, 1]});
+        let cases: &[(&str, &str, &str, Value, &str)] = &[
+            ("gemma4", "audio_config", "subsampling_conv_channels", json!([1u64 << 63, 2]), list),
+            ("gemma4", "audio_config", "subsampling_conv_channels", json!([128, 1u64 << 63]), list),
+            ("gemma4", "audio_config", "hidden_size", json!(1u64 << 31), size),
+            ("gemma4", "audio_config", "hidden_size", json!(1 << 20), "times hidden_size (1048576) it must be at most 131072"),
+            ("gemma4", "audio_config", "conv_kernel_size", json!(1 << 20), kernel),
+            ("gemma4", "vision_config", "head_dim", json!(1u64 << 31), size),
+            ("gemma4", "text_config", "head_dim", json!(1u64 << 31), size),
+            ("gemma4", "text_config", "global_head_dim", json!(1u64 << 31), size),
+            ("gemma4", "text_config", "per_layer_config", json!({"2": {"head_dim": 1u64 << 31}}), size),
+            ("qwen3_vl", "vision_config", "patch_size", json!(1u64 << 31), kernel),
+            ("qwen3_vl", "vision_config", "spatial_merge_size", json!(1u64 << 31), kernel),
+            ("qwen3_5", "text_config", "linear_conv_kernel_dim", json!(65537), kernel),
+            ("qwen3_5", "text_config", "rope_parameters", rope, list),
+        ];
+        for (name, section, field, value, expected) in cases {
+            let mut config = fixture(name);
+            config[*section][*field] = value.clone();
+            let error = write(&config).err().map(|e| e.to_string()).unwrap_or_default();
+            assert!(error.contains(expected), "{name}, {section}.{field}: {error}");
+        }
+    }
+
+    #[test]
     fn wrong_configurations_name_the_field() {
         let cases: &[(&str, &str, Value, &str)] = &[
             ("llama", "hidden_size", Value::Null, "`hidden_size` is missing"),
@@ -201,9 +229,26 @@ mod tests {
             ("llama", "hidden_act", json!("relu"), "`hidden_act` is \"relu\", a variant that is not supported"),
             ("qwen3", "attention_bias", json!(true), "`attention_bias` is true, a variant that is not supported"),
             ("phimoe", "num_experts_per_tok", json!(3), "`num_experts_per_tok` is 3"),
-            ("llama", "num_hidden_layers", json!(1u64 << 40), "`num_hidden_layers` is 1099511627776, at most 4096 are supported"),
-            ("phimoe", "num_local_experts", json!(1 << 30), "`num_local_experts` is 1073741824, at most 4096 are supported"),
-            ("phimoe", "num_local_experts", json!("many"), "`num_local_experts` must be a positive integer, found \"many\""),
+            (
+                "llama",
+                "num_hidden_layers",
+                json!(1u64 << 40),
+                "`num_hidden_layers` must be a positive integer of at most 4096, found 1099511627776",
+            ),
+            (
+                "phimoe",
+                "num_local_experts",
+                json!(1 << 30),
+                "`num_local_experts` must be a positive integer of at most 4096, found 1073741824",
+            ),
+            (
+                "phimoe",
+                "num_local_experts",
+                json!("many"),
+                "`num_local_experts` must be a positive integer of at most 4096, found \"many\"",
+            ),
+            ("phimoe", "head_dim", json!(1u64 << 31), "`head_dim` must be a positive integer of at most 1048576, found 2147483648"),
+            ("llama", "vocab_size", json!(1u64 << 31), "`vocab_size` must be a positive integer of at most 16777216"),
         ];
         for (name, field, value, expected) in cases {
             let mut config = fixture(name);

@@ -48,10 +48,10 @@ impl PhiMoe {
             return Err(c.error("num_local_experts", "must be at least 2, for two are chosen"));
         }
         let head_dim = c.size_if_any("head_dim")?.unwrap_or(hidden / heads);
-        let context = c.size("max_position_embeddings")?;
+        let context = c.length("max_position_embeddings")?;
         let (rotary, epochs) = rotary(c, head_dim)?;
         Ok(Self {
-            vocabulary: c.size("vocab_size")?,
+            vocabulary: c.vocabulary("vocab_size")?,
             hidden,
             layers: c.repeats("num_hidden_layers")?,
             heads,
@@ -64,7 +64,7 @@ impl PhiMoe {
             attention_bias: c.flag_or("attention_bias", false)?,
             head_bias: c.flag_or("lm_head_bias", false)?,
             context,
-            mask: match c.size_if_any("sliding_window")? {
+            mask: match c.length_if_any("sliding_window")? {
                 Some(window) if window < context => Mask::Window(window),
                 _ => Mask::Causal,
             },
@@ -84,9 +84,9 @@ fn rotary(c: Config<'_>, head_dim: usize) -> Result<(Rotary, Vec<usize>), ForgeE
     if factors.len() != head_dim / 2 || factors.iter().any(|&f| f <= 0.0) {
         return Err(parameters.error("short_factor", format!("must be {} numbers above 0, found {}", head_dim / 2, factors.len())));
     }
-    let original = match parameters.size_if_any("original_max_position_embeddings")? {
+    let original = match parameters.length_if_any("original_max_position_embeddings")? {
         Some(length) => length,
-        None => c.size("original_max_position_embeddings")?,
+        None => c.length("original_max_position_embeddings")?,
     };
     let inv_freq: Vec<f32> = frequencies(rope.theta()?, head_dim).iter().zip(factors).map(|(f, factor)| f / factor as f32).collect();
     let mut rotary = one_block(head_dim, inv_freq.clone(), parameters.number("short_mscale")? as f32);

@@ -44,7 +44,7 @@ impl Qwen3 {
         }
         let head_dim = c.size_if_any("head_dim")?.unwrap_or(128);
         Ok(Self {
-            vocabulary: c.size("vocab_size")?,
+            vocabulary: c.vocabulary("vocab_size")?,
             hidden,
             layers: c.repeats("num_hidden_layers")?,
             heads,
@@ -53,7 +53,7 @@ impl Qwen3 {
             ffn: c.size("intermediate_size")?,
             eps: c.number("rms_norm_eps")?,
             tied: top.flag_or("tie_word_embeddings", c.flag_or("tie_word_embeddings", false)?)?,
-            context: c.size_if_any("max_position_embeddings")?.unwrap_or(32768),
+            context: c.length_if_any("max_position_embeddings")?.unwrap_or(32768),
             rotary: RopeConfig::of(c).plain(head_dim)?,
         })
     }
@@ -70,14 +70,14 @@ fn write_qwen3_vl(config: Config<'_>, precision: Precision, tensors: &dyn Stored
     let section = config.section_or_self("text_config");
     let mut c = Qwen3::read(section, config)?;
     let parameters = RopeConfig::of(section).parameters()?;
-    let sections = parameters.numbers_if_any("mrope_section")?.unwrap_or_default();
+    let sections = parameters.counts_if_any("mrope_section")?.unwrap_or_default();
     let [time, height, width] = sections[..] else {
         return Err(parameters.error("mrope_section", "must be three numbers"));
     };
-    if (time + height + width) as usize != c.head_dim / 2 {
+    if time + height + width != c.head_dim / 2 {
         return Err(parameters.error("mrope_section", format!("must add up to half the head size ({})", c.head_dim / 2)));
     }
-    c.rotary.streams = interleaved_streams([time as usize, height as usize, width as usize], c.head_dim / 2);
+    c.rotary.streams = interleaved_streams([time, height, width], c.head_dim / 2);
     let m = Model::new("text", precision, tensors, &["model.language_model.", "model."], "embed_tokens.weight");
     let tower = QwenVision::read(config, tensors, c.hidden)?;
     if let Some(tower) = tower.as_ref().filter(|tower| tower.deepstack.len() > c.layers) {

@@ -58,13 +58,13 @@ impl Qwen35 {
             key_dim: c.size("linear_key_head_dim")?,
             value_heads: c.size("linear_num_value_heads")?,
             value_dim: c.size("linear_value_head_dim")?,
-            kernel: c.size("linear_conv_kernel_dim")?,
+            kernel: c.kernel("linear_conv_kernel_dim")?,
         };
         if delta.value_heads % delta.key_heads != 0 || delta.kernel < 2 {
             return Err(c.error("linear_num_value_heads", "must be a multiple of linear_num_key_heads (and the kernel at least 2)"));
         }
         Ok(Self {
-            vocabulary: c.size("vocab_size")?,
+            vocabulary: c.vocabulary("vocab_size")?,
             hidden: c.size("hidden_size")?,
             attention: attention_layers(c)?,
             heads,
@@ -74,7 +74,7 @@ impl Qwen35 {
             ffn: c.size("intermediate_size")?,
             eps: c.number("rms_norm_eps")?,
             tied: top.flag_or("tie_word_embeddings", c.flag_or("tie_word_embeddings", false)?)?,
-            context: c.size("max_position_embeddings")?,
+            context: c.length("max_position_embeddings")?,
             rotary: rotary(c, head_dim)?,
         })
     }
@@ -109,11 +109,11 @@ fn rotary(c: Config<'_>, head_dim: usize) -> Result<Rotary, ForgeError> {
         ));
     }
     let mut rotary = rope.plain(length)?;
-    if let Some(sections) = rope.parameters()?.numbers_if_any("mrope_section")? {
+    if let Some(sections) = rope.parameters()?.counts_if_any("mrope_section")? {
         let [time, height, width] = sections[..] else {
             return Err(rope.parameters()?.error("mrope_section", "must be three numbers"));
         };
-        rotary.streams = interleaved_streams([time as usize, height as usize, width as usize], length / 2);
+        rotary.streams = interleaved_streams([time, height, width], length / 2);
     }
     Ok(rotary)
 }

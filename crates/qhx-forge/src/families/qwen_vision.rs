@@ -57,15 +57,15 @@ impl QwenVision {
         if positions.isqrt().pow(2) != positions {
             return Err(c.error("num_position_embeddings", format!("is {positions}, which is no square")));
         }
-        let deepstack = c.numbers_if_any("deepstack_visual_indexes")?.unwrap_or_default();
+        let deepstack = c.counts_if_any("deepstack_visual_indexes")?.unwrap_or_default();
         let rising = deepstack.windows(2).all(|pair| pair[0] < pair[1]);
-        if !rising || deepstack.iter().any(|&block| block < 0.0 || block.fract() != 0.0 || block >= depth as f64) {
+        if !rising || deepstack.iter().any(|&block| block >= depth) {
             return Err(c.error("deepstack_visual_indexes", format!("must be rising numbers of the {depth} blocks")));
         }
-        let patch = c.size("patch_size")?;
+        let patch = c.kernel("patch_size")?;
         Ok(Some(Self {
-            kernel: [c.size_if_any("in_channels")?.unwrap_or(3), c.size("temporal_patch_size")?, patch, patch],
-            block: c.size("spatial_merge_size")?,
+            kernel: [c.kernel_if_any("in_channels")?.unwrap_or(3), c.kernel("temporal_patch_size")?, patch, patch],
+            block: c.kernel("spatial_merge_size")?,
             hidden: width,
             ffn: c.size("intermediate_size")?,
             heads,
@@ -73,7 +73,7 @@ impl QwenVision {
             positions,
             out,
             theta: if c.section("rope_parameters").is_some() { RopeConfig::of(c).theta()? } else { THETA },
-            deepstack: deepstack.iter().map(|&block| block as usize).collect(),
+            deepstack,
         }))
     }
 

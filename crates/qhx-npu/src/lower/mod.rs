@@ -73,7 +73,7 @@ impl Sizes {
     }
 }
 
-/// Lowers a part of `program`. Without `weights` constants are zeros: enough to know inputs and outputs.
+/// Lowers a part of `program`. Without `weights` they are empty constants: enough to know inputs and outputs.
 pub fn lower(
     program: &Checked,
     part: &Part,

@@ -12,15 +12,6 @@ use qhx_ir::{BlockEncoding, DeviceError, Encoding, Name, Quants, WeightTensor};
 type Bytes = fn(&WeightTensor) -> Vec<u8>;
 
 impl Lowering<'_> {
-    /// The numbers of a weight that is read as plain numbers; zeros where only shapes are asked for.
-    pub(super) fn numbers(&self, name: &Name) -> Result<Vec<f32>, DeviceError> {
-        let shape = &self.program.weights[name].shape;
-        match self.weights {
-            None => Ok(vec![0.0; shape.iter().product()]),
-            Some(weights) => plain(name, &weights.declared(self.program, name)?),
-        }
-    }
-
     /// A weight as f16 numbers in its own shape.
     pub(super) fn plain_weight(&mut self, name: &Name) -> Result<TensorId, DeviceError> {
         let shape = self.program.weights[name].shape.clone();
@@ -38,7 +29,8 @@ impl Lowering<'_> {
         if let Some(known) = self.builder.known(key) {
             return Ok(known);
         }
-        let numbers = names.iter().map(|name| self.numbers(name)).collect::<Result<_, _>>()?;
+        let Some(weights) = self.weights else { return Ok(self.only_shape(key, dims)) };
+        let numbers = names.iter().map(|name| plain(name, &weights.declared(self.program, name)?)).collect::<Result<_, _>>()?;
         let numbers = from(numbers);
         if let Some(x) = numbers.iter().find(|x| !f16::from_f32(**x).is_finite()) {
             return Err(DeviceError::Weight { name: key.into(), reason: format!("{x} is beyond the range of f16") });
@@ -54,10 +46,7 @@ impl Lowering<'_> {
             return Ok(known);
         }
         let shape = self.program.weights[name].shape.clone();
-        let Some(weights) = self.weights else {
-            // Only shapes are asked for.
-            return Ok(self.builder.constant(&key, DataType::F16, &shape, Quantization::None, Role::Constant([].into())));
-        };
+        let Some(weights) = self.weights else { return Ok(self.only_shape(&key, &shape)) };
         let weight = weights.declared(self.program, name)?;
         let compact: Option<(Quantization, Bytes)> = match weight.encoding() {
             Encoding::I8Row if weight.columns() % QUANTISED_STEP as usize == 0 => {
@@ -80,6 +69,11 @@ impl Lowering<'_> {
             None => halves(&weight).map_err(|reason| format!("weight `{name}`: {reason}")),
         });
         Ok(self.builder.constant(&key, dtype, &shape, quantization, Role::Lazy(bytes)))
+    }
+
+    /// Stands for a weight where only shapes are asked for.
+    fn only_shape(&mut self, key: &str, dims: &[usize]) -> TensorId {
+        self.builder.constant(key, DataType::F16, dims, Quantization::None, Role::Constant([].into()))
     }
 }
 
