@@ -52,9 +52,11 @@ fn everything_is_in_one_context_or_in_as_many_as_it_takes() {
         let ops = parts(&model.program, 1).into_iter().filter(|part| part.work != Work::Host).flat_map(|part| part.ops);
         let bytes = |op: usize| model.program.ops[op].op.weights().into_iter().map(|name| graph_bytes(&model.program.weights[name])).sum();
         let most = (whole.bytes / 3).max(ops.map(bytes).max().unwrap());
-        let small = NpuOptions { part_bytes: most, limits: limits(most), ..options.clone() };
+        // A context also has room for the keys and values of its layers.
+        let room = most + whole.contexts[0].slot_bytes;
+        let small = NpuOptions { part_bytes: most, context_bytes: most, limits: limits(room), ..options.clone() };
         let split = plan(&model, &[1, 32], &small).unwrap();
-        assert!(split.contexts.len() >= 2 && split.contexts.iter().all(|c| c.bytes <= most), "{split:?}");
+        assert!(split.contexts.len() >= 2 && split.contexts.iter().all(|c| c.bytes + c.slot_bytes <= room), "{split:?}");
         has_all_graphs(&model, &split);
         // A weight that two graphs use is in both.
         assert!(split.bytes >= whole.bytes && split.graphs > whole.graphs);
@@ -62,6 +64,9 @@ fn everything_is_in_one_context_or_in_as_many_as_it_takes() {
         let few = limits(most).map(|limits| Limits { contexts: 1, ..limits });
         let error = plan(&model, &[1, 32], &NpuOptions { limits: few, ..small }).unwrap_err();
         assert!(error.contains(&most.to_string()) && error.contains("into 1 contexts"), "{error}");
+        let error = plan(&model, &[1, 32], &NpuOptions { limits: limits(whole.bytes), ..options.clone() }).map(drop);
+        let beside = error.is_err_and(|error| error.contains("keys and values of 64 rows take"));
+        assert_eq!(beside, whole.contexts[0].slot_bytes > 0, "{}", model.name);
         let error = plan(&model, &[1, 32], &NpuOptions { limits: limits(64), ..options }).unwrap_err();
         assert!(error.contains("a context holds 64"), "{error}");
     }
