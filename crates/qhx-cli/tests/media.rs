@@ -276,7 +276,7 @@ fn a_sound_may_be_the_whole_message_and_a_long_one_is_split() {
     let long = wav(&folder.path().join("long.wav"), 70.0);
     let long = long.to_str().unwrap();
     let arguments = ["generate", gemma, "--user", "Transcribe.", "--audio", long, "--max-new", "3", "--ignore-eos", "--device", DEVICE];
-    fail(arguments, 1, &["long.wav: is 70.0 s long", "30.0 s", "--split"]);
+    fail(arguments, 1, &["long.wav: is 70.00 s long", "30.00 s", "--split"]);
     let whole = json(arguments.iter().chain(&["--split", "--json"]));
     assert_eq!(whole["ids"].as_array().unwrap().len(), 9, "three windows of three tokens each");
     let shown = run(arguments.iter().chain(&["--split"]));
