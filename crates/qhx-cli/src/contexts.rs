@@ -14,6 +14,8 @@ use std::{
 };
 
 const MOST_MANIFEST_BYTES: u64 = 4 << 20;
+/// The subject of what is found where there are no context binaries for this machine.
+pub(crate) const NONE: &str = "context binaries";
 
 /// A context binary, and what a manifest beside it says.
 #[derive(Default)]
@@ -33,7 +35,7 @@ pub(crate) fn examine(path: &Path, probe: &Probe) -> Vec<Finding> {
             true => (State::Doubtful, "the bundle has none: the emulator compiles programs when they are loaded, which takes time"),
             false => (State::Wrong, "the bundle has none"),
         };
-        return vec![finding("context binaries", state, found.into(), Some(advice))];
+        return vec![finding(NONE, state, found.into(), Some(advice))];
     }
     // Folders of other generations are no trouble: a phone takes its own. What stands above the bundle says nothing.
     let folders = |file: &PathBuf| file.ancestors().skip(1).take_while(|folder| folder.starts_with(path)).find_map(arch_of);
@@ -44,12 +46,7 @@ pub(crate) fn examine(path: &Path, probe: &Probe) -> Vec<Finding> {
     let chosen: Vec<&PathBuf> = binaries.keys().filter(own).collect();
     if let (true, Some(arch)) = (chosen.is_empty(), probe.arch) {
         let found = format!("none of the {} is in a folder for {arch}", binaries.len());
-        return vec![finding(
-            "context binaries",
-            State::Wrong,
-            found,
-            Some(&format!("qhx forge SRC --out DIR --target {arch} makes them")),
-        )];
+        return vec![finding(NONE, State::Wrong, found, Some(&format!("qhx forge SRC --out DIR --target {arch} makes them")))];
     }
     chosen.into_iter().map(|file| examine_one(path, file, &binaries[file], probe)).collect()
 }

@@ -138,11 +138,12 @@ impl Doctor {
 
     fn npu(&self, prepared: Vec<Finding>) -> Vec<Finding> {
         let probe = Surroundings::here(self.qnn_dir.as_deref()).probe();
-        // Of what is no bundle there is nothing more to say.
-        let is_readable = prepared.iter().all(|finding| finding.subject != "bundle");
-        let contexts = self.bundle.as_deref().filter(|_| is_readable).map(|path| contexts::examine(path, &probe));
+        let mut contexts = self.bundle.as_deref().map(|path| contexts::examine(path, &probe)).unwrap_or_default();
+        // What is no bundle may have context binaries all the same; that it has none is no news.
+        let is_bundle = prepared.iter().all(|finding| finding.subject != "bundle");
+        contexts.retain(|finding| is_bundle || finding.subject != contexts::NONE);
         let Probe { findings: machine, .. } = probe;
-        machine.into_iter().chain(prepared).chain(contexts.unwrap_or_default()).collect()
+        machine.into_iter().chain(prepared).chain(contexts).collect()
     }
 }
 
