@@ -322,3 +322,19 @@ pub(crate) fn c_string(text: &str) -> Result<CString> {
 fn list(ports: &[Port]) -> String {
     ports.iter().map(|port| &*port.name).collect::<Vec<_>>().join(", ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file that is mapped has its room on the disk before anything is written to it.
+    #[test]
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    fn room_is_taken_and_not_only_promised() {
+        use std::os::unix::fs::MetadataExt;
+        let file = tempfile::tempfile().unwrap();
+        reserve(&file, 1 << 20).unwrap();
+        let found = file.metadata().unwrap();
+        assert!(found.len() == 1 << 20 && found.blocks() * 512 >= 1 << 20, "{found:?}");
+    }
+}

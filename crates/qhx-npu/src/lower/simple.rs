@@ -25,7 +25,6 @@ impl Lowering<'_> {
             Activation::Sigmoid => self.sigmoid(x),
             Activation::Silu => {
                 let minus = self.builder.unary("ElementWiseNeg", "minus", x);
-                let x = self.not_below(x, -EXPONENT);
                 self.gated(x, minus)
             }
             // ½(1 + tanh u) = 1 / (1 + exp(−2u)), without the loss of digits where tanh is near −1.
@@ -44,13 +43,7 @@ impl Lowering<'_> {
         self.gated(one, minus)
     }
 
-    /// `x`, or `least` where it is smaller. A gate is never smaller than that of the largest exponent: what it multiplies must not grow beyond there.
-    fn not_below(&mut self, x: TensorId, least: f32) -> TensorId {
-        let least = self.builder.number(least);
-        self.builder.binary("ElementWiseMaximum", "not_below", x, least)
-    }
-
-    /// `x / (1 + exp(exponent))`. Gates are right down to 1.7e-5, and that where they are smaller.
+    /// `x / (1 + exp(exponent))`. The division makes gates below f16's smallest normal number 0.
     fn gated(&mut self, x: TensorId, exponent: TensorId) -> TensorId {
         let power = self.exponential(exponent);
         let one = self.builder.number(1.0);
@@ -80,7 +73,6 @@ impl Lowering<'_> {
             });
         }
         let argument = sum.map_or(near, |sum| self.builder.multiply("argument", sum, near));
-        let x = self.not_below(x, -NEAR);
         self.gated(x, argument)
     }
 

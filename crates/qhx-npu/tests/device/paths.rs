@@ -68,7 +68,7 @@ fn the_context_ends_with_an_error_that_says_so() {
     call(&mut *executable, &mut *state, 1).unwrap();
 }
 
-/// Gates of any number: small ones end at 1.7e-5, and what they multiply does not bring them back.
+/// Gates of any number within f16: the smallest are 0, and what they multiply does not bring them back.
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn gates_of_large_numbers_stay_closed_or_open() {
