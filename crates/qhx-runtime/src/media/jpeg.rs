@@ -1,7 +1,10 @@
 //! JPEG files: the one format with its own colour models and with readers that take half a file for a whole one.
 
-use super::{MediaProblem, picture};
-use image::metadata::Orientation;
+use super::{
+    MediaProblem,
+    orientation::Orientation,
+    picture::{self, Decoded},
+};
 use zune_jpeg::{
     JpegDecoder,
     errors::DecodeErrors,
@@ -10,8 +13,7 @@ use zune_jpeg::{
 
 const FORMAT: &str = "JPEG";
 
-/// Width, height, RGB bytes and how the camera was held.
-pub(super) fn decode(bytes: &[u8]) -> Result<(u32, u32, Vec<u8>, Orientation), MediaProblem> {
+pub(super) fn decode(bytes: &[u8]) -> Result<Decoded, MediaProblem> {
     let complete = is_complete(bytes);
     // Small sins against the standard are common in photos, and forgiven. The size is checked below.
     let options = DecoderOptions::default().set_strict_mode(false).set_max_width(usize::MAX).set_max_height(usize::MAX);
@@ -25,7 +27,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(u32, u32, Vec<u8>, Orientation), M
     if !complete {
         return Err(MediaProblem::Truncated { format: FORMAT, content: "image" });
     }
-    let orientation = decoder.exif().and_then(|exif| Orientation::from_exif_chunk(exif)).unwrap_or(Orientation::NoTransforms);
+    let orientation = decoder.exif().map_or_else(Orientation::default, |exif| Orientation::of_exif(exif));
     // Inks (CMYK, YCCK) become light in the decoder, by Adobe's convention that the numbers are those of light; Pillow knows no other, either.
     let wanted = if found == ColorSpace::Luma { ColorSpace::Luma } else { ColorSpace::RGB };
     decoder.set_options(options.jpeg_set_out_colorspace(wanted));
@@ -36,8 +38,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(u32, u32, Vec<u8>, Orientation), M
     if wanted == ColorSpace::Luma {
         pixels = picture::grey_to_rgb(&pixels);
     }
-    // At most 65535 each: the format has no more digits.
-    Ok((width as u32, height as u32, pixels, orientation))
+    Ok((width, height, pixels, orientation))
 }
 
 /// Whether the end mark comes after an image. Thumbnails inside segments have end marks of their own.

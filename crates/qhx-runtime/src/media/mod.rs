@@ -29,6 +29,7 @@ mod fourier;
 mod image;
 mod jpeg;
 mod mel;
+mod orientation;
 mod picture;
 mod resample;
 mod resize;

@@ -8,12 +8,7 @@
 //!
 //! Colour profiles are not applied: the models' makers did not, either.
 
-use super::{MAX_IMAGE_BYTES, MAX_PIXELS, MAX_SIDE, MediaError, MediaProblem, file, jpeg, sniff::ImageFormat};
-use image::{
-    ColorType, DynamicImage, ImageDecoder, ImageError, Limits, RgbImage,
-    codecs::{gif::GifDecoder, png::PngDecoder, webp::WebPDecoder},
-    metadata::Orientation,
-};
+use super::{MAX_IMAGE_BYTES, MAX_PIXELS, MAX_SIDE, MediaError, MediaProblem, file, jpeg, orientation::Orientation, sniff::ImageFormat};
 use std::{
     fmt,
     io::{self, Cursor},
@@ -82,57 +77,105 @@ pub(super) fn check_pixels(width: u64, height: u64) -> Result<(), MediaProblem> 
 }
 
 fn decode(bytes: &[u8]) -> Result<Picture, MediaProblem> {
-    let format = ImageFormat::of(bytes)?;
-    let problem = |e| problem(format, e);
-    let input = Cursor::new(bytes);
-    let (width, height, rgb, orientation) = match format {
+    let (width, height, rgb, orientation) = match ImageFormat::of(bytes)? {
         ImageFormat::Jpeg => jpeg::decode(bytes)?,
-        ImageFormat::Png => read(format, PngDecoder::with_limits(input, limits()).map_err(problem)?)?,
-        ImageFormat::WebP => read(format, WebPDecoder::new(input).map_err(problem)?)?,
-        ImageFormat::Gif => read(format, GifDecoder::new(input).map_err(problem)?)?,
+        ImageFormat::Png => png(bytes)?,
+        ImageFormat::WebP => webp(bytes)?,
+        ImageFormat::Gif => gif(bytes)?,
     };
-    Ok(upright(width, height, rgb, orientation))
+    let (width, height, rgb) = orientation.apply(width, height, rgb);
+    Ok(Picture { width, height, rgb })
 }
 
-/// The most that a decoder may allocate.
-fn limits() -> Limits {
-    let mut limits = Limits::no_limits();
-    limits.max_alloc = Some(MAX_PIXELS * 6);
-    limits
+/// Width, height, RGB bytes and how the camera was held.
+pub(super) type Decoded = (usize, usize, Vec<u8>, Orientation);
+
+/// The most that a decoder may allocate: 16 bits in three channels of every pixel.
+const MAX_DECODED_BYTES: usize = MAX_PIXELS as usize * 6;
+
+fn png(bytes: &[u8]) -> Result<Decoded, MediaProblem> {
+    let problem = |e| match e {
+        png::DecodingError::IoError(e) => read_problem("PNG", &e),
+        other => damaged("PNG", other),
+    };
+    let mut decoder = png::Decoder::new_with_limits(Cursor::new(bytes), png::Limits { bytes: MAX_DECODED_BYTES });
+    // Palettes and few bits become 8-bit channels; 16 bits stay, and give their upper byte below.
+    decoder.set_transformations(png::Transformations::EXPAND);
+    decoder.set_ignore_text_chunk(true);
+    let header = decoder.read_header_info().map_err(problem)?;
+    let (width, height) = header.size();
+    check_pixels(width.into(), height.into())?;
+    let mut reader = decoder.read_info().map_err(problem)?;
+    let orientation = reader.info().exif_metadata.as_deref().map_or_else(Orientation::default, Orientation::of_exif);
+    let (color, depth) = reader.output_color_type();
+    let size = reader.output_buffer_size().filter(|&size| size <= MAX_DECODED_BYTES);
+    let Some(size) = size else { return Err(MediaProblem::TooManyPixels { width: width.into(), height: height.into() }) };
+    let mut pixels = vec![0; size];
+    reader.next_frame(&mut pixels).map_err(problem)?;
+    if depth == png::BitDepth::Sixteen {
+        pack(&mut pixels, |&[upper, _]: &[u8; 2]| [upper]);
+    }
+    Ok((width as usize, height as usize, to_rgb(pixels, color.samples()), orientation))
 }
 
-fn read(format: ImageFormat, mut decoder: impl ImageDecoder) -> Result<(u32, u32, Vec<u8>, Orientation), MediaProblem> {
-    let problem = |e| problem(format, e);
+fn webp(bytes: &[u8]) -> Result<Decoded, MediaProblem> {
+    let problem = |e| match e {
+        image_webp::DecodingError::IoError(e) => read_problem("WebP", &e),
+        other => damaged("WebP", other),
+    };
+    let mut decoder = image_webp::WebPDecoder::new(Cursor::new(bytes)).map_err(problem)?;
+    decoder.set_memory_limit(MAX_DECODED_BYTES);
     let (width, height) = decoder.dimensions();
     check_pixels(width.into(), height.into())?;
-    decoder.set_limits(limits()).map_err(problem)?;
-    // A file whose orientation cannot be read still has its pixels.
-    let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
-    let color = decoder.color_type();
-    if decoder.total_bytes() > MAX_PIXELS * 6 {
-        return Err(MediaProblem::TooManyPixels { width: width.into(), height: height.into() });
-    }
-    let mut pixels = vec![0; decoder.total_bytes() as usize];
+    // A file whose metadata cannot be read still has its pixels.
+    let exif = decoder.exif_metadata().ok().flatten();
+    let orientation = exif.as_deref().map_or_else(Orientation::default, Orientation::of_exif);
+    let channels = if decoder.has_alpha() { 4 } else { 3 };
+    let (width, height) = (width as usize, height as usize);
+    let mut pixels = vec![0; width * height * channels];
     decoder.read_image(&mut pixels).map_err(problem)?;
-    Ok((width, height, to_rgb(pixels, color, format)?, orientation))
+    Ok((width, height, to_rgb(pixels, channels), orientation))
 }
 
-fn to_rgb(mut pixels: Vec<u8>, color: ColorType, format: ImageFormat) -> Result<Vec<u8>, MediaProblem> {
-    match color {
-        ColorType::L8 | ColorType::La8 | ColorType::Rgb8 | ColorType::Rgba8 => {}
-        ColorType::L16 | ColorType::La16 | ColorType::Rgb16 | ColorType::Rgba16 => {
-            let upper = if cfg!(target_endian = "little") { 1 } else { 0 };
-            pack(&mut pixels, |two: &[u8; 2]| [two[upper]]);
+/// The first picture, which may cover only a part of the canvas; the rest is transparent.
+fn gif(bytes: &[u8]) -> Result<Decoded, MediaProblem> {
+    let problem = |e| match e {
+        gif::DecodingError::Io(e) => read_problem("GIF", &e),
+        other => damaged("GIF", other),
+    };
+    let mut options = gif::DecodeOptions::new();
+    options.set_color_output(gif::ColorOutput::RGBA);
+    let mut decoder = options.read_info(Cursor::new(bytes)).map_err(problem)?;
+    let (width, height) = (usize::from(decoder.width()), usize::from(decoder.height()));
+    check_pixels(width as u64, height as u64)?;
+    let Some(frame) = decoder.next_frame_info().map_err(problem)? else {
+        return Err(damaged("GIF", "it has no picture"));
+    };
+    let (left, top) = (usize::from(frame.left), usize::from(frame.top));
+    let (frame_width, frame_height) = (usize::from(frame.width), usize::from(frame.height));
+    check_pixels(frame_width as u64, frame_height as u64)?;
+    let mut part = vec![0; frame_width * frame_height * 4];
+    decoder.read_into_buffer(&mut part).map_err(problem)?;
+    let mut pixels = vec![0; width * height * 4];
+    let visible = frame_width.min(width.saturating_sub(left)) * 4;
+    if visible > 0 {
+        let rows = pixels.chunks_exact_mut(width * 4).skip(top);
+        for (row, part) in rows.zip(part.chunks_exact(frame_width * 4)) {
+            row[left * 4..][..visible].copy_from_slice(&part[..visible]);
         }
-        other => return Err(MediaProblem::Unsupported { format: format.name(), reason: format!("its pixels are {other:?}") }),
     }
-    match color.channel_count() {
-        1 => return Ok(grey_to_rgb(&pixels)),
+    Ok((width, height, to_rgb(pixels, 4), Orientation::default()))
+}
+
+/// Pixels of 1 to 4 channels of 8 bits (grey or colours, with or without transparency) as colours on white.
+fn to_rgb(mut pixels: Vec<u8>, channels: usize) -> Vec<u8> {
+    match channels {
+        1 => return grey_to_rgb(&pixels),
         2 => pixels = pixels.chunks_exact(2).flat_map(|p| [over_white(p[0], p[1]); 3]).collect(),
         4 => pack(&mut pixels, |p: &[u8; 4]| [over_white(p[0], p[3]), over_white(p[1], p[3]), over_white(p[2], p[3])]),
         _ => {}
     }
-    Ok(pixels)
+    pixels
 }
 
 /// Replaces each `N` bytes by `M` fewer ones, in place.
@@ -159,25 +202,16 @@ fn over_white(level: u8, alpha: u8) -> u8 {
     ((((sum >> 8) + sum) >> 8) >> 7) as u8
 }
 
-fn upright(width: u32, height: u32, rgb: Vec<u8>, orientation: Orientation) -> Picture {
-    let whole = |width: u32, height: u32, rgb| Picture { width: width as usize, height: height as usize, rgb };
-    if orientation == Orientation::NoTransforms {
-        return whole(width, height, rgb);
+/// What a failure to read bytes that are in memory means: the file ends too early.
+fn read_problem(format: &'static str, error: &io::Error) -> MediaProblem {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => MediaProblem::Truncated { format, content: "image" },
+        _ => damaged(format, error),
     }
-    let buffer = RgbImage::from_raw(width, height, rgb).expect("decoders give as many bytes as they say");
-    let mut image = DynamicImage::ImageRgb8(buffer);
-    image.apply_orientation(orientation);
-    whole(image.width(), image.height(), image.into_bytes())
 }
 
-/// What a decoder's error means to the file's owner.
-fn problem(format: ImageFormat, error: ImageError) -> MediaProblem {
-    let format = format.name();
-    match error {
-        ImageError::IoError(e) if e.kind() == io::ErrorKind::UnexpectedEof => MediaProblem::Truncated { format, content: "image" },
-        ImageError::Unsupported(e) => MediaProblem::Unsupported { format, reason: e.to_string() },
-        other => MediaProblem::Damaged { format, reason: other.to_string() },
-    }
+fn damaged(format: &'static str, reason: impl fmt::Display) -> MediaProblem {
+    MediaProblem::Damaged { format, reason: reason.to_string() }
 }
 
 #[cfg(test)]
