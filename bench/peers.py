@@ -107,14 +107,14 @@ class Row:
         if not self.experts:
             return []
         used, of, tokens = self.experts["used"], self.experts["of"], self.experts["tokens"]
-        return [f"{self.name} at {self.precision} used {statistics.mean(used):.1f} of {of} experts in each layer (at least {min(used)}) over {tokens} tokens."]
+        return [f"{self.name} at {self.precision} used {statistics.mean(used):.1f} of {of} experts per layer on average (at least {min(used)}) over {tokens} tokens."]
 
 
 def table(rows: list, options) -> str:
     tests = " | ".join(f"{test} qhx | llama.cpp | ratio" for test in rows[0].ours)
     head = f"| model | qhx / llama.cpp | {tests} | all logits | ratio | MB read per token | share of bandwidth | peak MiB |"
     bandwidths = ", ".join(f"{row.bandwidth:.1f}" for row in rows)
-    notes = " ".join([f"GB/s that {options.threads} threads could read in the last round of each row: {bandwidths}.", *(note for row in rows for note in row.routing())])
+    notes = " ".join([f"Read bandwidth of {options.threads} threads in the last round of each row, in GB/s: {bandwidths}.", *(note for row in rows for note in row.routing())])
     return "\n".join([head, "|---|---|" + "---:|" * 11, *(row.shown() for row in rows), "", notes])
 
 
