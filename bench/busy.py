@@ -1,8 +1,8 @@
-"""How much of its speed qhx keeps beside busy neighbours, and how much llama.cpp does, in turn in one run.
+"""Measures how much of their speed qhx and llama.cpp keep next to busy processes, alternating in one run.
 
 usage: busy.py QHX MODEL.gguf [--rounds N] [--threads N] [--prompt N] [--new N] [--neighbours N] [--pin]      (needs PyPI llama-cpp-python)
 
-A neighbour is another process that never waits. With as many threads as cores, one neighbour leaves a fair share of 2/3 of two cores, two leave 1/2.
+A neighbour is another process that never waits. On two cores with two threads, a fair share is 2/3 next to one neighbour and 1/2 next to two.
 """
 
 import argparse
@@ -20,13 +20,13 @@ from peers import ROOT, quiet
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("qhx", type=Path)
-    parser.add_argument("model", type=Path, help="a GGUF file, which is forged without loss for qhx")
+    parser.add_argument("model", type=Path, help="a GGUF file; forged without loss for qhx")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--new", type=int, default=64)
-    parser.add_argument("--neighbours", type=int, default=2, help="the most that are tried")
-    parser.add_argument("--pin", action="store_true", help="keep each thread of qhx on a core of its own")
+    parser.add_argument("--neighbours", type=int, default=2, help="largest number of neighbours to try")
+    parser.add_argument("--pin", action="store_true", help="pin each thread of qhx to its own core")
     options = parser.parse_args()
     counts = range(options.neighbours + 1)
     tests = [f"pp{options.prompt}", f"tg{options.new}"]

@@ -1,10 +1,11 @@
-"""How much of an output head must be read to know the largest logit for certain?
+"""How much of an output head must be read to know the largest logit with certainty?
 
 usage: head_bounds.py [MODEL.gguf TRACE.safetensors]        (needs numpy; with a model also PyPI gguf)
 
-What the CPU does for greedy answers, in numpy: rows of the head, less their mean, are sketched in a few bits, Cauchy and Schwarz bound what that leaves out (columns
-that meet far larger numbers than others are kept apart), the most promising row is multiplied, and the rows whose bound reaches its logit are left to multiply.
-Prints their share: for random rows of the full-size models' widths, and for a real model's own hidden rows (`qhx trace MODEL --prompt TEXT --out TRACE.safetensors`).
+Models in numpy what the CPU does for greedy answers. The rows of the head, minus their mean, are sketched in a few bits. The Cauchy-Schwarz inequality bounds what the
+sketch leaves out (columns that meet far larger activations than others are stored separately). The most promising row is multiplied, and then every row whose bound
+reaches its logit. Prints the share of those rows: for random rows of the full-size models' widths, and for a real model's own hidden rows
+(`qhx trace MODEL --prompt TEXT --out TRACE.safetensors`).
 """
 
 import json
@@ -13,14 +14,14 @@ import sys
 
 import numpy as np
 
-# The step, in units of a row's root mean square, that leaves out least of numbers that are spread normally.
+# The quantisation step, in units of a row's root mean square, with the least error for normally distributed numbers.
 BEST_STEP = {4: 0.335, 5: 0.188, 6: 0.104}
-# Columns that are kept apart.
+# Columns that are stored separately.
 APART = 32
 
 
 def remaining(weights: np.ndarray, hidden: np.ndarray, bits: int) -> float:
-    """Mean share of rows that could have the largest logit, as far as the sketch tells."""
+    """Mean share of rows that could still have the largest logit according to the sketch."""
     seen, hidden = hidden[:8], hidden[8:]
     weights = weights - weights[:: max(len(weights) // 1024, 1)].mean(0)
     squares = (seen**2).sum(0)
@@ -43,7 +44,7 @@ def remaining(weights: np.ndarray, hidden: np.ndarray, bits: int) -> float:
 
 
 def real(model: str, trace: str):
-    """The head of a GGUF model with tied embeddings, and the rows that a trace saw before it."""
+    """The head of a GGUF model with tied embeddings, and the hidden rows in front of it, from a trace."""
     import gguf
 
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(model).tensors}

@@ -1,10 +1,10 @@
-"""Compiles the context binaries of the four full-size models for the Hexagon NPU, with random weights: files, sizes, times, memory, and what a token costs.
+"""Compiles the context binaries of the four full-size models for the Hexagon NPU, with random weights, and prints files, sizes, times, memory and the cost of a token.
 
 usage: npu_contexts.py QHX QNN_DIR [JOB ...] [--jobs N] [--limit SECONDS] [--optimize N] [--allow-risky] [--place DIR] [--configs DIR] [--list]
 
-QNN_DIR is the folder with libQnnHtp.so (docs/npu.md says where it comes from). A JOB is MODEL/PART/PRECISION/ARCH as --list shows them, or the beginning of one; all where
-none is given. Text and towers are compiled apart, each in a process of its own, `--jobs` at once: the text without towers, a tower beside a text of one small layer. What
-takes longer than `--limit` is stopped and named with what it had made until then. Needs nothing but Python; every job's folder is deleted after it.
+QNN_DIR is the folder with libQnnHtp.so (docs/npu.md says where it comes from). A JOB is MODEL/PART/PRECISION/ARCH as --list shows them, or a prefix of one; the default is
+all jobs. Text and towers are compiled separately, each in its own process, `--jobs` at once: the text without towers, and each tower with a text of a few small layers. A job
+that takes longer than `--limit` is stopped and reported with what it had made so far. Needs only Python; every job's folder is deleted afterwards.
 """
 
 import argparse
@@ -21,10 +21,10 @@ from pathlib import Path
 
 CONTEXT, PREFILL = 1024, 128
 TOWERS = ["vision", "audio"]
-# Of the small text beside a tower.
+# Of the small text next to a tower.
 VOCABULARY = 1024
 JOBS = [
-    # The longest first, so that none begins last.
+    # Longest first, so that none of them starts last.
     ("gemma-4-e4b", "text", "f16", "v81"), ("qwen3-vl-2b", "vision", "f16", "v81"), ("gemma-4-e4b", "vision", "f16", "v81"),
     ("gemma-4-e4b", "text", "w8", "v81"), ("qwen3-vl-2b", "text", "f16", "v81"), ("qwen3.5-0.8b", "vision", "f16", "v81"),
     ("gemma-4-e4b", "audio", "f16", "v81"), ("qwen3.5-0.8b", "text", "f16", "v81"), ("qwen3-vl-2b", "text", "w8", "v81"),
@@ -44,11 +44,11 @@ def main():
     parser.add_argument("names", nargs="*", metavar="JOB")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="processes at once")
     parser.add_argument("--limit", type=float, default=3600, metavar="SECONDS", help="for one job (default 3600)")
-    parser.add_argument("--optimize", type=int, choices=[1, 2, 3], help="effort of compiling (default: 3)")
-    parser.add_argument("--allow-risky", action="store_true", help="all graphs, also where they may exhaust the DSP's heap")
-    parser.add_argument("--place", type=Path, help="where bundles are made (default: the system's temporary folder)")
+    parser.add_argument("--optimize", type=int, choices=[1, 2, 3], help="compilation effort (default: 3)")
+    parser.add_argument("--allow-risky", action="store_true", help="make all graphs even if they may exhaust the DSP's heap")
+    parser.add_argument("--place", type=Path, help="where to make bundles (default: the system's temporary folder)")
     parser.add_argument("--configs", type=Path, default=Path(__file__).parent.parent / "configs")
-    parser.add_argument("--list", action="store_true", help="print the jobs and end")
+    parser.add_argument("--list", action="store_true", help="print the jobs and exit")
     options = parser.parse_args()
     options.qhx = options.qhx.resolve()
     jobs = [job for job in JOBS if not options.names or any("/".join(job).startswith(name) for name in options.names)]
@@ -68,7 +68,7 @@ def main():
 
 
 def compile_one(options, job: tuple, place: Path):
-    """Runs `qhx synth` and watches it."""
+    """Runs `qhx synth` and monitors it."""
     model, part, precision, arch = job
     place.mkdir()
     config = json.loads((options.configs / f"{model}.json").read_text())
@@ -95,11 +95,11 @@ def compile_one(options, job: tuple, place: Path):
             status = os.waitstatus_to_exitcode(code)
     process.returncode = status
     result.seconds, result.peak = time.monotonic() - started, usage.ru_maxrss * 1024
-    # A bundle that was not finished stands under a hidden name.
+    # An unfinished bundle has a hidden name.
     result.contexts = [context for folder in sorted(place.glob(f"*bundle*/{arch}*")) for context in contexts(folder, part)]
     if status != 0 and not result.note:
         said = (place / "err").read_text(errors="replace").strip().splitlines()
-        result.note = " ".join(line.strip() for line in said[-4:])[-500:] or f"ended with {status}"
+        result.note = " ".join(line.strip() for line in said[-4:])[-500:] or f"exit status {status}"
     if part == "text":
         result.token = per_token(options, place / "config.json", precision, arch)
     shutil.rmtree(place, ignore_errors=True)
@@ -107,13 +107,13 @@ def compile_one(options, job: tuple, place: Path):
 
 
 def cut(config: dict, part: str) -> dict:
-    """The text alone, or one tower beside as small a text as its output allows."""
+    """The text alone, or one tower with as small a text as its output allows."""
     kept = {f"{tower}_config" for tower in TOWERS if tower == part}
     config = {key: value for key, value in config.items() if not key.endswith(("vision_config", "audio_config")) or key in kept}
     if part == "text":
         return config
     text = config["text_config"]
-    # As many layers as deepstack adds to, and one of each kind.
+    # As many layers as DeepStack adds to, and at least one of each kind.
     layers = max(4, len(config.get("vision_config", {}).get("deepstack_visual_indexes", [])))
     text |= {"num_hidden_layers": layers, "intermediate_size": 64, "num_kv_shared_layers": 0}
     if "layer_types" in text:
@@ -132,13 +132,13 @@ def cut(config: dict, part: str) -> dict:
 
 
 def contexts(folder: Path, part: str) -> list:
-    """Names and sizes of the part's context binaries, in the order in which they were made."""
+    """Names and sizes of the part's context binaries, in the order they were written."""
     files = sorted(folder.glob(f"{part}*.bin"), key=lambda file: file.stat().st_mtime)
     return [(file.stem, file.stat().st_size) for file in files]
 
 
 def per_token(options, config: Path, precision: str, arch: str) -> str:
-    """What the plan says of one decoded token."""
+    """The cost of one decoded token according to the plan."""
     command = [options.qhx, "forge", config, "--plan", "--json", "--precision", precision, "--target", arch, "--context", CONTEXT,
                "--prefill", PREFILL]
     ran = subprocess.run([str(word) for word in command], capture_output=True, text=True)
@@ -149,7 +149,7 @@ def per_token(options, config: Path, precision: str, arch: str) -> str:
 
 
 class Result:
-    """What became of one job."""
+    """The outcome of one job."""
 
     def __init__(self, job: tuple):
         self.job, self.seconds, self.peak, self.contexts, self.token, self.note = job, 0.0, 0, [], "", ""

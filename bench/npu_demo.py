@@ -1,9 +1,9 @@
-"""The demo models on the Hexagon NPU (QNN's emulator on a PC): their answers against those recorded with transformers in f32, token by token.
+"""Runs the demo models on the Hexagon NPU (QNN's emulator on a PC) and compares their answers token by token with those of transformers in f32.
 
 usage: npu_demo.py QHX QNN_DIR [NAME ...] [--arches v79,v81] [--precisions f16,w8] [--cases N]
 
-Of each model's held-out questions (demo/NAME/heldout.json) the first N about a text, a picture and a sound are asked. A token that differs is shown with the
-smallest margin that transformers had in that answer. Needs nothing but Python.
+Asks the first N text, image and audio questions of each model's held-out set (demo/NAME/heldout.json). A differing token is shown with the smallest margin
+that transformers had in that answer. Needs only Python.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("qhx", type=Path)
     parser.add_argument("qnn_dir", type=Path)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(MODELS)}; all where none is given")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(MODELS)}; default: all")
     parser.add_argument("--arches", default="v79,v81")
     parser.add_argument("--precisions", default="f16,w8")
     parser.add_argument("--cases", type=int, default=2, metavar="N", help="of each kind (default 2)")

@@ -1,8 +1,8 @@
-"""A GGUF file of a configuration's shape with random weights, for llama.cpp: to compare speed, not answers.
+"""Writes a GGUF file with random weights in the shape of a configuration, to compare speed (not answers) with llama.cpp.
 
 usage: peer_gguf.py CONFIG.json Q8_0|Q4_0|F16 OUT.gguf      (needs PyPI gguf and numpy)
 
-The text side only. Names and dimensions are llama.cpp's; matrices get the wanted type, vectors, routers and convolutions f32.
+Text program only. Names and dimensions are llama.cpp's; matrices get the requested type, vectors, routers and convolutions f32.
 """
 
 import json
@@ -17,7 +17,7 @@ DEVIATION = 0.02
 
 
 class Model:
-    """What a file will hold: settings go to the writer at once, tensors are kept as (name, shape, type, fill)."""
+    """The contents of a file: settings go straight to the writer, tensors are collected as (name, shape, type, fill)."""
 
     def __init__(self, out: Path, architecture: str, matrix: Type, config: dict):
         self.writer = gguf.GGUFWriter(out, architecture)
@@ -37,7 +37,7 @@ class Model:
         self.vector(f"{name}.bias", length, 0.0)
 
     def common(self):
-        """Settings that all architectures have, and a vocabulary of made-up words."""
+        """Settings common to all architectures, and a vocabulary of made-up words."""
         config, add = self.config, self.writer
         add.add_block_count(config["num_hidden_layers"])
         add.add_context_length(config["max_position_embeddings"])
@@ -80,7 +80,7 @@ class Model:
         self.matrix(f"{layer}ffn_down", hidden, inner)
 
     def write(self):
-        """Everything, matrices as blocks drawn from one long random run."""
+        """Writes everything; matrices are blocks from one long random sequence."""
         for name, shape, type, fill in self.tensors:
             rows, columns = int(numpy.prod(shape[:-1])), shape[-1]
             block, size = gguf.GGML_QUANT_SIZES[type]
@@ -113,13 +113,13 @@ class Model:
 
 
 def random_blocks(type: Type) -> numpy.ndarray:
-    """Some tens of millions of random numbers as rows of stored blocks."""
+    """Tens of millions of random numbers as rows of stored blocks."""
     random, (block, size) = numpy.random.default_rng(1234), gguf.GGML_QUANT_SIZES[type]
     if type in (Type.F32, Type.F16):
         numbers = random.standard_normal(1 << 24, numpy.float32) * DEVIATION
         return numbers.astype(numpy.float16 if type == Type.F16 else numpy.float32).reshape(-1, 1)
     blocks = numpy.frombuffer(random.bytes(size << 20), numpy.uint8).reshape(-1, size).copy()
-    # The first two bytes are the scale; the quants of a type are spread evenly.
+    # The first two bytes are the scale; quants are uniformly distributed.
     largest = {Type.Q8_0: 127, Type.Q4_0: 8}[type]
     blocks[:, :2] = numpy.array([DEVIATION * 3**0.5 / largest], numpy.float16).view(numpy.uint8)
     return blocks
@@ -215,7 +215,7 @@ def gemma4(model: Model):
     add.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
     model.matrix("token_embd", config["vocab_size"], hidden)
     model.matrix("per_layer_token_embd", config["vocab_size"], per_layer * layers)
-    # llama.cpp's own tool leaves this one in f16.
+    # llama.cpp's own converter keeps this one in f16.
     model.matrix("per_layer_model_proj", per_layer * layers, hidden, type=Type.F16)
     model.norm("per_layer_proj_norm", per_layer)
     model.norm("output_norm", hidden)

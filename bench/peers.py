@@ -1,10 +1,10 @@
-"""qhx beside llama.cpp, model by model, in turn in one run: ratios, since the machine's own speed says nothing.
+"""Compares the speed of qhx and llama.cpp model by model, alternating in one run. Gives ratios, since absolute speeds depend on the machine.
 
 usage: peers.py QHX SMOLLM2.gguf [NAME ...] [--rounds N] [--threads N] [--prompt N] [--new N]      (needs PyPI llama-cpp-python and gguf)
 
-SmolLM2 is the same real GGUF file on both sides. The four full-size models have random weights: `qhx synth` of configs/NAME.json for us,
-peer_gguf.py of the same file for llama.cpp. Each pair is made when its turn comes and deleted after it (16 GB of disk for the largest). The
-tables replace those between the marks in docs/benchmarks.md.
+SmolLM2 is the same real GGUF file on both sides. The four full-size models have random weights: `qhx synth` of configs/NAME.json for qhx,
+peer_gguf.py of the same file for llama.cpp. Each pair is made when it is needed and deleted afterwards (16 GB of disk for the largest). The
+table replaces the one between the markers in docs/benchmarks.md.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import peer_gguf
 ROOT = Path(__file__).parent.parent
 MODELS = ["phi-tiny-moe", "qwen3.5-0.8b", "qwen3-vl-2b", "gemma-4-e4b"]
 PRECISIONS = {"w8": "Q8_0", "w4": "Q4_0"}
-# llama.cpp takes hidden size over heads for the size of a head, which PhiMoE's tiny one does not follow: both sides get the nearest shape that does.
+# llama.cpp assumes that the head size is the hidden size divided by the number of heads, which does not hold for Phi-tiny-MoE: both sides get the nearest shape for which it does.
 CHANGES = {"phi-tiny-moe": {"num_attention_heads": 32}}
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 
@@ -30,7 +30,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("qhx", type=Path)
     parser.add_argument("smollm2", type=Path)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"smollm2, {', '.join(MODELS)}; all where none is given")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"smollm2, {', '.join(MODELS)}; default: all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=512)
@@ -70,7 +70,7 @@ def make(options, name: str, precision: str, quants: str, place: Path):
 
 
 class Row:
-    """What was measured on one pair."""
+    """The measurements of one pair."""
 
     def __init__(self, name: str, precision: str, quants: str, options, bundle: Path, peer: Path):
         self.name, self.precision, self.quants = name, precision, quants
@@ -103,7 +103,7 @@ class Row:
         return f"| {self.name} | {self.precision} / {self.quants} | {speeds} | {rest} |"
 
     def routing(self) -> list:
-        """How alive a mixture of experts is."""
+        """How many experts of a mixture were used."""
         if not self.experts:
             return []
         used, of, tokens = self.experts["used"], self.experts["of"], self.experts["tokens"]

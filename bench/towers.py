@@ -1,9 +1,9 @@
-"""Encoding speed of the full-size towers with random weights: qhx beside transformers in f32, on the same threads, in one run.
+"""Compares the encoding speed of qhx and transformers for the full-size towers with random weights, in f32, with the same threads, in one run.
 
 usage: towers.py QHX [--threads N] [--rounds N]      (needs the oracle's Python, see oracle/README.md)
 
-An image of 512x512 through the tower of configs/qwen3-vl-2b.json, and 10 seconds of sound through that of configs/gemma-4-e4b.json. Both sides
-start from a decoded file and end at soft rows; the text side is made tiny, since it takes no part.
+A 512x512 image goes through the tower of configs/qwen3-vl-2b.json, and 10 seconds of audio through that of configs/gemma-4-e4b.json. Both sides
+start from a decoded file and end with soft rows; the text program is tiny, since it takes no part.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SMALL_TEXT = {"num_hidden_layers": 3, "intermediate_size": 64, "layer_types": No
 
 
 def image_tower(config: dict):
-    """A function from an image file to the time that transformers takes for it."""
+    """A function that encodes an image file with transformers and returns the number of soft rows."""
     vision = transformers.AutoConfig.for_model(**config).vision_config
     tower = transformers.models.qwen3_vl.modeling_qwen3_vl.Qwen3VLVisionModel(vision).eval()
     processor = transformers.Qwen2VLImageProcessor(
@@ -41,7 +41,7 @@ def image_tower(config: dict):
 
 
 def audio_tower(config: dict):
-    """The same for a sound."""
+    """The same for an audio file."""
     from transformers.models.gemma4 import modeling_gemma4 as gemma4
     whole = transformers.AutoConfig.for_model(**config)
     tower = gemma4.Gemma4AudioModel(whole.audio_config).eval()
@@ -59,7 +59,7 @@ def audio_tower(config: dict):
 
 
 def qhx_seconds(qhx: Path, bundle: Path, media: list, placeholder: int, rows: int, threads: int) -> float:
-    """What qhx says it took to encode a file."""
+    """The encoding time that qhx reports for a file."""
     ids = ",".join(map(str, [placeholder] * rows + [1]))
     command = [qhx, "generate", bundle, *media, "--ids", ids, "--max-new", "1", "--ignore-eos", "--threads", str(threads), "--json"]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
