@@ -3,7 +3,7 @@
 usage: towers.py QHX [--threads N] [--rounds N]      (needs the oracle's Python, see oracle/README.md)
 
 A 512x512 image goes through the tower of configs/qwen3-vl-2b.json, and 10 seconds of audio through that of configs/gemma-4-e4b.json. Both sides
-start from a decoded file and end with soft rows; the text program is tiny, since it takes no part.
+start from the file, decode it and end with soft rows; the text program is tiny, since it takes no part.
 """
 
 import argparse

@@ -18,7 +18,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 
 
 def write(family: Family, variant: str, seed: int, folder: Path) -> None:
-    """Make `folder` anew with the checkpoint of this family, variant and seed."""
+    """Recreate `folder` with the checkpoint of this family, variant and seed."""
     if variant not in family.variants:
         raise SystemExit(f"unknown variant {variant!r}; this family has: {', '.join(family.variants)}")
     if folder.exists() and any(folder.iterdir()):
@@ -36,7 +36,7 @@ def write(family: Family, variant: str, seed: int, folder: Path) -> None:
 
 
 def load(family: Family, folder: Path) -> torch.nn.Module:
-    """The model as transformers reads it from the finished folder; refuses tensors that it would have to invent."""
+    """The model as transformers reads it from the finished folder; fails if a tensor is missing and would be initialised at random."""
     model_class = getattr(transformers, family.model_class)
     model, report = model_class.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, **family.load_options

@@ -28,7 +28,7 @@ def mix_number(z):
 
 
 def signed(z):
-    """The two's complement reading of 64 bits: torch has wrapping arithmetic on signed integers only."""
+    """64 bits as a two's complement number: torch has wrapping arithmetic only for signed integers."""
     return z - (1 << 64) if z >> 63 else z
 
 
@@ -57,7 +57,7 @@ def fill(tensor, name, seed, offset, factor, chunk=1 << 26):
 
 
 def fill_tensor(tensor, name, seed, zero_centred):
-    """By shape and name, as synth.rs says. A convolution's `[channels, 1, kernel]` has rows of `kernel` numbers."""
+    """By shape and name, as in synth.rs. A convolution's `[channels, 1, kernel]` has rows of `kernel` numbers."""
     if tensor.dim() >= 2:
         offset, factor = 0.0, math.sqrt(3.0 / tensor.shape[-1])
     elif zero_centred(name):
@@ -75,7 +75,7 @@ def is_norm(name):
 
 
 def fill_model(model, model_type, seed):
-    """All parameters of the text side, under their names in the checkpoint."""
+    """All parameters of the text model, under their names in the checkpoint."""
 
     def zero_centred(name):
         return model_type == "qwen3_5" and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
@@ -99,7 +99,7 @@ def fill_model(model, model_type, seed):
 
 
 def build(config, device):
-    """An uninitialised model of the configuration, without towers other than the text."""
+    """An uninitialised model of the configuration, text only."""
     raw = json.loads(config.read_text())
     model_type = raw.pop("model_type")
     text = transformers.AutoConfig.for_model(model_type, **raw)
@@ -159,7 +159,7 @@ def main():
         vocabulary = model.config.get_text_config().vocab_size
         cases = []
         for length in PROMPT_LENGTHS:
-            # Any ids will do; of a few prompts the one whose choices are clearest, so that rounding cannot turn one.
+            # Any ids will do; take the prompt with the largest margins of a few, so that rounding cannot flip a token.
             tried = (greedy(model, prompt(length, variant, vocabulary), options.new) for variant in range(PROMPTS_TRIED))
             cases.append(max(tried, key=smallest_margin))
         result = {"config": config.name, "seed": options.seed, "transformers": transformers.__version__, "cases": cases}

@@ -1,4 +1,4 @@
-"""Images and sounds for Gemma 4."""
+"""Images and audio for Gemma 4."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from transformers.models.gemma4 import image_processing_gemma4
 from media import Media, Tower, hooked, image, sound, to_levels
 
 BUDGET = 8
-"""Soft rows of an image at most: the published budgets (70 and more) would make the fixture too large."""
+"""Maximum number of soft rows per image: the published budgets (70 and more) would make the fixture too large."""
 
 
 def load(folder: Path) -> transformers.Gemma4Processor:
@@ -33,7 +33,7 @@ def load(folder: Path) -> transformers.Gemma4Processor:
 
 
 def files(config: dict) -> dict[str, dict]:
-    """`processor_config.json` with a section for each part, as published; or all in `preprocessor_config.json`, where the text is in the newer style."""
+    """`processor_config.json` with a section for each part, as published; or everything in `preprocessor_config.json` if the text configuration is in the newer style."""
     vision = config["vision_config"]
     parts = {
         "feature_extractor": {
@@ -112,7 +112,7 @@ def see(processor, model, picture) -> Tower:
 
 
 def block_order(rows: torch.Tensor, columns: torch.Tensor, side: int) -> torch.Tensor:
-    """Patches block by block, so that pooling takes neighbours: block rows, block columns, rows in the block, columns in the block."""
+    """Patches block by block, so that pooling combines neighbours: block rows, block columns, rows in the block, columns in the block."""
     keys = zip((rows // side).tolist(), (columns // side).tolist(), rows.tolist(), columns.tolist())
     return torch.tensor([index for _, index in sorted((key, index) for index, key in enumerate(keys))])
 
@@ -133,7 +133,7 @@ def hear(processor, model, samples: numpy.ndarray) -> Tower:
 
 
 def expand(template: list[int], images: list[int], sounds: list[int], config: dict) -> list[int]:
-    """The processor puts tokens around an image or a sound and repeats its placeholder."""
+    """The processor puts tokens around an image or audio clip and repeats its placeholder."""
     rows = {"image": iter(images), "audio": iter(sounds)}
     around = {"image": ("boi_token_id", "eoi_token_id"), "audio": ("boa_token_id", "eoa_token_id")}
     ids = []

@@ -12,7 +12,7 @@ import sys
 import gguf
 import numpy as np
 
-# Format -> where in a block its f16 scales stand. These get sane numbers; all other bytes are random.
+# Format -> offsets of the f16 scales in a block. These get sane values; all other bytes are random.
 FORMATS = {
     "Q8_0": [0],
     "Q4_0": [0],

@@ -1,10 +1,10 @@
-"""Records what transformers computes with weights that are rounded to int8: the oracle of `--precision w8`.
+"""Records what transformers computes with weights rounded to int8: the oracle for `--precision w8`.
 
-    python oracle/int8.py                 fixtures/FAMILY/int8.json and int8.safetensors, for the checkpoints that are there
+    python oracle/int8.py                 fixtures/FAMILY/int8.json and int8.safetensors, for the existing checkpoints
 
-Matrices and tables of the text are replaced by the nearest int8 numbers times a scale for each row, as a bundle stores them; everything is computed in f32. With random
-weights that rounding alone turns many tokens over. Prompts are therefore chosen, by transformers alone, so that it turns none: a device with such weights must then give
-the tokens of the plain checkpoint, and its logits can be held to those of the rounded one.
+The matrices and tables of the text are replaced by the nearest int8 numbers times a scale per row, as a bundle stores them; everything is computed in f32. With
+random weights that rounding alone flips many tokens. Prompts are therefore chosen, by transformers alone, so that it flips none: a device with such weights must then
+give the tokens of the original checkpoint, and its logits can be compared with those of the rounded one.
 """
 
 import copy
@@ -28,12 +28,12 @@ import record
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 NEW_TOKENS = {"phimoe": 8, "qwen3_5": 16, "gemma4": 16, "qwen3_vl": 16}
-"""By family; the longer a text, the more often an expert is chosen by a hair."""
+"""By family; the longer a text, the more likely an expert is chosen by a tiny margin."""
 LENGTHS = [5, 17, 33]
 MARGIN, DECISION = 0.15, 0.006
-"""By which the best token leads, and an expert: 16-bit floats do not turn that over."""
+"""The least margin of the best token, and of an expert: 16-bit floats cannot flip either."""
 PLAIN = r"norm|conv1d|router|block_sparse_moe\.gate|visual|vision|audio"
-"""Names of what a bundle does not round, and of the towers, which see nothing here."""
+"""Names of what a bundle does not round, and of the towers, which get no input here."""
 
 
 def main() -> None:

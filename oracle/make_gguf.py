@@ -67,7 +67,7 @@ def add_dimensions(writer: gguf.GGUFWriter, config: dict) -> None:
 
 
 def add_tensors(writer: gguf.GGUFWriter, checkpoint: Path, config: dict, tensor_type: Type) -> None:
-    """Matrices in the wanted type where their rows allow it, norms always in f32."""
+    """Matrices in the requested type if their row length allows it, norms always in f32."""
     names = gguf.get_tensor_name_map(ARCHITECTURES[config["model_type"]], config["num_hidden_layers"])
     factors = llama3_factors(config)
     if factors is not None:
@@ -100,7 +100,7 @@ def interleave_halves(values: numpy.ndarray, heads: int) -> numpy.ndarray:
 
 
 def llama3_factors(config: dict) -> numpy.ndarray | None:
-    """The divisors of the rotary frequencies under Llama 3's scaling, or nothing without it."""
+    """The divisors of the rotary frequencies under Llama 3's scaling, or None without it."""
     scaling = rope(config)
     if scaling["rope_type"] != "llama3":
         return None
@@ -113,7 +113,7 @@ def llama3_factors(config: dict) -> numpy.ndarray | None:
 
 
 def add_vocabulary(writer: gguf.GGUFWriter, checkpoint: Path, config: dict) -> None:
-    """Tokens up to the model's vocabulary, with fillers where the tokenizer ends; special ids; the chat template."""
+    """Tokens up to the model's vocabulary size, padded with fillers; special ids; the chat template."""
     described = read_json(checkpoint / "tokenizer.json")
     settings = read_json(checkpoint / "tokenizer_config.json")
     added = {token["id"]: token for token in described["added_tokens"]}
@@ -158,7 +158,7 @@ def token_type(index: int, texts: dict[int, str], added: dict[int, dict]) -> Tok
 
 
 def sentencepiece_scores(types: list[TokenType]) -> list[float]:
-    """SentencePiece gives BPE pieces minus their rank, and everything else nothing; fillers are never worth choosing."""
+    """SentencePiece scores BPE pieces by their negative rank and everything else by 0; fillers score too low to be chosen."""
     scores, rank = [], 0
     for token_kind in types:
         if token_kind == TokenType.NORMAL:
@@ -170,7 +170,7 @@ def sentencepiece_scores(types: list[TokenType]) -> list[float]:
 
 
 def rope(config: dict) -> dict:
-    """The rotary settings in either style of configuration, as one."""
+    """The rotary settings from either style of configuration, merged."""
     published = {"rope_theta": config.get("rope_theta"), "rope_type": "default"} | (config.get("rope_scaling") or {})
     return config.get("rope_parameters") or published
 

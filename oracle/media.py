@@ -1,4 +1,4 @@
-"""Media cases of a fixture: procedural images and sounds, what the towers make of them, and whole prompts with them."""
+"""Media cases of a fixture: procedural images and audio, the towers' results, and whole prompts with media."""
 
 import json
 import math
@@ -24,12 +24,12 @@ TAPPED = "two_images"
 STEP_LOGITS = ["image", "two_images", "sound", "image_and_sound"]
 LOOSE_TOLERANCE = 4e-3
 STEPS = 12
-"""Of how many tokens the logits are kept."""
+"""The number of tokens whose logits are kept."""
 
 
 @dataclass
 class Tower:
-    """What a tower of transformers does with one image or sound, in the order of rows that qhx uses."""
+    """What a tower of transformers computes for one image or audio clip, in the row order that qhx uses."""
 
     inputs: dict[str, torch.Tensor]
     """Program inputs by name; `levels` stands for patches before scaling."""
@@ -37,12 +37,12 @@ class Tower:
     deepstack: list[torch.Tensor] = field(default_factory=list)
     taps: dict[str, torch.Tensor] = field(default_factory=dict)
     about: dict = field(default_factory=dict)
-    """What `media.json` says of it: sizes and counts."""
+    """Its entry in `media.json`: sizes and counts."""
 
 
 @dataclass(frozen=True)
 class Media:
-    """What is particular to the media of a family."""
+    """What is specific to the media of a family."""
 
     files: Callable[[dict], dict[str, dict]]
     """The JSON files of its processor, given `config.json`."""
@@ -109,7 +109,7 @@ def record_media(family: Family, name: str, seed: int, model: torch.nn.Module, f
 
 
 def find_seen(family: Family, models: list[torch.nn.Module], name: str, propose) -> Answer:
-    """A prompt whose answer is healthy; towers that make much of rounding errors are allowed more of them."""
+    """A prompt with a healthy answer; towers that amplify rounding errors get a larger tolerance."""
     try:
         return record.find_healthy(family, models, name, Seen(models[0], record.ROUNDING_TOLERANCE, 40), propose)
     except SystemExit:
@@ -118,7 +118,7 @@ def find_seen(family: Family, models: list[torch.nn.Module], name: str, propose)
 
 @dataclass
 class Seen(Health):
-    """Also asks that the media matter: without what they show, the answer is another."""
+    """Also requires that the media matter: with blank media the answer must differ."""
 
     def __init__(self, model: torch.nn.Module, rounding: float, attempts: int):
         super().__init__(rounding=rounding, attempts=attempts)
@@ -177,7 +177,7 @@ class Prompts:
 
 @torch.no_grad()
 def positions(model: torch.nn.Module, answer: Answer) -> list[list[int]] | None:
-    """Time, height and width positions of a prompt's rows, where the model has three."""
+    """Time, height and width positions of a prompt's rows, if the model has all three."""
     kept = []
     hook = model.model.language_model.rotary_emb.register_forward_pre_hook(
         lambda module, args, options: kept.append(args[1] if len(args) > 1 else options["position_ids"]), with_kwargs=True)
@@ -205,7 +205,7 @@ def residual_streams(model: torch.nn.Module, answer: Answer) -> dict[str, torch.
 
 
 def write_json(name: str, seed: int, about: dict, answers: dict[str, Answer], folder: Path) -> None:
-    """One line per image, sound and prompt."""
+    """One line per image, audio clip and prompt."""
     def lines(entries: list[dict]) -> str:
         return "[\n" + ",\n".join("    " + json.dumps(entry, ensure_ascii=False) for entry in entries) + "\n  ]" if entries else "[]"
 
@@ -223,7 +223,7 @@ def write_json(name: str, seed: int, about: dict, answers: dict[str, Answer], fo
 
 
 def pictures(seed: int) -> dict[str, numpy.ndarray]:
-    """Small pictures of different shapes: one that only changes its size a little, one to be enlarged, one to be shrunk."""
+    """Small images of different shapes: one that barely changes size, one to enlarge, one to shrink."""
     def draw(name: str, height: int, width: int) -> numpy.ndarray:
         noise = weights.generator(seed, f"picture/{name}")
         y, x = numpy.mgrid[0:height, 0:width]
@@ -268,7 +268,7 @@ def keep_sound(folder: Path, stem: str, samples: numpy.ndarray) -> tuple[str, nu
 
 
 def to_levels(pixels: torch.Tensor, scale: float, offset: float) -> torch.Tensor:
-    """The 8-bit levels behind scaled pixels: `pixels = levels · scale + offset`."""
+    """The 8-bit levels from which scaled pixels were computed: `pixels = levels · scale + offset`."""
     levels = ((pixels - offset) / scale).round()
     assert (levels * scale + offset - pixels).abs().max() < 1e-6 and levels.min() >= 0 and levels.max() <= 255
     return levels.to(torch.uint8)

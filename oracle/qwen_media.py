@@ -7,7 +7,7 @@ from media import Media, Tower, hooked, image, to_levels
 
 
 def files(config: dict) -> dict[str, dict]:
-    """`preprocessor_config.json` as published, with bounds for small pictures; untied models have the bounds in the older style."""
+    """`preprocessor_config.json` as published, with bounds for small images; untied models have the bounds in the older style."""
     vision = config["vision_config"]
     side = vision["patch_size"] * vision["spatial_merge_size"]
     bounds = {"max_pixels": 16 * side**2, "min_pixels": 3 * side**2}
@@ -56,7 +56,7 @@ def run(processor, model, picture) -> Tower:
 
 
 def expand(template: list[int], images: list[int], sounds: list[int], config: dict) -> list[int]:
-    """The template writes the tokens around an image; its one placeholder is repeated."""
+    """The template writes the tokens around an image; its single placeholder is repeated."""
     rows = iter(images)
     return [token for id in template for token in ([id] * next(rows) if id == config["image_token_id"] else [id])]
 

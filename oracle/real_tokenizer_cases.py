@@ -70,7 +70,7 @@ def main():
         }
         for t in texts
     ]
-    # Ids as a model may choose them: at random, bytes of no character among them, and texts that begin in the middle.
+    # Ids as a model may choose them: at random, including bytes that form no character, and texts that start in the middle.
     size = tokenizer.get_vocab_size()
     sequences = [[rng.randrange(size) for _ in range(rng.randint(1, 40))] for _ in range(count // 4)]
     if tokenizer.token_to_id("<0x00>") is not None:

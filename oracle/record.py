@@ -35,7 +35,7 @@ class Answer:
     text: str | None = None
     messages: list[dict] | None = None
     inputs: dict = field(default_factory=dict)
-    """What the model takes besides ids: media, and the kind of each token of the prompt."""
+    """What the model takes besides ids: media, and the type of each prompt token."""
     extra: dict = field(default_factory=dict)
     positions: list | None = None
 
@@ -47,7 +47,7 @@ class Answer:
 
 @dataclass
 class Health:
-    """What an answer must be like to be worth comparing with: clear choices, and not always the same token."""
+    """What makes an answer worth comparing with: clear choices, and not always the same token."""
 
     new_tokens: int = NEW_TOKENS
     margin: float = 0.03
@@ -85,7 +85,7 @@ def record(family: Family, name: str, seed: int, model: torch.nn.Module, tokeniz
 
 
 def find_healthy(family: Family, models: list[torch.nn.Module], name: str, health: Health, propose) -> Answer:
-    """The first prompt among those that `propose(attempt)` gives whose answer is healthy and robust."""
+    """The first prompt from `propose(attempt)` whose answer is healthy and robust."""
     for attempt in range(health.attempts):
         answer = propose(attempt)
         generate(models[0], answer, health)
@@ -118,7 +118,7 @@ class ThinMargin(StoppingCriteria):
 
 
 def is_robust(family: Family, models: list[torch.nn.Module], answer: Answer, rounding: float) -> bool:
-    """Whether another implementation can be expected to agree: hard choices are clear, and rounding hardly shows.
+    """Whether another implementation can be expected to agree: hard choices are clear, and rounding has little effect.
 
     The cached path is not trusted blindly either: plain passes over prompt and answer must choose the same tokens.
     """
@@ -134,7 +134,7 @@ def is_robust(family: Family, models: list[torch.nn.Module], answer: Answer, rou
 
 @torch.no_grad()
 def plain_logits(family: Family, model: torch.nn.Module, answer: Answer) -> tuple[torch.Tensor, float]:
-    """The logits behind an answer, computed without a cache, and the closest of the hard choices inside the model."""
+    """The logits behind an answer, computed without a cache, and the smallest margin of the hard decisions inside the model."""
     everything = answer.ids + answer.greedy[:-1]
     rows, margin = [], float("inf")
     for length in pass_lengths(model.config.get_text_config(), len(everything)):
@@ -147,13 +147,13 @@ def plain_logits(family: Family, model: torch.nn.Module, answer: Answer) -> tupl
 
 
 def kinds_of(kinds: torch.Tensor, length: int) -> torch.Tensor:
-    """The kinds of all tokens, given those of the prompt: what is generated is text."""
+    """The types of all tokens, given those of the prompt: generated tokens are text."""
     return torch.nn.functional.pad(kinds, (0, length - kinds.shape[1]))
 
 
 @torch.no_grad()
 def nudged(model: torch.nn.Module) -> torch.nn.Module:
-    """The same model with each weight moved by about one rounding error: shows how much rounding matters to an answer."""
+    """The same model with each weight perturbed by about one rounding error: shows how sensitive an answer is to rounding."""
     other = copy.deepcopy(model)
     for name, weight in other.named_parameters():
         steps = weights.generator(0, f"nudge/{name}").standard_normal(tuple(weight.shape))
@@ -162,7 +162,7 @@ def nudged(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def pass_lengths(config, length: int) -> list[int]:
-    """One pass does, unless positions are scaled by the length reached: then the rows up to the switch need their own."""
+    """One pass is enough unless positions are scaled by the length reached; then the rows up to the switch need their own pass."""
     rope = config.rope_parameters
     if rope.get("rope_type") != "longrope" or length <= rope["original_max_position_embeddings"]:
         return [length]

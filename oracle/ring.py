@@ -1,9 +1,9 @@
-"""Records what transformers computes where attention sees the latest rows only: the oracle of sessions that are longer than their context.
+"""Records what transformers computes if attention sees only the latest rows: the oracle for sessions longer than their context.
 
-    python oracle/ring.py                 fixtures/FAMILY/ring.json, for the checkpoints that are there
+    python oracle/ring.py                 fixtures/FAMILY/ring.json, for the existing checkpoints
 
-A session with rings goes on past its context, and each row then sees as many rows as the context has, itself included. Here every attention of the text gets that
-mask on top of its own; positions count on. The answers are computed without a cache, which such a mask would not fit.
+With `--kv ring` a session continues past its context, and each row then sees as many rows as the context has, itself included. Here every attention of the text gets
+that mask on top of its own; positions keep counting. The answers are computed without a cache, which would not fit such a mask.
 """
 
 import json
@@ -30,7 +30,7 @@ WINDOW = 24
 LENGTH = 70
 NEW_TOKENS = 8
 MARGIN = 0.15
-"""By which the best token leads: 16-bit floats do not turn that over."""
+"""The least margin of the best token: 16-bit floats cannot flip it."""
 
 
 def main() -> None:
@@ -67,7 +67,7 @@ def write(family: families.Family, name: str, folder: Path) -> None:
             continue
         text.ring_window = WINDOW + 1
         wider, _ = greedy(model, ids)
-        # A family whose own window is narrower answers as it always does; with the others all rows, and one row more, must make a difference.
+        # A family with a narrower window of its own answers as always; for the others, seeing all rows or one more row must make a difference.
         if len(set(answer)) > NEW_TOKENS // 2 and (is_narrower(text) or answer[:4] != whole[:4] and answer != wider):
             break
     else:
@@ -79,14 +79,14 @@ def write(family: families.Family, name: str, folder: Path) -> None:
 
 
 def is_narrower(text) -> bool:
-    """Whether all layers have a window of their own within the ring's."""
+    """Whether all layers have their own window within the ring's."""
     own = getattr(text, "sliding_window", None)
     return own is not None and own <= WINDOW and not hasattr(text, "layer_types")
 
 
 @torch.no_grad()
 def greedy(model: torch.nn.Module, ids: list[int]) -> tuple[list[int], float]:
-    """The answer, and the least distance between the two best tokens."""
+    """The answer, and the smallest margin between the two best tokens."""
     answer, margin = [], float("inf")
     for _ in range(NEW_TOKENS):
         logits = model(input_ids=torch.tensor([ids + answer]), use_cache=False).logits[0, -1]

@@ -1,4 +1,4 @@
-"""Texts, id sequences and chats with what the tokenizer and the chat template make of them."""
+"""Texts, id sequences and chats, with the results of the tokenizer and the chat template."""
 
 import json
 from pathlib import Path
@@ -77,7 +77,7 @@ def write(tokenizer, seed: int, folder: Path) -> None:
 
 
 def text_case(plain: Tokenizer, literal: Tokenizer, text: str) -> dict:
-    """`ids_literal` is given where it differs from `ids`: the text's special tokens taken as ordinary characters."""
+    """`ids_literal` is present if it differs from `ids`: the text's special tokens treated as ordinary characters."""
     ids = plain.encode(text, add_special_tokens=False).ids
     case = {"text": text, "ids": ids, "ids_with_special": plain.encode(text, add_special_tokens=True).ids}
     unparsed = literal.encode(text, add_special_tokens=False).ids
@@ -97,7 +97,7 @@ def decoded(plain: Tokenizer, ids: list[int]) -> dict:
 
 
 def chat_case(plain: Tokenizer, tokenizer, name: str, messages: list[dict], prompt: bool, options: dict) -> dict:
-    """`error` instead of `text` where the template refuses the conversation."""
+    """`error` instead of `text` if the template refuses the conversation."""
     case = {"name": name, "messages": messages, "add_generation_prompt": prompt} | options
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt, **options)

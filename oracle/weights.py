@@ -1,4 +1,4 @@
-"""Seeded weights: every tensor is drawn by itself from (seed, name), so that the order of tensors does not matter."""
+"""Seeded weights: every tensor is drawn independently from (seed, name), so that the order of tensors does not matter."""
 
 import hashlib
 import math
@@ -18,8 +18,8 @@ RULES = [
 ]
 """(pattern, mean, deviation), the first match counts. A deviation "fan" or "fan*2.5" is that many times 1/sqrt(inputs).
 
-Embeddings are small beside what the layers add, attention is sharp, and the last norm is large: so the next token depends on
-the whole context instead of repeating the last one, and the best token stands out.
+Embeddings are small compared with what the layers add, attention is sharp, and the last norm is large, so that the next token
+depends on the whole context instead of repeating the last one, and the best token stands out.
 """
 
 

@@ -1,4 +1,4 @@
-"""What is particular to each model family: its configuration as published, its vocabulary style, how its weights are drawn."""
+"""What is specific to each model family: its published configuration, its vocabulary style, how its weights are drawn."""
 
 import importlib
 from collections.abc import Callable
@@ -9,10 +9,10 @@ NAMES = ["qwen3_vl", "qwen3", "llama", "phimoe", "qwen3_5", "gemma4"]
 
 @dataclass(frozen=True)
 class Family:
-    """One family; the variants of a family differ in dimensions and options only."""
+    """One family; its variants differ only in dimensions and options."""
 
     model_class: str
-    """The class of transformers that computes the truth."""
+    """The transformers class that computes the expected results."""
     pipeline: str
     """Which of `vocabulary.PIPELINES` its tokenizer uses."""
     template: str
@@ -26,7 +26,7 @@ class Family:
     variants: dict[str, Callable[["Vocabulary"], dict]]
     """Variant name to its `config.json`, given the vocabulary."""
     merges: dict[str, int] = field(default_factory=dict)
-    """Merges of the tokenizer by variant; 90 unless said."""
+    """Number of tokenizer merges by variant; 90 by default."""
     rules: list[tuple[str, float, float | str]] = field(default_factory=list)
     """How to draw tensors whose name matches: (pattern, mean, deviation); see `weights.draw`."""
     extra_tensors: Callable[[dict], dict[str, tuple[int, ...]]] | None = None
@@ -36,7 +36,7 @@ class Family:
     shard_bytes: int | None = None
     """Split the weights into files of at most this size."""
     attention_residual: str = "post_attention_layernorm"
-    """The norm whose input is the residual stream after the attention (or its substitute)."""
+    """The norm whose input is the residual stream after attention (or what replaces it)."""
     feed_forward_stage: str = "ffn"
     """Name of the second stage of a layer."""
     load_options: dict = field(default_factory=dict)
@@ -44,11 +44,11 @@ class Family:
     forward_options: dict = field(default_factory=dict)
     """Arguments that make a forward pass return what `decision_margin` looks at."""
     decision_margin: Callable[[object, object], float] | None = None
-    """Given the outputs of a pass and the configuration: how far its closest hard choice is from the other outcome."""
+    """Given the outputs of a pass and the configuration: the smallest margin of any hard decision inside the model."""
     quiet: list[str] = field(default_factory=list)
     """Placeholder tokens that must not be generated: their output rows are drawn small."""
     media_module: str | None = None
-    """The module whose `MEDIA` says how images and sounds are recorded; see `media.py`."""
+    """The module whose `MEDIA` says how images and audio are recorded; see `media.py`."""
 
     @property
     def media(self):

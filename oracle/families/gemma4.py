@@ -1,4 +1,4 @@
-"""Gemma 4 of the E kind: per-layer embeddings, shared keys and values, two head sizes, windows, softcap, both towers in the file."""
+"""Gemma 4, E variant: per-layer embeddings, shared keys and values, two head sizes, windows, softcap, both towers in the checkpoint."""
 
 from families import Family, Vocabulary
 
@@ -47,7 +47,7 @@ def config(vocab: Vocabulary, *, size: int, hidden: int, ffn: int, layers: list[
         "vocab_size": size,
         "vocab_size_per_layer_input": size,
     }
-    if modern:  # transformers 5 writes exceptions layer by layer
+    if modern:  # transformers 5 writes exceptions per layer
         digits = len(str(len(layers) - 1))
         text["per_layer_config"] = {
             str(index).zfill(digits): {"head_dim": full_head_dim} for index, kind in enumerate(layers) if kind == F}
@@ -114,7 +114,7 @@ def config(vocab: Vocabulary, *, size: int, hidden: int, ffn: int, layers: list[
 
 
 def stray_tensors(published: dict) -> dict[str, tuple[int, ...]]:
-    """Keys and values of layers that borrow them: published files have them, and nothing may use them."""
+    """Keys and values of layers that share those of another layer: published files have them, and nothing may use them."""
     text = published["text_config"]
     tensors = {}
     for index, kind in enumerate(text["layer_types"]):

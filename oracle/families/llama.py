@@ -1,4 +1,4 @@
-"""Llama: the plain decoder. Variant `other` adds the frequency scaling of Llama 3 and a head size of its own."""
+"""Llama: the plain decoder. Variant `other` adds the frequency scaling of Llama 3 and an explicit head size."""
 
 from families import Family, Vocabulary
 

@@ -1,4 +1,4 @@
-"""PhiMoE: LayerNorm, biases everywhere, a head size of its own, two experts by sparsemixer. `longrope` is the long-context form."""
+"""PhiMoE: LayerNorm, biases everywhere, an explicit head size, two experts chosen by sparsemixer. `longrope` is the long-context form."""
 
 import torch
 
@@ -44,7 +44,7 @@ def config(vocab: Vocabulary, *, size: int, hidden: int, ffn: int, layers: int, 
 
 
 def longrope(head_dim: int) -> dict:
-    """Factors that grow along the head, and scales that differ, so that each of them is visible in the results."""
+    """Factors that grow along the head, and different scales, so that each of them affects the results."""
     half = head_dim // 2
     return {
         "long_factor": [round(1.0 + 0.9 * index, 2) for index in range(half)],
@@ -57,7 +57,7 @@ def longrope(head_dim: int) -> dict:
 
 
 def routing_margin(outputs, model_config) -> float:
-    """How far the closest routing decision of a pass is from turning out otherwise: an expert's rank, or its place in the band."""
+    """The smallest margin of any routing decision of a pass: an expert's rank, or its place in the band."""
     closest = float("inf")
     for scores in outputs.router_logits:
         ranked = scores.sort(dim=-1, descending=True).values

@@ -1,4 +1,4 @@
-"""Qwen3.5: gated delta nets with a gated softmax attention every few layers, zero-centred norms; `mtp.*` tensors in the file."""
+"""Qwen3.5: gated delta nets with a gated softmax attention every few layers, zero-centred norms; `mtp.*` tensors in the checkpoint."""
 
 from families import Family, Vocabulary
 

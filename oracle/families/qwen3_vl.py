@@ -1,4 +1,4 @@
-"""Qwen3-VL: the Qwen3 text tower with interleaved M-RoPE, tied head, and a small vision tower in the file."""
+"""Qwen3-VL: the Qwen3 text model with interleaved M-RoPE, tied head, and a small vision tower."""
 
 from families import Family, Vocabulary
 
