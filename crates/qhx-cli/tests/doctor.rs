@@ -126,6 +126,6 @@ mod contexts {
         fs::write(&file, &binary[..binary.len() / 2]).unwrap();
         let report = doctor(&[file.as_ref()], libraries, 1);
         let npu = device(&report, "npu");
-        assert!(npu["findings"].to_string().contains("no whole context binary"), "{npu}");
+        assert!(npu["findings"].to_string().contains("not a complete context binary"), "{npu}");
     }
 }

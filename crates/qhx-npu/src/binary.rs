@@ -1,7 +1,7 @@
-//! Context binaries: what their metadata says, and whether one may be loaded here.
+//! Context binaries: their metadata, and whether one may be loaded here.
 //!
-//! The library has no checksum, does not compare processors and dies of some files: everything that can be known beforehand is checked here.
-#![allow(unsafe_code)] // Reads structs that the system library hands out.
+//! The library has no checksum, does not compare processors and crashes on some files, so everything that can be known beforehand is checked here.
+#![allow(unsafe_code)] // Reads structs that the system library returns.
 
 use crate::{
     device::Arch,
@@ -17,92 +17,92 @@ use std::{fs::File, io, path::Path, ptr};
 /// More graphs, tensors or axes than any real binary has: a sign that the metadata is damaged.
 const MOST: u32 = 65_536;
 const MOST_AXES: u32 = 8;
-/// The layout of the metadata that we know.
+/// The supported version of the metadata layout.
 const INFO_VERSION: u32 = 3;
 
-/// What a context binary says of itself.
+/// The metadata of a context binary.
 #[derive(Clone, Debug)]
 pub struct Metadata {
     /// The QAIRT release that made it.
     pub build: Build,
     /// The version of QNN's interface it was made with.
     pub core_version: (u32, u32, u32),
-    /// The generation of the processor it was made for (79, 81 …).
+    /// The processor generation it was compiled for (79, 81 …).
     pub arch: u32,
-    /// The chip it was made for, by QNN's number.
+    /// The chip it was compiled for, as QNN's SoC model number.
     pub soc_model: u32,
     /// Its graphs.
     pub graphs: Vec<GraphInfo>,
-    /// Whether its graphs share one set of weights: such a binary is for phones, the emulator dies of it.
+    /// Whether its graphs share one set of weights: such a binary is for phones and crashes the emulator.
     pub shared_weights: bool,
 }
 
-/// What a context binary says of a graph.
+/// A graph in the metadata of a context binary.
 #[derive(Clone, Debug)]
 pub struct GraphInfo {
     /// Its name.
     pub name: String,
-    /// What it reads.
+    /// Inputs.
     pub inputs: Vec<TensorInfo>,
-    /// What it makes.
+    /// Outputs.
     pub outputs: Vec<TensorInfo>,
-    /// How it was compiled, where the binary tells.
+    /// How it was compiled, where the binary records it.
     pub compiled: Option<Compiled>,
 }
 
 /// How a graph was compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compiled {
-    /// Fast memory that it uses.
+    /// Fast memory (VTCM) that it uses.
     pub vtcm_bytes: u32,
     /// Optimisation level, 1 to 3.
     pub optimization: u32,
-    /// Whether activations are compressed on their way to memory.
+    /// Whether activations are compressed when written to memory (DLBC).
     pub dlbc: bool,
-    /// Vector threads.
+    /// HVX (vector) threads.
     pub hvx_threads: u64,
-    /// Memory for what does not fit into the fast memory.
+    /// Spill memory for what does not fit into VTCM.
     pub spill_fill_bytes: u64,
 }
 
-/// What a context binary says of an input or output.
+/// An input or output in the metadata of a context binary.
 #[derive(Clone, Debug)]
 pub struct TensorInfo {
     /// Its name.
     pub name: String,
-    /// The library's number for it.
+    /// The library's id for it.
     pub id: u32,
-    /// QNN's number for its type.
+    /// QNN's code of its data type.
     pub type_code: u32,
-    /// The type, if it is one of ours.
+    /// The data type, if qhx supports it.
     pub dtype: Option<DataType>,
     /// Shape.
     pub dims: Vec<u32>,
-    /// Its only scale, if it has one.
+    /// Its scale, if it has exactly one.
     pub scale: Option<f32>,
 }
 
-/// What is known of a context binary before it is opened; what is not known is not checked.
+/// What a context binary must be; fields that are absent are not checked.
 #[derive(Clone, Debug, Default)]
 pub struct Expected {
     /// The file's name, for messages.
     pub name: String,
     /// Its size.
     pub bytes: Option<u64>,
-    /// Its sum.
+    /// Its SHA-256.
     pub sha256: Option<[u8; 32]>,
-    /// Graphs and tensors that it must have; it may have more graphs.
+    /// Graphs and tensors that it must contain; it may contain further graphs.
     pub graphs: Vec<ExpectedGraph>,
 }
 
-/// A graph that a context binary must have.
+/// A graph that a context binary must contain.
 #[derive(Clone, Debug, Default)]
 pub struct ExpectedGraph {
     /// Its name.
     pub name: String,
-    /// All that it reads.
+    /// All inputs.
     pub inputs: Vec<ExpectedTensor>,
-    /// All that it makes.
+    /// All outputs.
     pub outputs: Vec<ExpectedTensor>,
 }
 
@@ -118,16 +118,17 @@ pub struct ExpectedTensor {
 }
 
 impl Library {
-    /// What a file with a context binary says of itself, once it has been found to be the one that is expected.
+    /// Reads the metadata of a context binary file, once it has been found to be the expected one.
     pub fn inspect_file(&self, file: &Path, expected: &Expected) -> Result<Metadata> {
         let expected = expected.named(file);
         expected.check_file(self, &map(file, &expected.name)?)
     }
 
-    /// What a context binary says of itself. Needs no device.
+    /// Reads the metadata of a context binary. Needs no device.
     pub fn inspect(&self, name: &str, binary: &[u8]) -> Result<Metadata> {
         let table = &self.system()?.interface.table;
-        let damaged = |reason: &str| Error::Binary { name: name.into(), reason: format!("{reason}: copy it again or forge it anew") };
+        let damaged =
+            |reason: &str| Error::Binary { name: name.into(), reason: format!("{reason}: copy it again, or forge the bundle again") };
         if binary.is_empty() {
             return Err(damaged("it is empty"));
         }
@@ -142,7 +143,7 @@ impl Library {
             get(reader.handle, binary.as_ptr().cast(), binary.len() as u64, &raw mut info)
         });
         read.map_err(|e| match e {
-            Error::Call(call) => damaged(&format!("it is no whole context binary (QNN error {})", call.code)),
+            Error::Call(call) => damaged(&format!("it is not a complete context binary (QNN error {})", call.code)),
             other => other,
         })?;
         // SAFETY: on success a struct that lives as long as the handle; checked for null.
@@ -150,7 +151,7 @@ impl Library {
         if info.version != INFO_VERSION {
             return Err(Error::Binary {
                 name: name.into(),
-                reason: format!("its metadata has version {}, qhx reads {INFO_VERSION}: forge it anew", info.version),
+                reason: format!("its metadata has version {}, but qhx reads version {INFO_VERSION}: forge the bundle again", info.version),
             });
         }
         // SAFETY: the version says that this is the layout.
@@ -172,12 +173,12 @@ pub(crate) fn map(file: &Path, name: &str) -> Result<Mmap> {
 }
 
 impl Expected {
-    /// The same under the name of a file.
+    /// The same expectations under the name of a file.
     pub(crate) fn named(&self, file: &Path) -> Self {
         Self { name: file.display().to_string(), ..self.clone() }
     }
 
-    /// Whether a binary may be loaded on a processor: size and sum, then what it says of itself.
+    /// Checks that a binary may be loaded on a processor: size and checksum, then its metadata.
     pub fn check(&self, library: &Library, arch: Arch, binary: &[u8]) -> Result<Metadata> {
         let metadata = self.check_file(library, binary)?;
         match metadata.obstacle(library, arch) {
@@ -186,18 +187,21 @@ impl Expected {
         }
     }
 
-    /// Whether a binary is the one that is expected, for whatever processor it is.
+    /// Checks that a binary is the expected one, for any processor.
     fn check_file(&self, library: &Library, binary: &[u8]) -> Result<Metadata> {
         let wrong = |reason: String| Err(Error::Binary { name: self.name.clone(), reason });
         if let Some(bytes) = self.bytes
             && bytes != binary.len() as u64
         {
-            return wrong(format!("has {} bytes, {bytes} were expected: it is cut off or another file; copy it again", binary.len()));
+            return wrong(format!(
+                "has {} bytes, but {bytes} were expected: it is truncated or a different file; copy it again",
+                binary.len()
+            ));
         }
         if let Some(sum) = &self.sha256 {
             let found = Sha256::digest(binary);
             if found[..] != sum[..] {
-                return wrong(format!("its sha256 is {}, {} was expected: it is damaged; copy it again", hex(&found), hex(sum)));
+                return wrong(format!("its SHA-256 is {}, but {} was expected: it is damaged; copy it again", hex(&found), hex(sum)));
             }
         }
         let metadata = library.inspect(&self.name, binary)?;
@@ -212,7 +216,7 @@ impl Expected {
         for graph in &self.graphs {
             let Some(found) = metadata.graphs.iter().find(|found| found.name == graph.name) else {
                 let names: Vec<&str> = metadata.graphs.iter().map(|graph| &*graph.name).collect();
-                return Some(format!("has no graph `{}`; it has {}: it belongs to another manifest", graph.name, names.join(", ")));
+                return Some(format!("has no graph `{}` (it has {}): it belongs to another manifest", graph.name, names.join(", ")));
             };
             let sides = [("input", &graph.inputs, &found.inputs), ("output", &graph.outputs, &found.outputs)];
             for (side, wanted, found) in sides {
@@ -230,9 +234,11 @@ fn side_mismatch(wanted: &[ExpectedTensor], found: &[TensorInfo]) -> Option<Stri
         match found.iter().find(|tensor| tensor.name == *name) {
             None => return Some(format!("`{name}` is missing")),
             Some(tensor) if tensor.dtype != Some(*dtype) => {
-                return Some(format!("`{name}` has type {:#x}, {dtype:?} was expected", tensor.type_code));
+                return Some(format!("`{name}` has type {:#x}, but {dtype:?} was expected", tensor.type_code));
             }
-            Some(tensor) if tensor.dims != *dims => return Some(format!("`{name}` has shape {:?}, {dims:?} was expected", tensor.dims)),
+            Some(tensor) if tensor.dims != *dims => {
+                return Some(format!("`{name}` has shape {:?}, but {dims:?} was expected", tensor.dims));
+            }
             Some(_) => {}
         }
     }
@@ -241,24 +247,24 @@ fn side_mismatch(wanted: &[ExpectedTensor], found: &[TensorInfo]) -> Option<Stri
 }
 
 impl Metadata {
-    /// What stops this binary from being loaded by a library on a processor, and what to do.
+    /// Why a library cannot load this binary on a processor, and what to do.
     pub fn obstacle(&self, library: &Library, arch: Arch) -> Option<String> {
         if self.arch != arch.number() {
             return Some(format!(
-                "was made for Hexagon v{}, this processor is {arch} ({}): take the `{arch}` folder of the bundle, or run `qhx forge --target {arch}`",
+                "was compiled for Hexagon v{}, but this processor is {arch} ({}): use the `{arch}` folder of the bundle, or run `qhx forge --target {arch}`",
                 self.arch,
                 arch.soc_name()
             ));
         }
         if self.shared_weights && self.graphs.len() > 1 && library.emulates() {
             return Some(
-                "shares weights between its graphs, which QNN's emulator cannot load: run it on a phone, or forge it with `--for emulator`"
+                "shares weights between its graphs, which QNN's emulator cannot load: run it on a phone, or forge the bundle with `--for emulator`"
                     .into(),
             );
         }
         if library.build().older_than(&self.build) {
             return Some(format!(
-                "was made with {}, the library is the older {}: use the libraries of {} or newer, or forge with the older ones",
+                "was compiled with {}, but the library is the older {}: use the libraries of {} or newer, or forge the bundle with the older ones",
                 self.build,
                 library.build(),
                 self.build
@@ -268,17 +274,17 @@ impl Metadata {
         let large = self.graphs.iter().find(|graph| graph.compiled.is_some_and(|compiled| u64::from(compiled.vtcm_bytes) > most));
         large.map(|graph| {
             let bytes = graph.compiled.map_or(0, |compiled| compiled.vtcm_bytes);
-            format!("graph `{}` needs {} MB of VTCM, {arch} has {}: forge it anew", graph.name, bytes >> 20, arch.vtcm_mb())
+            format!("graph `{}` needs {} MB of VTCM, but {arch} has {} MB: forge the bundle again", graph.name, bytes >> 20, arch.vtcm_mb())
         })
     }
 }
 
-/// Whether the table of sections at the binary's beginning names one of weights beside those of the graphs.
+/// Whether the section table at the start of the binary names a section of shared weights.
 fn has_shared_section(binary: &[u8]) -> bool {
     const SECTION: &[u8] = b"WEIGHTS/";
     const TABLE: usize = 4 << 20;
     let table = &binary[..binary.len().min(TABLE)];
-    // Names are preceded by their length: what looks like one among the weights is not.
+    // Names are preceded by their length, unlike weight data that happens to look like a name.
     let named = |window: &[u8]| window[4..].starts_with(SECTION) && window[0] > SECTION.len() as u8 && window[1..4] == [0; 3];
     table.windows(4 + SECTION.len()).any(named)
 }
@@ -307,7 +313,7 @@ unsafe fn metadata(info: &ffi::BinaryInfoV3) -> std::result::Result<Metadata, St
     }
     // SAFETY: the caller's; checked for null and for the size that the library tells.
     let meta = if info.meta_size as usize >= size_of::<ffi::HtpBinaryMeta>() { unsafe { info.meta.as_ref() } } else { None };
-    let meta = meta.ok_or("it does not tell its processor")?;
+    let meta = meta.ok_or("it does not name its processor")?;
     // SAFETY: the caller's.
     let graphs = unsafe { slice(info.graphs, info.graph_count, "graphs") }?;
     Ok(Metadata {
@@ -325,7 +331,7 @@ unsafe fn metadata(info: &ffi::BinaryInfoV3) -> std::result::Result<Metadata, St
 /// The struct and all it points to must be live.
 unsafe fn graph_info(graph: &ffi::GraphInfo) -> std::result::Result<GraphInfo, String> {
     if graph.version != 3 {
-        return Err(format!("a graph's metadata has version {}, qhx reads 3", graph.version));
+        return Err(format!("a graph's metadata has version {}, but qhx reads version 3", graph.version));
     }
     // SAFETY: the caller's.
     let tensors = |list, count| unsafe { slice(list, count, "tensors") }?.iter().map(|tensor| unsafe { tensor_info(tensor) }).collect();

@@ -1,5 +1,5 @@
-//! Turns plain graphs into the library's.
-#![allow(unsafe_code)] // Hands structs of pointers to the library; what they point to is kept beside them.
+//! Builds QNN graphs from plain graphs.
+#![allow(unsafe_code)] // Passes structs of pointers to the library; what they point to is kept alive with them.
 
 use crate::{
     context::{Context, ContextHandle, ExecGraph, Port, c_string},
@@ -22,13 +22,13 @@ use std::{
 pub struct CompileOptions {
     /// Effort, 1 to 3.
     pub optimization: u32,
-    /// Fast memory that a graph may use; 0 is all the chip has.
+    /// Fast memory (VTCM) that a graph may use; 0: all that the chip has.
     pub vtcm_mb: u32,
-    /// Vector threads; 0 leaves it to the library.
+    /// HVX (vector) threads; 0: the library decides.
     pub hvx_threads: u32,
-    /// Graphs of the context that have equal constants store them once. The emulator runs such a context but cannot load its binary.
+    /// Whether graphs of a context store equal constants once. The emulator runs such a context but cannot load its binary.
     pub share_weights: bool,
-    /// Compress activations on their way to memory.
+    /// Whether to compress activations when they are written to memory (DLBC).
     pub dlbc: bool,
 }
 
@@ -39,13 +39,13 @@ impl Default for CompileOptions {
 }
 
 impl CompileOptions {
-    /// The library accepts settings that the chip has not.
+    /// Checks the settings: the library accepts ones that the chip does not support.
     pub(crate) fn check(&self, arch: Arch) -> Result<()> {
         if !(1..=3).contains(&self.optimization) {
-            return Err(Error::Unsupported(format!("optimisation {} is none of 1, 2, 3", self.optimization)));
+            return Err(Error::Unsupported(format!("optimisation {} is not one of 1, 2, 3", self.optimization)));
         }
         if self.vtcm_mb > arch.vtcm_mb() {
-            return Err(Error::Unsupported(format!("{} MB of VTCM are asked for, {arch} has {}", self.vtcm_mb, arch.vtcm_mb())));
+            return Err(Error::Unsupported(format!("{} MB of VTCM were requested, but {arch} has {} MB", self.vtcm_mb, arch.vtcm_mb())));
         }
         Ok(())
     }
@@ -53,7 +53,7 @@ impl CompileOptions {
 
 const PACKAGE: &CStr = c"qti.aisw";
 
-/// HTP's options, by number.
+/// The numbers of HTP's options.
 mod option {
     pub(super) const CONTEXT_WEIGHT_SHARING: u32 = 1;
     pub(super) const GRAPH_OPTIMIZATION: u32 = 1;
@@ -65,14 +65,14 @@ mod option {
     pub(super) const DLBC: u32 = 4;
 }
 
-/// The names of a context's graphs are told apart.
+/// Checks that the graphs of a context have distinct names.
 pub(crate) fn check_names(graphs: &[Graph]) -> Result<()> {
     let mut names = HashSet::new();
     match graphs.iter().find(|graph| !names.insert(&graph.name)) {
         Some(graph) => {
-            Err(Error::Graph { graph: graph.name.clone(), place: "its name".into(), reason: "two graphs of the context have it".into() })
+            Err(Error::Graph { graph: graph.name.clone(), place: "name".into(), reason: "two graphs of the context have this name".into() })
         }
-        None if graphs.is_empty() => Err(Error::Unsupported("a context without graphs cannot be compiled".into())),
+        None if graphs.is_empty() => Err(Error::Unsupported("cannot compile a context without graphs".into())),
         None => Ok(()),
     }
 }
@@ -150,7 +150,7 @@ fn graph_options(options: &CompileOptions) -> Vec<ffi::HtpGraphOption> {
     htp
 }
 
-/// A list of the backend's own configurations, as the library wants it.
+/// A null-terminated list of backend-specific configurations.
 struct Customs {
     _configs: Box<[ffi::Config]>,
     pointers: Vec<*const ffi::Config>,
@@ -168,7 +168,7 @@ impl Customs {
     }
 }
 
-/// A graph of the library's that is being written.
+/// A QNN graph under construction.
 struct Building<'a> {
     context: &'a Arc<ContextHandle>,
     graph: &'a Graph,
@@ -177,7 +177,7 @@ struct Building<'a> {
     parameters: Vec<Native>,
 }
 
-/// A tensor as the library sees it, with what it points to.
+/// A QNN tensor with what it points to.
 struct Native {
     tensor: ffi::Tensor,
     _name: CString,
@@ -216,14 +216,14 @@ impl Building<'_> {
             tensor.check_constant(bytes).map_err(|reason| self.graph.wrong(format!("tensor `{}`", tensor.name), reason))?;
         }
         self.register(&mut native, data.as_deref())?;
-        // The library has its own copy now. Small constants stay in sight, for ops that look at them when they are checked.
+        // The library has its own copy now. Small constants stay reachable for ops that inspect them during validation.
         if let Role::Constant(bytes) = &tensor.role {
             native.keep(bytes.clone());
         }
         Ok(native)
     }
 
-    /// Makes the library know a tensor; it copies the data.
+    /// Registers a tensor with the library, which copies the data.
     fn register(&self, native: &mut Native, data: Option<&[u8]>) -> Result<()> {
         let library = self.context.library();
         let create = function(library.table().tensor_create, "tensorCreateGraphTensor")?;
@@ -232,7 +232,7 @@ impl Building<'_> {
             native.tensor.size = data.len() as u32;
         }
         let name = native._name.to_string_lossy().into_owned();
-        // SAFETY: the graph is live; name, shape, scales and data outlive the call, and the data has the size that shape and type ask for.
+        // SAFETY: the graph is live; name, shape, scales and data outlive the call, and the data has the size that shape and type require.
         library.call("tensorCreateGraphTensor", &format_args!("`{name}` of graph `{}`", self.graph.name), || unsafe {
             create(self.handle, &raw mut native.tensor)
         })?;
@@ -276,7 +276,7 @@ impl Building<'_> {
             outputs: outputs.as_ptr(),
         };
         let subject = format!("{} `{}` of graph `{}`", node.kind, node.name, self.graph.name);
-        // Adding checks nothing: an unknown op or a wrong shape would show at the end or never.
+        // Adding a node validates nothing: an unknown op or a wrong shape would surface at the end or never.
         let validate = function(table.backend_validate_op, "backendValidateOpConfig")?;
         // SAFETY: the backend is live; all that the op points to is kept until after the calls.
         library.call("backendValidateOpConfig", &subject, || unsafe { validate(self.context.device.backend.handle, op) })?;
@@ -285,16 +285,16 @@ impl Building<'_> {
         library.call("graphAddNode", &subject, || unsafe { add(self.handle, op) })
     }
 
-    /// Parameters of several numbers are constants of the graph.
+    /// Array parameters are constants of the graph.
     fn parameter_tensor(&self, name: &str, value: &Parameter) -> Result<Native> {
         let (dtype, dims, bytes): (_, _, Vec<u8>) = match value {
             Parameter::U32s { dims, values } => (DataType::U32, dims, values.iter().flat_map(|v| v.to_le_bytes()).collect()),
             Parameter::I32s { dims, values } => (DataType::I32, dims, values.iter().flat_map(|v| v.to_le_bytes()).collect()),
-            _ => unreachable!("single numbers are no tensors"),
+            _ => unreachable!("scalars are not tensors"),
         };
         let mut native = Native::new(name, dtype, dims, &Quantization::None)?;
         native.tensor.role = ffi::role::CONSTANT;
-        // The library reads these through the pointer it is given here, until the graph is finalized.
+        // The library reads these through this pointer until the graph is finalized.
         let bytes: Arc<[u8]> = bytes.into();
         self.register(&mut native, Some(&bytes))?;
         native.keep(bytes);
@@ -318,7 +318,7 @@ impl Native {
         Ok(Self { tensor, _name: name, _dims: dims, _scales: scales, _data: None })
     }
 
-    /// Shows the data to checks of the ops that use it.
+    /// Keeps the data visible to the validation of ops that use it.
     fn keep(&mut self, data: Arc<[u8]>) {
         self.tensor.data = data.as_ptr().cast_mut().cast();
         self.tensor.size = data.len() as u32;
@@ -326,7 +326,7 @@ impl Native {
     }
 }
 
-/// A quantisation in the library's form, with what it points to.
+/// A quantisation in QNN's form, with what it points to.
 fn quantize(quantization: &Quantization) -> (ffi::Quantize, Scales) {
     const AXIS: u32 = 1;
     const WIDTH_AXIS: u32 = 3;

@@ -41,15 +41,15 @@ pub struct ExecGraph {
 pub struct Port {
     /// Its name.
     pub name: String,
-    /// Number type.
+    /// Element type.
     pub dtype: DataType,
     /// Shape.
     pub dims: Vec<u32>,
-    /// What a stored number is multiplied with, for [`DataType::Fixed8`].
+    /// The factor on stored values, for [`DataType::Fixed8`].
     pub scale: Option<f32>,
-    /// Size of its buffer.
+    /// Size of its buffer in bytes.
     pub bytes: usize,
-    /// The library's number for it: the one thing by which it tells buffers apart.
+    /// The library's id for it, which is all it uses to tell buffers apart.
     id: u32,
     c_name: CString,
 }
@@ -82,7 +82,7 @@ impl Context {
     pub fn graph(&self, name: &str) -> Result<&Arc<ExecGraph>> {
         self.graphs.iter().find(|graph| graph.name == name).ok_or_else(|| {
             let names: Vec<&str> = self.graphs.iter().map(|graph| &*graph.name).collect();
-            Error::Execute { graph: name.into(), reason: format!("is not in the context, which holds {}", names.join(", ")) }
+            Error::Execute { graph: name.into(), reason: format!("is not in the context, which contains {}", names.join(", ")) }
         })
     }
 
@@ -90,7 +90,7 @@ impl Context {
     pub fn binary(&self) -> Result<Vec<u8>> {
         let size = self.binary_size()?;
         let mut bytes = Vec::new();
-        bytes.try_reserve_exact(size).map_err(|_| Error::Unsupported(format!("no memory for a context binary of {size} bytes")))?;
+        bytes.try_reserve_exact(size).map_err(|_| Error::Unsupported(format!("not enough memory for a context binary of {size} bytes")))?;
         bytes.resize(size, 0);
         self.write_binary(&mut bytes)?;
         Ok(bytes)
@@ -117,7 +117,7 @@ impl Context {
         library.call("contextGetBinarySize", &"the context", || unsafe { get(self.handle.handle, &raw mut size) })?;
         match usize::try_from(size) {
             Ok(size) if size > 0 => Ok(size),
-            _ => Err(Error::Unsupported(format!("the library made a context binary of {size} bytes"))),
+            _ => Err(Error::Unsupported(format!("the library reports an impossible context binary size of {size} bytes"))),
         }
     }
 
@@ -131,12 +131,12 @@ impl Context {
         })?;
         match written == bytes.len() as u64 {
             true => Ok(()),
-            false => Err(Error::Unsupported(format!("the library wrote {written} bytes of a context binary of {}", bytes.len()))),
+            false => Err(Error::Unsupported(format!("the library wrote only {written} of the {} bytes of a context binary", bytes.len()))),
         }
     }
 }
 
-/// Gives a new file its size, with room for it on the disk: writing to a map of a file that has none would end the process.
+/// Gives a new file its size and reserves the disk space: writing to a mapping of a file without space would kill the process.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn reserve(file: &File, size: u64) -> io::Result<()> {
     let size = libc::off64_t::try_from(size).map_err(io::Error::other)?;
@@ -147,13 +147,13 @@ fn reserve(file: &File, size: u64) -> io::Result<()> {
     }
 }
 
-/// The same elsewhere, by writing.
+/// The same on other systems, by writing.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn reserve(mut file: &File, size: u64) -> io::Result<()> {
     io::copy(&mut io::Read::take(io::repeat(0), size), &mut file).map(drop)
 }
 
-/// Makes a context of a binary that has been checked.
+/// Creates a context from a binary that has been checked.
 pub(crate) fn load(device: &Arc<Opened>, binary: &[u8], metadata: &Metadata, expected: &Expected) -> Result<Context> {
     let library = device.library();
     let create = function(library.table().context_create_from_binary, "contextCreateFromBinary")?;
@@ -194,17 +194,17 @@ impl ExecGraph {
         &self.name
     }
 
-    /// What it reads, in the order of its tensors.
+    /// Its inputs, in the order of its tensors.
     pub fn inputs(&self) -> &[Port] {
         &self.inputs
     }
 
-    /// What it makes, in the order of its tensors.
+    /// Its outputs, in the order of its tensors.
     pub fn outputs(&self) -> &[Port] {
         &self.outputs
     }
 
-    /// Executes it with buffers by name, in any order: each input and each output exactly once.
+    /// Executes the graph with buffers by name, in any order: each input and each output exactly once.
     pub fn execute(&self, inputs: &[(&str, &[u8])], outputs: &mut [(&str, &mut [u8])]) -> Result<()> {
         let given = self.arrange("input", &self.inputs, inputs.iter().map(|(name, _)| *name))?;
         let inputs: Vec<&[u8]> = given.iter().map(|&at| inputs[at].1).collect();
@@ -214,9 +214,9 @@ impl ExecGraph {
         self.execute_in_order(&inputs, &mut outputs)
     }
 
-    /// Executes it with buffers in the order of [`Self::inputs`] and [`Self::outputs`].
+    /// Executes the graph with buffers in the order of [`Self::inputs`] and [`Self::outputs`].
     pub fn execute_in_order(&self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<()> {
-        // The library trusts sizes: it would read and write beyond short buffers.
+        // The library does not check sizes: it would read and write beyond short buffers.
         self.check_sizes("input", &self.inputs, inputs.iter().map(|buffer| buffer.len()))?;
         self.check_sizes("output", &self.outputs, outputs.iter().map(|buffer| buffer.len()))?;
         let read =
@@ -234,7 +234,7 @@ impl ExecGraph {
         })
     }
 
-    /// Where each port's buffer stands among those given by name.
+    /// The index of each port's buffer among those given by name.
     fn arrange<'a>(&self, what: &str, ports: &[Port], names: impl Iterator<Item = &'a str>) -> Result<Vec<usize>> {
         let wrong = |reason: String| Err(Error::Execute { graph: self.name.clone(), reason });
         let mut places = vec![None; ports.len()];
@@ -255,11 +255,11 @@ impl ExecGraph {
     fn check_sizes(&self, what: &str, ports: &[Port], sizes: impl ExactSizeIterator<Item = usize>) -> Result<()> {
         let wrong = |reason: String| Err(Error::Execute { graph: self.name.clone(), reason });
         if sizes.len() != ports.len() {
-            return wrong(format!("{} {what}s are given, it has {}: {}", sizes.len(), ports.len(), list(ports)));
+            return wrong(format!("{} {what}s are given, but it has {}: {}", sizes.len(), ports.len(), list(ports)));
         }
         for (port, size) in ports.iter().zip(sizes) {
             if size != port.bytes {
-                return wrong(format!("{what} `{}` {:?} has {} bytes, {size} are given", port.name, port.dims, port.bytes));
+                return wrong(format!("{what} `{}` {:?} needs {} bytes, but {size} are given", port.name, port.dims, port.bytes));
             }
         }
         Ok(())
@@ -269,7 +269,7 @@ impl ExecGraph {
 impl Port {
     /// A port of a compiled graph.
     pub(crate) fn new(name: &str, dtype: DataType, dims: &[u32], scale: Option<f32>, id: u32) -> Result<Self> {
-        let wrong = || Error::Unsupported(format!("the tensor `{name}` {dims:?} is larger than a buffer of QNN"));
+        let wrong = || Error::Unsupported(format!("the tensor `{name}` {dims:?} is larger than QNN's largest buffer"));
         let bytes = dtype.byte_len(dims).filter(|&bytes| u32::try_from(bytes).is_ok()).ok_or_else(wrong)?;
         Ok(Self { name: name.into(), dtype, dims: dims.into(), scale, bytes, id, c_name: c_string(name)? })
     }
@@ -277,7 +277,7 @@ impl Port {
     fn loaded(tensor: &TensorInfo, graph: &str) -> Result<Self> {
         let dtype = tensor.dtype.ok_or_else(|| {
             Error::Unsupported(format!(
-                "graph `{graph}`: `{}` has the number type {:#x}, which qhx does not exchange with a graph",
+                "graph `{graph}`: `{}` has the QNN data type {:#x}, which qhx does not support for inputs and outputs",
                 tensor.name, tensor.type_code
             ))
         })?;
@@ -316,7 +316,7 @@ impl Drop for ContextHandle {
 }
 
 pub(crate) fn c_string(text: &str) -> Result<CString> {
-    CString::new(text).map_err(|_| Error::Unsupported(format!("the name `{}` holds a zero byte", text.escape_debug())))
+    CString::new(text).map_err(|_| Error::Unsupported(format!("the name `{}` contains a zero byte", text.escape_debug())))
 }
 
 fn list(ports: &[Port]) -> String {
@@ -327,7 +327,7 @@ fn list(ports: &[Port]) -> String {
 mod tests {
     use super::*;
 
-    /// A file that is mapped has its room on the disk before anything is written to it.
+    /// A mapped file has its disk space before anything is written to it.
     #[test]
     #[cfg(any(target_os = "linux", target_os = "android"))]
     fn room_is_taken_and_not_only_promised() {

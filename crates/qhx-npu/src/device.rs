@@ -1,4 +1,4 @@
-//! The backend and the processor: opened when first needed, closed after the last context on them.
+//! The backend and the processor: opened on first use, closed with the last context on them.
 #![allow(unsafe_code)] // Calls the library.
 
 use crate::{
@@ -28,7 +28,7 @@ pub enum Arch {
 }
 
 impl Arch {
-    /// All that qhx compiles for.
+    /// All supported generations.
     pub const ALL: [Self; 2] = [Self::V79, Self::V81];
 
     /// `79` or `81`.
@@ -44,7 +44,7 @@ impl Arch {
         Self::ALL.into_iter().find(|arch| arch.number() == number)
     }
 
-    /// The chip that stands for the generation, by QNN's number.
+    /// QNN's SoC model number of the generation's representative chip.
     pub fn soc_model(self) -> u32 {
         match self {
             Self::V79 => 69,
@@ -52,7 +52,7 @@ impl Arch {
         }
     }
 
-    /// The chip's name.
+    /// That chip's name.
     pub fn soc_name(self) -> &'static str {
         match self {
             Self::V79 => "SM8750",
@@ -60,7 +60,7 @@ impl Arch {
         }
     }
 
-    /// Fast memory of the chip.
+    /// Fast memory (VTCM) of the chip.
     pub fn vtcm_mb(self) -> u32 {
         8
     }
@@ -76,11 +76,11 @@ impl std::str::FromStr for Arch {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        Self::ALL.into_iter().find(|arch| arch.to_string() == text).ok_or_else(|| format!("`{text}` is none of v79, v81"))
+        Self::ALL.into_iter().find(|arch| arch.to_string() == text).ok_or_else(|| format!("`{text}` is not one of v79, v81"))
     }
 }
 
-/// A processor: compiles graphs and loads context binaries. Nothing is opened before the first of these.
+/// A processor: compiles graphs and loads context binaries. It is opened on the first such call.
 pub struct Device {
     library: Library,
     arch: Arch,
@@ -104,7 +104,7 @@ impl Device {
 
     /// Compiles graphs into one context. On a PC they can be executed at once, by the emulator.
     ///
-    /// Every graph is checked before the library sees it.
+    /// Every graph is checked before it is passed to the library.
     pub fn compile(&self, graphs: &[Graph], options: &CompileOptions) -> Result<Context> {
         options.check(self.arch)?;
         compile::check_names(graphs)?;
@@ -114,13 +114,13 @@ impl Device {
         compile::compile(&self.open()?, graphs, options)
     }
 
-    /// Loads a context binary that is in memory, after checking it against what is expected.
+    /// Loads a context binary from memory, after checking it against what is expected.
     pub fn load(&self, binary: &[u8], expected: &Expected) -> Result<Context> {
         let metadata = expected.check(&self.library, self.arch, binary)?;
         context::load(&self.open()?, binary, &metadata, expected)
     }
 
-    /// Loads a context binary from a file, which is mapped and not copied.
+    /// Loads a context binary from a file, which is mapped, not copied.
     pub fn load_file(&self, file: &Path, expected: &Expected) -> Result<Context> {
         let expected = expected.named(file);
         let map = binary::map(file, &expected.name)?;
@@ -157,7 +157,7 @@ pub(crate) struct Opened {
     pub(crate) handle: ffi::Handle,
 }
 
-// SAFETY: QNN's handles may be used from any thread; what must not happen at once (freeing) happens in `drop`, which has the only owner.
+// SAFETY: QNN's handles may be used from any thread; what must not run concurrently (freeing) happens in `drop`, which has the only owner.
 unsafe impl Send for Backend {}
 // SAFETY: as above.
 unsafe impl Sync for Backend {}
@@ -211,7 +211,7 @@ impl Opened {
         let soc = ffi::HtpSoc([0, arch.soc_model(), arch.soc_model(), 0]);
         let config = ffi::Config { option: ffi::Config::CUSTOM, custom: (&raw const soc).cast() };
         let configs = [&raw const config, ptr::null()];
-        // A phone has the chip it has; only the emulator is told which to play.
+        // Only the emulator can choose its chip.
         let configs = if library.emulates() { configs.as_ptr() } else { ptr::null() };
         let create = function(library.table().device_create, "deviceCreate")?;
         let mut handle = ptr::null_mut();

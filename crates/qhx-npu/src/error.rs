@@ -1,4 +1,4 @@
-//! What can go wrong between us and QNN, in words.
+//! Errors of the NPU device and of QNN, with their meaning and what to do.
 
 use std::{fmt, path::PathBuf};
 use thiserror::Error;
@@ -6,36 +6,36 @@ use thiserror::Error;
 /// The result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why something about the NPU did not work.
+/// Why an NPU operation failed.
 #[derive(Debug, Error)]
 pub enum Error {
     /// The library file cannot be loaded.
     #[error("cannot load {}: {reason}; {advice}", .path.display())]
     Load {
-        /// What was to be loaded.
+        /// The file that was to be loaded.
         path: PathBuf,
-        /// What the system said.
+        /// The loader's message.
         reason: String,
         /// What to do.
         advice: &'static str,
     },
-    /// The library is not one of QNN, or not one that we can use.
-    #[error("{} is no library that qhx can use: {reason}", .path.display())]
+    /// The library is not QNN's, or not a version that qhx can use.
+    #[error("{} is not a library that qhx can use: {reason}", .path.display())]
     Library {
         /// What was loaded.
         path: PathBuf,
         /// What was expected and found.
         reason: String,
     },
-    /// A call of the library failed.
+    /// A library call failed.
     #[error(transparent)]
     Call(Box<CallError>),
-    /// A graph is wrong; the library would not notice, or crash.
+    /// A graph is invalid; the library would either not notice or crash.
     #[error("graph `{graph}`, {place}: {reason}")]
     Graph {
         /// The graph.
         graph: String,
-        /// Its tensor or node.
+        /// The tensor or node.
         place: String,
         /// What was expected and found.
         reason: String,
@@ -48,7 +48,7 @@ pub enum Error {
         /// What was expected and found, and what to do.
         reason: String,
     },
-    /// An execution does not fit its graph.
+    /// The buffers of an execution do not match its graph.
     #[error("graph `{graph}`: {reason}")]
     Execute {
         /// The graph.
@@ -56,23 +56,23 @@ pub enum Error {
         /// What was expected and found.
         reason: String,
     },
-    /// This machine or this library cannot do what was asked.
+    /// This machine or this library does not support the request.
     #[error("{0}")]
     Unsupported(String),
 }
 
-/// A failed call of the library.
+/// A failed library call.
 #[derive(Debug)]
 pub struct CallError {
     /// The function.
     pub call: &'static str,
-    /// What it was about: the graph, the node, the file.
+    /// What the call was for: the graph, the node, the file.
     pub subject: String,
-    /// QNN's number.
+    /// QNN's error code.
     pub code: u16,
-    /// What the library says of the number.
+    /// The library's message for the code.
     pub message: Option<String>,
-    /// What the library logged during the call, warnings and errors.
+    /// Warnings and errors that the library logged during the call.
     pub log: Vec<String>,
 }
 
@@ -101,65 +101,67 @@ impl From<CallError> for Error {
     }
 }
 
-/// What a number of QNN's means here and what to do about it.
+/// What a QNN error code means here, and what to do about it.
 fn meaning(code: u16) -> Option<(&'static str, &'static str)> {
-    const OURS: &str = "this is a mistake in qhx: please report it with the lines below";
-    const FILE: &str = "make the context binary anew with `qhx forge`, or copy it again";
-    const LIBRARIES: &str = "take libQnnHtp.so, libQnnSystem.so, the stub and the skel of the DSP's version from one QAIRT release";
+    const OURS: &str = "this is a bug in qhx: please report it with the lines below";
+    const FILE: &str = "copy the context binary again, or rebuild it with `qhx forge`";
+    const LIBRARIES: &str = "use libQnnHtp.so, libQnnSystem.so, and the stub and skel for this DSP version from one QAIRT release";
     Some(match code {
-        1000 => ("not supported by this library on this processor", "a newer QAIRT may; otherwise place this stage on another device"),
+        1000 => ("not supported by this library on this processor", "try a newer QAIRT release, or place this stage on another device"),
         1002 => (
             "the graph could not be prepared, or memory ran out",
-            "an op of the graph is not supported at these shapes (the lines below name it), or the graph must be split into smaller contexts",
+            "either an op of the graph is not supported at these shapes (the lines below name it), or the graph must be split into smaller contexts",
         ),
-        1003 => ("a call of the operating system failed", "see the lines below; on a phone: is the DSP accessible to this process?"),
+        1003 => ("an operating system call failed", "see the lines below; on a phone, check that this process may access the DSP"),
         1004 => ("an argument is invalid", OURS),
         1005 => ("not allowed in this state", OURS),
-        1006 => ("this processor is not supported by the library", "use a QAIRT release that knows this chip"),
+        1006 => ("the library does not support this processor", "use a QAIRT release that supports this chip"),
         1007 => (
-            "the host could not talk to the DSP",
-            "the DSP may have restarted or run out of memory: close other users of the NPU and try again; set ADSP_LIBRARY_PATH to the folder with the skel",
+            "the host could not communicate with the DSP",
+            "the DSP may have restarted or run out of memory: close other programs that use the NPU and try again; check that ADSP_LIBRARY_PATH names the folder with the skel",
         ),
-        1008 => ("the parts of the library are of different releases, or the skel was not found", LIBRARIES),
-        1009 | 1010 => ("a resource of the NPU is used up or taken", "close other users of the NPU, or use fewer contexts"),
+        1008 => ("the libraries come from different releases, or the skel was not found", LIBRARIES),
+        1009 | 1010 => ("an NPU resource is exhausted or in use", "close other programs that use the NPU, or use fewer contexts"),
         1100 => ("a general error", "see the lines below"),
         3110 => (
-            "the op does not take these types, shapes or parameters",
+            "the op does not support these types, shapes or parameters",
             "place this stage on another device; the lines below say what is wrong",
         ),
-        4000..=4002 => ("the backend refused its configuration or handle", OURS),
+        4000..=4002 => ("the backend rejected its configuration or handle", OURS),
         4003 => ("the backend cannot be initialised", LIBRARIES),
         4005 => ("the library does not know this op", "use a newer QAIRT release"),
         5000 => (
-            "the context or its binary was refused",
-            "a binary made by a newer QAIRT than this library looks like this: use the libraries of that release or a newer one",
+            "the context or its binary was rejected",
+            "the binary may come from a newer QAIRT release than this library: use the libraries of that release or a newer one",
         ),
-        5001 | 5002 => ("the context does not exist any more", OURS),
+        5001 | 5002 => ("the context no longer exists", OURS),
         5003 => ("a graph of the context is not finished", OURS),
-        5004 => ("the binary's version does not fit the library", "use libraries of at least the QAIRT release that made it"),
+        5004 => {
+            ("the library cannot load this version of context binary", "use libraries of the QAIRT release that made it, or newer ones")
+        }
         5005 => (
-            "the context cannot be made from the binary",
-            "it was made for another processor, is damaged, or does not fit into the DSP's memory: `qhx doctor` says which",
+            "the context cannot be created from the binary",
+            "it was compiled for another processor, is damaged, or does not fit into the DSP's memory: `qhx doctor` says which",
         ),
-        5006 | 5007 => ("the context cannot be written out", "is there enough memory? the graphs and their binary are held at once"),
-        5008 | 5010 => ("the context's configuration was refused", OURS),
+        5006 | 5007 => ("the context cannot be serialised", "check the free memory: the graphs and their binary are held at the same time"),
+        5008 | 5010 => ("the context's configuration was rejected", OURS),
         5011 => ("the binary is not optimal for this processor", "forge the model for this processor"),
-        6000 | 6001 | 6005 | 6006 | 6007 => ("the graph or one of its ops was refused", OURS),
-        6002 | 6003 => ("no graph of that name, or two of it", FILE),
-        6004 => ("a tensor does not fit the graph", OURS),
+        6000 | 6001 | 6005 | 6006 | 6007 => ("the graph or one of its ops was rejected", OURS),
+        6002 | 6003 => ("the context has no graph of that name, or more than one", FILE),
+        6004 => ("a tensor does not match the graph", OURS),
         6020..=6022 => (
             "the graph could not be prepared",
             "an op of the graph is not supported at these shapes (the lines below name it): place its stage on another device",
         ),
         6023 => ("the graph is not finished", OURS),
-        6024 => ("the graph is finished already", OURS),
-        6025 | 6031 => ("the execution was cut off", "the DSP may have restarted: load the model again"),
-        7000..=7003 => ("a tensor's name, number or handle was refused", OURS),
-        7004 => ("a tensor's type, shape or quantisation was refused", OURS),
-        14000 | 14001 => ("the device's configuration was refused", "this QAIRT release may not know the chip: use a newer one"),
+        6024 => ("the graph is already finished", OURS),
+        6025 | 6031 => ("the execution was aborted", "the DSP may have restarted: load the model again"),
+        7000..=7003 => ("a tensor's name, id or handle was rejected", OURS),
+        7004 => ("a tensor's type, shape or quantisation was rejected", OURS),
+        14000 | 14001 => ("the device's configuration was rejected", "this QAIRT release may not support the chip: use a newer one"),
         14002..=14099 => ("the NPU could not be opened", LIBRARIES),
-        30001 => ("this is no context binary", FILE),
-        30010 => ("the binary is damaged or cut off", FILE),
+        30001 => ("this is not a context binary", FILE),
+        30010 => ("the binary is damaged or truncated", FILE),
         30000..=30099 => ("the binary cannot be read", FILE),
         _ => return None,
     })
@@ -185,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_number_is_told_in_the_librarys_words() {
+    fn an_unknown_code_is_reported_in_the_librarys_words() {
         let error = CallError { call: "x", subject: "y".into(), code: 12_345, message: Some("odd".into()), log: vec![] };
         assert_eq!(error.to_string(), "QNN x failed for y: error 12345, odd");
     }

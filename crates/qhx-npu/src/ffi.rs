@@ -1,6 +1,6 @@
-//! The part of QNN's C interface that we call, declared by hand.
+//! The part of QNN's C interface that qhx uses, declared by hand.
 //!
-//! Layouts hold for 64-bit Linux and Android; the assertions below fix every offset that the library will look at. Tables of functions are never
+//! Layouts hold for 64-bit Linux and Android; the assertions below fix every offset that the library reads. Tables of functions are never
 //! copied and grow at their end from release to release: only slots that the oldest accepted version has are declared.
 #![allow(unsafe_code)] // Declarations of foreign functions; calls are in the safe modules beside this one.
 
@@ -10,15 +10,15 @@ use std::{
     ptr,
 };
 
-/// Something that the library owns.
+/// An object owned by the library.
 pub(crate) type Handle = *mut c_void;
 /// What every call returns: 0, or an error in the low 16 bits.
 pub(crate) type Status = u64;
-/// A function that we do not call.
+/// A function that qhx does not call.
 type Unused = Option<unsafe extern "C" fn()>;
 /// Receives the library's log lines: format, level, time stamp, `va_list`.
 pub(crate) type LogCallback = unsafe extern "C" fn(*const c_char, u32, u64, *mut c_void);
-/// An array of pointers to configurations, closed by a null pointer.
+/// A null-terminated array of pointers to configurations.
 pub(crate) type Configs = *const *const Config;
 
 #[repr(C)]
@@ -29,7 +29,7 @@ pub(crate) struct Version {
     pub(crate) patch: u32,
 }
 
-/// What `QnnInterface_getProviders` lists.
+/// An entry of `QnnInterface_getProviders`.
 #[repr(C)]
 pub(crate) struct Interface {
     pub(crate) backend_id: u32,
@@ -78,7 +78,7 @@ pub(crate) struct Table {
     pub(crate) error_get_message: Option<unsafe extern "C" fn(Status, *mut *const c_char) -> Status>,
 }
 
-/// What `QnnSystemInterface_getProviders` lists.
+/// An entry of `QnnSystemInterface_getProviders`.
 #[repr(C)]
 pub(crate) struct SystemInterface {
     pub(crate) backend_id: u32,
@@ -106,7 +106,7 @@ impl Config {
     pub(crate) const CUSTOM: u32 = 0;
 }
 
-/// HTP's device option SOC as four words: releases differ in whether the model stands at byte 4 or 8.
+/// HTP's device option SOC as four words: releases differ in whether the model is at byte 4 or 8.
 #[repr(C, align(8))]
 pub(crate) struct HtpSoc(pub(crate) [u32; 4]);
 
@@ -139,7 +139,7 @@ pub(crate) struct ScaleOffset {
     pub(crate) offset: i32,
 }
 
-/// `QuantizeParams`: a tag and, by it, words of the union.
+/// `QuantizeParams`: a tag and a union selected by it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Quantize {
@@ -244,7 +244,7 @@ pub(crate) mod role {
     pub(crate) const CONSTANT: u32 = 4;
 }
 
-/// A plain number with its type, padded to the size of a tensor as the union of a parameter demands.
+/// A scalar with its type, padded to the size of a tensor as the parameter union requires.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Scalar {
@@ -254,7 +254,7 @@ pub(crate) struct Scalar {
 
 #[repr(C)]
 pub(crate) struct Parameter {
-    /// 0 a number, 1 a tensor.
+    /// 0: a scalar, 1: a tensor.
     pub(crate) kind: u32,
     pub(crate) name: *const c_char,
     pub(crate) value: ParameterValue,
@@ -283,7 +283,7 @@ pub(crate) struct Op {
     pub(crate) outputs: *const Tensor,
 }
 
-/// What the system library says of a context binary.
+/// The system library's description of a context binary.
 #[repr(C)]
 pub(crate) struct BinaryInfo {
     pub(crate) version: u32,

@@ -1,19 +1,19 @@
-//! A QNN graph as a plain value: what lowering writes and the bindings hand to the library.
+//! A QNN graph as a plain value: produced by lowering and passed to the library by the bindings.
 //!
-//! Owns the vocabulary (tensor types, quantisations, parameters); knows neither programs nor the C interface.
+//! Defines tensor types, quantisations and parameters; independent of both programs and the C interface.
 
 use std::{fmt, sync::Arc};
 
 pub use crate::check::operation::operations;
 
-/// A tensor of a [`Graph`], by its place in [`Graph::tensors`].
+/// A tensor of a [`Graph`], by its index in [`Graph::tensors`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorId(pub usize);
 
-/// A graph of static shapes.
+/// A graph with static shapes.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
-    /// Its name, alone in its context.
+    /// Its name, unique in its context.
     pub name: String,
     /// All tensors; inputs and outputs are exchanged in this order.
     pub tensors: Vec<Tensor>,
@@ -24,44 +24,44 @@ pub struct Graph {
 /// A tensor.
 #[derive(Clone, Debug)]
 pub struct Tensor {
-    /// Its name, alone in its graph.
+    /// Its name, unique in its graph.
     pub name: String,
-    /// Where its numbers come from.
+    /// Where its values come from.
     pub role: Role,
-    /// Number type.
+    /// Element type.
     pub dtype: DataType,
     /// Shape.
     pub dims: Vec<u32>,
-    /// How stored numbers become real ones.
+    /// How stored integers map to real values.
     pub quantization: Quantization,
 }
 
-/// Where a tensor's numbers come from.
+/// Where a tensor's values come from.
 #[derive(Clone, Debug)]
 pub enum Role {
     /// The host writes it before each execution.
     Input,
     /// The host reads it after each execution.
     Output,
-    /// Lives inside the graph.
+    /// An intermediate result inside the graph.
     Inner,
     /// Stored in the context binary: little-endian, row-major.
     Constant(Arc<[u8]>),
-    /// Stored in the context binary like [`Role::Constant`], but made only when the library takes it: large weights are in memory one at a time.
+    /// Stored in the context binary like [`Role::Constant`], but created only when the library takes it, so that only one large weight is in memory at a time.
     Lazy(Lazy),
 }
 
-/// A constant that is made when it is needed.
+/// A constant that is created on demand.
 #[derive(Clone)]
 pub struct Lazy(Arc<dyn Fn() -> Result<Vec<u8>, String> + Send + Sync>);
 
 impl Lazy {
-    /// A constant whose bytes the function makes; its error says why it could not.
+    /// A constant whose bytes the function creates; its error says why it could not.
     pub fn new(make: impl Fn() -> Result<Vec<u8>, String> + Send + Sync + 'static) -> Self {
         Self(Arc::new(make))
     }
 
-    /// Makes the bytes.
+    /// Creates the bytes.
     pub fn read(&self) -> Result<Vec<u8>, String> {
         (self.0)()
     }
@@ -73,25 +73,25 @@ impl fmt::Debug for Lazy {
     }
 }
 
-/// Number types.
+/// Element types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataType {
-    /// 16-bit floats: what the processor computes in.
+    /// 16-bit floats: the type in which the processor computes.
     F16,
-    /// 32-bit floats: only at the graph's edges.
+    /// 32-bit floats: only for a graph's inputs and outputs.
     F32,
-    /// Row numbers and positions.
+    /// Row indexes and positions.
     I32,
     /// Parameters.
     U32,
     /// Conditions, one byte each.
     Bool,
-    /// Signed 8-bit numbers with a [`Quantization`]; 4-bit weights too come as one number per byte.
+    /// Signed 8-bit integers with a [`Quantization`]; 4-bit weights also take one byte each.
     Fixed8,
 }
 
 impl DataType {
-    /// QNN's number for it.
+    /// QNN's code for it.
     pub(crate) fn code(self) -> u32 {
         match self {
             Self::F16 => 0x216,
@@ -103,12 +103,12 @@ impl DataType {
         }
     }
 
-    /// The type that QNN's number means, if it is one of ours.
+    /// The type with this QNN code, if qhx supports it.
     pub(crate) fn from_code(code: u32) -> Option<Self> {
         [Self::F16, Self::F32, Self::I32, Self::U32, Self::Bool, Self::Fixed8].into_iter().find(|dtype| dtype.code() == code)
     }
 
-    /// Bytes of one number.
+    /// Bytes of one element.
     pub fn size(self) -> usize {
         match self {
             Self::F16 => 2,
@@ -117,34 +117,34 @@ impl DataType {
         }
     }
 
-    /// Bytes of a tensor; nothing if there are too many to count.
+    /// Bytes of a tensor; `None` on overflow.
     pub fn byte_len(self, dims: &[u32]) -> Option<usize> {
         dims.iter().try_fold(self.size(), |product, &dim| product.checked_mul(dim as usize))
     }
 }
 
-/// How stored whole numbers become real ones: `real = stored x scale`.
+/// How stored integers map to real values: `real = stored x scale`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Quantization {
-    /// They are real already.
+    /// Not quantised.
     None,
     /// One scale.
     Tensor(f32),
-    /// One scale per index of an axis, 8-bit numbers.
+    /// One scale per index of an axis, 8-bit values.
     Channel8 {
         /// The axis.
         axis: u32,
         /// The scales along it.
         scales: Vec<f32>,
     },
-    /// One scale per index of an axis, numbers in -8..=7.
+    /// One scale per index of an axis, values in -8..=7.
     Channel4 {
         /// The axis.
         axis: u32,
         /// The scales along it.
         scales: Vec<f32>,
     },
-    /// One scale per row and block of columns of a weight `[out, in]`, numbers in -8..=7.
+    /// One scale per row and block of columns of a weight `[out, in]`, values in -8..=7.
     Block4 {
         /// Columns that share a scale.
         block: u32,
@@ -156,37 +156,37 @@ pub enum Quantization {
 /// An operation.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// Its name, alone in its graph: the path of the program's op and what this part of it does.
+    /// Its name, unique in its graph: the path of the program's op and what this part of it does.
     pub name: String,
-    /// The library's name for it: `FullyConnected` …
+    /// The operation's QNN name: `FullyConnected` …
     pub kind: &'static str,
-    /// Parameters by the library's names.
+    /// Parameters by their QNN names.
     pub parameters: Vec<(&'static str, Parameter)>,
-    /// What it reads.
+    /// Inputs.
     pub inputs: Vec<TensorId>,
-    /// What it makes.
+    /// Outputs.
     pub outputs: Vec<TensorId>,
 }
 
 /// A parameter of an operation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Parameter {
-    /// A switch.
+    /// A flag.
     Bool(bool),
-    /// A whole number.
+    /// An unsigned integer.
     U32(u32),
-    /// A whole number that may be negative.
+    /// A signed integer.
     I32(i32),
-    /// A real number.
+    /// A float.
     F32(f32),
-    /// Whole numbers of a shape.
+    /// An array of unsigned integers.
     U32s {
         /// Shape.
         dims: Vec<u32>,
         /// Values, row-major.
         values: Vec<u32>,
     },
-    /// Whole numbers of a shape, that may be negative.
+    /// An array of signed integers.
     I32s {
         /// Shape.
         dims: Vec<u32>,

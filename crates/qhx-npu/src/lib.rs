@@ -1,13 +1,13 @@
 //! The Hexagon device: lowers programs to QNN graphs with static shapes, compiles them to context binaries and runs those.
 //!
-//! Everything unsafe about QNN lives in this crate. [`graph`] is the wall inside it: lowering writes a [`graph::Graph`], a plain value that can be
-//! looked at and tested without the library; the bindings turn one into a QNN graph.
+//! All unsafe QNN code lives in this crate. [`graph`] is the boundary inside it: lowering produces a [`graph::Graph`], a plain value that can be
+//! inspected and tested without the library; the bindings turn it into a QNN graph.
 //!
-//! [`NpuDevice`] is what the runtime sees. It cuts a program into the host's own work and parts that [`lower`] turns into graphs, runs them over the rows of
+//! [`NpuDevice`] is what the runtime sees. It splits a program into work for the host and parts that [`lower`] turns into graphs, runs them over the rows of
 //! a call and carries the slots.
 //!
 //! [`Library`] is QNN, loaded at run time. Its [`Device`]s compile graphs and load context binaries; a [`Context`] holds [`ExecGraph`]s. Each keeps
-//! alive what it stands on, so that they may be dropped in any order.
+//! alive what it depends on, so they may be dropped in any order.
 
 mod binary;
 pub mod budget;

@@ -1,4 +1,4 @@
-//! QNN's libraries: found, loaded, checked for their version, called with their output and errors caught.
+//! QNN's libraries: finds and loads them, checks their version, and calls them with their output and errors captured.
 #![allow(unsafe_code)] // Loads foreign libraries and reads the tables they hand out.
 
 use crate::{
@@ -16,7 +16,7 @@ use std::{
     sync::{Arc, Mutex, OnceLock, Weak},
 };
 
-/// Names the folder with the libraries.
+/// The environment variable that names the folder with the libraries.
 pub const DIRECTORY_VARIABLE: &str = "QHX_QNN_DIR";
 
 #[cfg(not(windows))]
@@ -28,24 +28,23 @@ pub(crate) const HTP: &str = "QnnHtp.dll";
 #[cfg(windows)]
 pub(crate) const SYSTEM: &str = "QnnSystem.dll";
 
-/// QNN's number for the Hexagon tensor processor.
+/// QNN's backend id of the Hexagon Tensor Processor (HTP).
 pub(crate) const HTP_BACKEND: u32 = 6;
-/// The oldest interface whose table we know.
+/// The oldest supported version of the interface table.
 const OLDEST_CORE: ffi::Version = ffi::Version { major: 2, minor: 32, patch: 0 };
 const SYSTEM_MAJOR: u32 = 1;
 
-const FOLDER_ADVICE: &str = "point QHX_QNN_DIR (or the flag for it) to the folder of a QAIRT release with libQnnHtp.so and libQnnSystem.so; \
-    on a PC the Python package onnxruntime-qnn holds them";
-const NEEDS_ADVICE: &str =
-    "it needs glibc 2.35 or newer, libgcc_s, libatomic.so.1 (Debian: libatomic1) and, beside it, the libraries it was shipped with";
+const FOLDER_ADVICE: &str = "set QHX_QNN_DIR to a folder with libQnnHtp.so and libQnnSystem.so from a QAIRT release; \
+    on a PC, the Python package onnxruntime-qnn contains them";
+const NEEDS_ADVICE: &str = "it needs glibc 2.35 or newer, libgcc_s, libatomic.so.1 (Debian: libatomic1) and, in the same folder, the libraries it was shipped with";
 
-/// QNN, loaded. Opening it touches no device.
+/// The loaded QNN library. Opening it does not open a device.
 #[derive(Clone)]
 pub struct Library(pub(crate) Arc<Inner>);
 
 pub(crate) struct Inner {
     path: PathBuf,
-    /// Lives as long as the process: libraries are never unloaded, for they leave threads and thread-local destructors behind.
+    /// Lives as long as the process: libraries are never unloaded because they leave threads and thread-local destructors behind.
     interface: &'static ffi::Interface,
     build: Build,
     system_path: PathBuf,
@@ -71,7 +70,7 @@ unsafe impl Sync for System {}
 /// A QAIRT release, as in `v2.51.0.260929181845`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Build {
-    /// `2.51.0`; nothing where the text has another form.
+    /// `2.51.0`; `None` where the text has another form.
     pub release: Option<(u32, u32, u32)>,
     /// The whole text.
     pub text: String,
@@ -88,7 +87,7 @@ impl Build {
         Self { release, text: text.to_owned() }
     }
 
-    /// Whether a library of this build is too old for a binary of another. Patches of one release read each other's files.
+    /// Whether a library of this build is too old for a binary of another. Patch versions of one release can load each other's files.
     pub(crate) fn older_than(&self, binary: &Self) -> bool {
         match (self.release, binary.release) {
             (Some((major, minor, _)), Some((their_major, their_minor, _))) => (major, minor) < (their_major, their_minor),
@@ -107,7 +106,7 @@ impl fmt::Display for Build {
 }
 
 impl Library {
-    /// Loads QNN from a folder; without one from the folder that `QHX_QNN_DIR` names, otherwise from where the system keeps libraries.
+    /// Loads QNN from a folder; without one, from the folder that `QHX_QNN_DIR` names, or else from the system's library path.
     pub fn open(directory: Option<&Path>) -> Result<Self> {
         let directory = directory.map(Path::to_path_buf).or_else(|| env::var_os(DIRECTORY_VARIABLE).map(PathBuf::from));
         match directory {
@@ -116,20 +115,20 @@ impl Library {
         }
     }
 
-    /// Loads QNN from its two files. The second is loaded only when a context binary is to be read.
+    /// Loads QNN from its two files. The second is loaded only when a context binary is read.
     pub fn open_files(htp: &Path, system: &Path) -> Result<Self> {
         let interface = providers::<ffi::Interface>(htp, b"QnnInterface_getProviders\0")?;
         let wrong = |reason| Error::Library { path: htp.to_path_buf(), reason };
         let ffi::Version { major, minor, patch } = interface.core;
-        // The version comes first: nothing else may be read of a table of another shape.
+        // The version comes first: the layout of the rest depends on it.
         if major != OLDEST_CORE.major || minor < OLDEST_CORE.minor {
             return Err(wrong(format!(
-                "its QNN interface is version {major}.{minor}.{patch}; qhx needs 2.32 or a newer 2.x, which QAIRT has had since release 2.43: {FOLDER_ADVICE}"
+                "its QNN interface is version {major}.{minor}.{patch}, but qhx needs 2.32 or a newer 2.x (QAIRT 2.43 or newer): {FOLDER_ADVICE}"
             )));
         }
         if interface.backend_id != HTP_BACKEND {
             return Err(wrong(format!(
-                "it drives `{}` (backend {}), not the Hexagon processor (backend {HTP_BACKEND}, {HTP})",
+                "it is for `{}` (backend {}), not for the Hexagon processor (backend {HTP_BACKEND}): use {HTP}",
                 text(interface.provider).unwrap_or_default(),
                 interface.backend_id
             )));
@@ -141,7 +140,7 @@ impl Library {
             Some(0) => text(build).map(|text| Build::parse(&text)),
             _ => None,
         };
-        let build = build.ok_or_else(|| wrong("it does not tell its build".into()))?;
+        let build = build.ok_or_else(|| wrong("it does not report its build: use another QAIRT release".into()))?;
         Ok(Self(Arc::new(Inner {
             path: htp.to_path_buf(),
             interface,
@@ -162,12 +161,12 @@ impl Library {
         &self.0.path
     }
 
-    /// Whether graphs are executed by an emulator on the host and not by a Hexagon processor.
+    /// Whether graphs are executed by an emulator on the host instead of a Hexagon processor.
     pub fn emulates(&self) -> bool {
         cfg!(target_arch = "x86_64")
     }
 
-    /// A processor of that kind. It is opened when the first context is compiled or loaded.
+    /// A processor of this generation. It is opened when the first context is compiled or loaded.
     pub fn device(&self, arch: Arch) -> Device {
         Device::new(self.clone(), arch)
     }
@@ -187,7 +186,9 @@ impl Library {
                     true => Ok(System { interface }),
                     false => Err(Error::Library {
                         path: path.clone(),
-                        reason: format!("its system interface is version {major}.{minor}; qhx knows {SYSTEM_MAJOR}.x: {FOLDER_ADVICE}"),
+                        reason: format!(
+                            "its system interface is version {major}.{minor}, but qhx supports {SYSTEM_MAJOR}.x: {FOLDER_ADVICE}"
+                        ),
                     }),
                 }
             };
@@ -196,7 +197,7 @@ impl Library {
         loaded.as_ref().map_err(|(path, reason)| Error::Library { path: path.clone(), reason: reason.clone() })
     }
 
-    /// Makes a call, with the library's prints kept off our output and its failure told.
+    /// Calls the library, suppressing what it prints and turning a failure into an error.
     pub(crate) fn call(&self, name: &'static str, subject: &dyn fmt::Display, call: impl FnOnce() -> ffi::Status) -> Result<()> {
         let mark = log::mark();
         let status = {
@@ -212,8 +213,8 @@ impl Library {
     fn failed(&self, call: &'static str, subject: &dyn fmt::Display, status: ffi::Status, mark: u64) -> Error {
         let mut message = ptr::null();
         // SAFETY: the function writes a pointer to a constant text of the library, or fails.
-        let told = self.table().error_get_message.map(|get| unsafe { get(status, &raw mut message) });
-        let message = if told == Some(0) { text(message) } else { None };
+        let found = self.table().error_get_message.map(|get| unsafe { get(status, &raw mut message) });
+        let message = if found == Some(0) { text(message) } else { None };
         CallError { call, subject: subject.to_string(), code: (status & 0xffff) as u16, message, log: log::since(mark) }.into()
     }
 }
@@ -226,7 +227,7 @@ impl fmt::Debug for Library {
 
 /// A function of the table, or why it cannot be called.
 pub(crate) fn function<F: Copy>(slot: Option<F>, name: &'static str) -> Result<F> {
-    slot.ok_or_else(|| Error::Unsupported(format!("this QNN library has no function {name}: use another QAIRT release")))
+    slot.ok_or_else(|| Error::Unsupported(format!("this QNN library lacks the function {name}: use another QAIRT release")))
 }
 
 /// Loads a library and takes its only provider.
@@ -249,7 +250,7 @@ fn providers<I: 'static>(path: &Path, symbol: &[u8]) -> Result<&'static I> {
     let wrong = |reason: &str| Error::Library { path: path.to_path_buf(), reason: reason.into() };
     // SAFETY: the symbol of that name has this type in all releases; `I` is the struct that goes with it.
     let get = unsafe { library.get::<unsafe extern "C" fn(*mut *const *const I, *mut u32) -> ffi::Status>(symbol) };
-    let get = *get.map_err(|_| wrong("it is not a QNN library: it has no function to ask for its interface"))?;
+    let get = *get.map_err(|_| wrong("it is not a QNN library: it has no function that returns its interface"))?;
     let (mut list, mut count) = (ptr::null(), 0);
     let status = {
         let _quiet = Quiet::begin();
@@ -257,22 +258,22 @@ fn providers<I: 'static>(path: &Path, symbol: &[u8]) -> Result<&'static I> {
         unsafe { get(&raw mut list, &raw mut count) }
     };
     if status != 0 || count == 0 || list.is_null() {
-        return Err(wrong(&format!("it offers no interface (error {status}, {count} providers)")));
+        return Err(wrong(&format!("it provides no interface (error {status}, {count} providers)")));
     }
     // SAFETY: the list holds `count` > 0 pointers.
     let first = unsafe { *list };
     std::mem::forget(library);
     // SAFETY: checked for null; the interface is constant data of a library that is never unloaded.
-    unsafe { first.as_ref() }.ok_or_else(|| wrong("it offers an empty interface"))
+    unsafe { first.as_ref() }.ok_or_else(|| wrong("it provides an empty interface"))
 }
 
 /// # Safety
-/// Runs the constructors of whatever the file is.
+/// Runs the constructors of the library.
 unsafe fn open(path: &Path) -> std::result::Result<libloading::Library, libloading::Error> {
     #[cfg(unix)]
     {
         use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-        // All symbols at once: what is missing shows here and not in the middle of a call.
+        // Binds all symbols now, so that a missing one is reported here and not during a call.
         // SAFETY: the caller's.
         unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map(Into::into)
     }
@@ -283,15 +284,15 @@ unsafe fn open(path: &Path) -> std::result::Result<libloading::Library, libloadi
     }
 }
 
-/// What the system's loader said.
+/// The message of the system's loader.
 fn reason(error: &libloading::Error) -> String {
     use std::error::Error as _;
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// A text of the library.
+/// A string owned by the library.
 pub(crate) fn text(pointer: *const c_char) -> Option<String> {
-    // SAFETY: the library's texts are closed by a zero byte and outlive the call that handed them out.
+    // SAFETY: the library's strings end with a zero byte and outlive the call that handed them out.
     (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
 }
 

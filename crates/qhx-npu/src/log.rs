@@ -1,4 +1,4 @@
-//! The library's log: to `tracing`, and kept for the error of the call that fails meanwhile.
+//! The library's log: forwarded to `tracing`, and kept for the error of a call that fails.
 #![allow(unsafe_code)] // A callback that formats C's variable arguments.
 
 use std::{
@@ -12,11 +12,11 @@ use std::{
 const KEPT: usize = 64;
 /// Lines shown in one error.
 const SHOWN: usize = 8;
-/// The levels of the library that we ask for: errors and warnings; all of them where `tracing` wants to see them.
+/// The library's log levels that we request: errors and warnings, or all of them where `tracing` is enabled for them.
 const WARNING: u32 = 2;
 const DEBUG: u32 = 5;
 
-/// Lines that every healthy run logs as errors or warnings.
+/// Messages that every successful run logs as errors or warnings.
 const HARMLESS: [&str; 4] =
     ["unexpected GraphHtpSettings option", "No op packages found", "Performance Estimates unsupported", "will overwrite it to"];
 
@@ -33,19 +33,19 @@ struct Recent {
 
 static RECENT: Mutex<Recent> = Mutex::new(Recent { next: 0, lines: VecDeque::new() });
 
-// Where `vsnprintf` is no function of its own.
+// Windows has `vsnprintf` only as an inline function.
 #[cfg_attr(windows, link(name = "legacy_stdio_definitions"))]
 unsafe extern "C" {
     // `va_list` is passed as a pointer by the System V and the AArch64 calling conventions.
     fn vsnprintf(buffer: *mut c_char, size: usize, format: *const c_char, arguments: *mut c_void) -> c_int;
 }
 
-/// The level to ask the library for.
+/// The log level to request from the library.
 pub(crate) fn level() -> u32 {
     if tracing::enabled!(target: "qnn", tracing::Level::TRACE) { DEBUG } else { WARNING }
 }
 
-/// What the library calls, from any of its threads.
+/// The log callback; the library calls it from any of its threads.
 pub(crate) unsafe extern "C" fn callback(format: *const c_char, level: u32, _time: u64, arguments: *mut c_void) {
     if format.is_null() {
         return;
@@ -54,14 +54,14 @@ pub(crate) unsafe extern "C" fn callback(format: *const c_char, level: u32, _tim
     // SAFETY: the library hands over a format and its arguments; at most the buffer's size is written, zero byte included.
     let written = unsafe { vsnprintf(buffer.as_mut_ptr().cast(), buffer.len(), format, arguments) };
     let (true, Ok(text)) = (written >= 0, CStr::from_bytes_until_nul(&buffer)) else { return };
-    // A panic must not travel through the library.
+    // A panic must not unwind through the library.
     let _ = std::panic::catch_unwind(|| record(level, text.to_string_lossy().trim()));
 }
 
 fn record(level: u32, text: &str) {
     let harmless = HARMLESS.iter().any(|known| text.contains(known));
     match level {
-        // The library calls many harmless things errors: the error of the failed call is what counts.
+        // The library logs many harmless things as errors; only the error of a failed call matters.
         1 if !harmless => tracing::warn!(target: "qnn", "{text}"),
         1..=2 => tracing::debug!(target: "qnn", "{text}"),
         _ => tracing::trace!(target: "qnn", "{text}"),
@@ -77,12 +77,12 @@ fn record(level: u32, text: &str) {
     }
 }
 
-/// Where the log stands: lines from here on belong to what is begun now.
+/// The current position in the log: later lines belong to what starts now.
 pub(crate) fn mark() -> u64 {
     RECENT.lock().unwrap_or_else(PoisonError::into_inner).next
 }
 
-/// The lines since a mark: those of this thread if there are any, otherwise those of all, since the library has threads of its own.
+/// The lines since a mark: those of this thread if there are any, otherwise those of all threads, as the library has its own.
 pub(crate) fn since(mark: u64) -> Vec<String> {
     let recent = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
     let lines = |all: bool| {

@@ -1,4 +1,4 @@
-//! What this machine has of the NPU: files, devices and versions, looked at without opening the processor.
+//! Which parts of an NPU set-up this machine has: files, devices and versions, examined without opening the processor.
 
 use crate::{
     Arch, Library,
@@ -12,45 +12,45 @@ use std::{
     process::Command,
 };
 
-/// Where the processor's own loader looks for its libraries: a list with `;` between.
+/// Where the DSP's loader looks for its libraries: a list separated by `;`.
 const DSP_VARIABLES: [&str; 2] = ["ADSP_LIBRARY_PATH", "DSP_LIBRARY_PATH"];
-/// Where it looks besides.
+/// Where it also looks.
 const DSP_FOLDERS: [&str; 5] = ["vendor/lib/rfsa/adsp", "vendor/dsp/cdsp", "vendor/lib64/rfs/dsp", "usr/lib/rfsa/adsp", "usr/lib/dsp/cdsp"];
-/// How programs reach the processor.
+/// Device nodes through which programs reach the DSP.
 const DSP_NODES: [&str; 3] = ["dev/fastrpc-cdsp", "dev/fastrpc-cdsp-secure", "dev/adsprpc-smd"];
 const RPC_LIBRARY: &str = "libcdsprpc.so";
 const SYSTEM_FOLDERS: [&str; 6] =
     ["vendor/lib64", "system/vendor/lib64", "system/lib64", "usr/lib/aarch64-linux-gnu", "usr/lib", "usr/local/lib"];
 
-/// Chips, by how their names begin, and the generation of their processor.
+/// Prefixes of chip names, and the generation of their Hexagon processor.
 const CHIPS: [(&str, u32); 8] =
     [("SM8450", 69), ("SM8475", 69), ("SM8550", 73), ("SM7635", 73), ("SM7675", 73), ("SM8650", 75), ("SM8750", 79), ("SM8850", 81)];
-/// Boards, which some systems name instead.
+/// Board names, which some systems report instead.
 const BOARDS: [(&str, u32); 3] = [("KALAMA", 73), ("PINEAPPLE", 75), ("SUN", 79)];
 
-/// Where to look: this machine, or a folder that is laid out like one.
+/// Where to look: this machine, or a folder laid out like one.
 #[derive(Clone, Debug)]
 pub struct Surroundings {
     /// The root of the file system.
     pub root: PathBuf,
-    /// The folder with QNN's libraries; without one they are where the system keeps libraries.
+    /// The folder with QNN's libraries; absent: the system's library folders.
     pub libraries: Option<PathBuf>,
-    /// Folders in which the processor looks for its own libraries.
+    /// Folders in which the DSP's loader looks for libraries.
     pub dsp_folders: Vec<PathBuf>,
-    /// The chip's name, where the system tells it.
+    /// The chip's name, where the system reports it.
     pub chip: Option<String>,
     /// Whether this is a PC, on which the processor is emulated.
     pub emulated: bool,
 }
 
-/// How a finding stands.
+/// How serious a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// As it should be.
     Fine,
-    /// May be a reason for trouble.
+    /// May cause problems.
     Doubtful,
-    /// Will stop it.
+    /// Prevents use of the NPU.
     Wrong,
 }
 
@@ -64,37 +64,37 @@ impl fmt::Display for State {
     }
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What.
+    /// What was checked.
     pub subject: String,
-    /// How it stands.
+    /// How serious it is.
     pub state: State,
     /// What was found.
     pub found: String,
-    /// What to do, where something is to be done.
+    /// What to do, if anything.
     pub advice: Option<String>,
 }
 
-/// What a machine has of the NPU.
+/// What a machine offers of an NPU.
 #[derive(Clone, Debug)]
 pub struct Probe {
-    /// Whether the processor is emulated: then programs are compiled when they are loaded.
+    /// Whether the processor is emulated; programs are then compiled when they are loaded.
     pub emulated: bool,
-    /// The processor's generation; on a PC, which emulates all, and for unknown chips there is none.
+    /// The processor's generation; `None` on a PC, which emulates all of them, and for unknown chips.
     pub arch: Option<Arch>,
     /// The library, if it could be loaded.
     pub library: Option<Library>,
-    /// What was found, in the order in which it is needed.
+    /// The findings, in the order in which each part is needed.
     pub findings: Vec<Finding>,
 }
 
-/// Names the generation of the processor (`v79`, `v81`), where the system does not tell it, and on a PC the one that is emulated.
+/// Sets the processor's generation (`v79`, `v81`) where the system does not report it, and on a PC the one to emulate.
 pub const ARCH_VARIABLE: &str = "QHX_NPU_ARCH";
 
-/// The generation of this machine's processor, as far as the system or [`ARCH_VARIABLE`] tells; none on a PC, which emulates all. The error is what the
-/// variable says where that is no generation.
+/// The generation of this machine's processor, as reported by the system or set by [`ARCH_VARIABLE`]; `None` on a PC, which emulates all of them. The error
+/// is the variable's value where it is not a generation.
 pub fn arch_here() -> Result<Option<Arch>, String> {
     if let Some(named) = env::var_os(ARCH_VARIABLE) {
         let named = named.to_string_lossy();
@@ -104,7 +104,7 @@ pub fn arch_here() -> Result<Option<Arch>, String> {
     Ok(here.chip.filter(|_| !here.emulated).and_then(|chip| generation_of(&chip)).and_then(Arch::from_number))
 }
 
-/// The generation of a chip's processor.
+/// The generation of a chip's Hexagon processor.
 fn generation_of(chip: &str) -> Option<u32> {
     let chip = chip.to_uppercase();
     let board = || BOARDS.iter().find(|(name, _)| chip == *name);
@@ -112,7 +112,7 @@ fn generation_of(chip: &str) -> Option<u32> {
 }
 
 impl Surroundings {
-    /// This machine, with QNN's libraries in a folder or where `QHX_QNN_DIR` says.
+    /// This machine, with QNN's libraries in the given folder or the one that `QHX_QNN_DIR` names.
     pub fn here(libraries: Option<&Path>) -> Self {
         let root = PathBuf::from("/");
         let listed = DSP_VARIABLES.iter().find_map(|name| env::var(name).ok()).unwrap_or_default();
@@ -127,12 +127,12 @@ impl Surroundings {
         }
     }
 
-    /// Looks. The processor is not opened; QNN's library is loaded to ask for its version.
+    /// Runs all checks. The processor is not opened; QNN's library is loaded to query its version.
     pub fn probe(&self) -> Probe {
         let mut probe = Probe { emulated: self.emulated, arch: None, library: None, findings: Vec::new() };
         if self.emulated {
             let generations = Arch::ALL.map(|arch| arch.to_string()).join(" and ");
-            probe.note("processor", State::Fine, format!("none in a PC: {generations} are emulated"), None);
+            probe.note("processor", State::Fine, format!("no Hexagon processor in this PC; {generations} are emulated"), None);
         } else {
             self.look_for_processor(&mut probe);
         }
@@ -145,39 +145,39 @@ impl Surroundings {
 
     fn look_for_processor(&self, probe: &mut Probe) {
         let Some(name) = &self.chip else {
-            let advice = "if it has a Hexagon processor of generation v79 or v81, the folder of that name will run";
-            return probe.note("processor", State::Doubtful, "the system does not tell its chip".into(), Some(advice.into()));
+            let advice = format!("if it has a Hexagon v79 or v81 processor, set {ARCH_VARIABLE} to its generation");
+            return probe.note("processor", State::Doubtful, "the system does not report its chip".into(), Some(advice));
         };
         let generation = generation_of(name);
         probe.arch = generation.and_then(Arch::from_number);
         match (generation, probe.arch) {
             (_, Some(arch)) => probe.note("processor", State::Fine, format!("{name}: Hexagon {arch}"), None),
             (Some(generation), None) => {
-                let advice = "qhx compiles for v79 and v81: use the CPU";
+                let advice = "qhx supports v79 and v81: use the CPU instead";
                 probe.note("processor", State::Wrong, format!("{name}: Hexagon v{generation}"), Some(advice.into()));
             }
             (None, None) => {
-                let advice = "known are SM8750 (v79) and SM8850 (v81): use the CPU on others";
+                let advice = "qhx knows SM8750 (v79) and SM8850 (v81): use the CPU on other chips";
                 probe.note("processor", State::Doubtful, format!("{name}, a chip that qhx does not know"), Some(advice.into()));
             }
         }
         match DSP_NODES.iter().map(|node| self.root.join(node)).find(|node| node.exists()) {
-            Some(node) => probe.note("way to it", State::Fine, node.display().to_string(), None),
+            Some(node) => probe.note("DSP device node", State::Fine, node.display().to_string(), None),
             None => probe.note(
-                "way to it",
+                "DSP device node",
                 State::Doubtful,
-                "none of /dev/fastrpc-cdsp and /dev/adsprpc-smd is visible".into(),
-                Some("apps of a phone reach it by a service; elsewhere the kernel's FastRPC driver is missing".into()),
+                "neither /dev/fastrpc-cdsp nor /dev/adsprpc-smd is visible".into(),
+                Some("apps on a phone reach the DSP through a service; elsewhere, the kernel's FastRPC driver is missing".into()),
             ),
         }
         let folders = SYSTEM_FOLDERS.iter().map(|folder| self.root.join(folder));
         match folders.map(|folder| folder.join(RPC_LIBRARY)).find(|file| file.is_file()) {
-            Some(file) => probe.note("its driver", State::Fine, file.display().to_string(), None),
+            Some(file) => probe.note("FastRPC library", State::Fine, file.display().to_string(), None),
             None => probe.note(
-                "its driver",
+                "FastRPC library",
                 State::Wrong,
-                format!("{RPC_LIBRARY} is in none of /vendor/lib64, /system/lib64, /usr/lib"),
-                Some("it comes with the phone's system or with Qualcomm's FastRPC package".into()),
+                format!("{RPC_LIBRARY} was not found in /vendor/lib64, /system/lib64 or /usr/lib"),
+                Some("it is part of the phone's system image or of Qualcomm's FastRPC package".into()),
             ),
         }
     }
@@ -195,42 +195,44 @@ impl Surroundings {
                 probe.library = Some(library);
             }
             Err(e) => {
-                // A library of another machine cannot be loaded, but it tells which it is.
+                // A library for another architecture cannot be loaded, but its header names the architecture.
                 let other = elf_machine(&htp).filter(|machine| *machine != THIS_MACHINE);
-                let found =
-                    other.map_or_else(|| e.to_string(), |machine| format!("{} is for {machine}, this is {THIS_MACHINE}", htp.display()));
-                let advice = other.map(|_| format!("point {DIRECTORY_VARIABLE} to the libraries of this kind of machine"));
+                let found = other.map_or_else(
+                    || e.to_string(),
+                    |machine| format!("{} is for {machine}, but this machine is {THIS_MACHINE}", htp.display()),
+                );
+                let advice = other.map(|_| format!("set {DIRECTORY_VARIABLE} to a folder with the {THIS_MACHINE} libraries"));
                 probe.note(HTP, State::Wrong, found, advice);
             }
         }
     }
 
-    /// The library's two halves for one generation: a stub on this side and a skel on the processor's.
+    /// The library's two halves for one generation: a stub on the host and a skel on the DSP.
     fn look_for_dsp_libraries(&self, arch: Arch, probe: &mut Probe) {
         let own = self.libraries.iter().cloned();
         let system = SYSTEM_FOLDERS.iter().map(|folder| self.root.join(folder));
         let (stub, skel) = (format!("libQnnHtpV{}Stub.so", arch.number()), format!("libQnnHtpV{}Skel.so", arch.number()));
         let release = probe.library.as_ref().map(|library| library.build().clone());
         let found = own.clone().chain(system).map(|folder| folder.join(&stub)).find(|file| file.is_file());
-        probe.note_half(&stub, found, release.as_ref(), "push it beside libQnnHtp.so");
+        probe.note_half(&stub, found, release.as_ref(), "copy it next to libQnnHtp.so");
         let dsp = self.dsp_folders.iter().cloned().chain(own).chain(DSP_FOLDERS.iter().map(|folder| self.root.join(folder)));
         let found = dsp.map(|folder| folder.join(&skel)).find(|file| file.is_file());
         let listed = found.as_ref().and_then(|file| file.parent()).is_none_or(|folder| self.is_searched(folder));
-        probe.note_half(&skel, found, release.as_ref(), "push it, and set ADSP_LIBRARY_PATH to its folder");
+        probe.note_half(&skel, found, release.as_ref(), "copy it to the phone and set ADSP_LIBRARY_PATH to its folder");
         if !listed {
-            let advice = "export ADSP_LIBRARY_PATH=FOLDER (several with ; between) before starting qhx";
-            probe.note("ADSP_LIBRARY_PATH", State::Wrong, format!("does not name the folder of {skel}"), Some(advice.into()));
+            let advice = "run `export ADSP_LIBRARY_PATH=FOLDER` before starting qhx (separate several folders with `;`)";
+            probe.note("ADSP_LIBRARY_PATH", State::Wrong, format!("does not name the folder that contains {skel}"), Some(advice.into()));
         }
     }
 
-    /// Whether the processor's loader looks into a folder.
+    /// Whether the DSP's loader searches a folder.
     fn is_searched(&self, folder: &Path) -> bool {
         self.dsp_folders.iter().any(|searched| searched == folder) || DSP_FOLDERS.iter().any(|searched| self.root.join(searched) == folder)
     }
 }
 
 impl Probe {
-    /// What will stop the NPU here, if anything.
+    /// The first finding that prevents use of the NPU, if any.
     pub fn obstacle(&self) -> Option<&Finding> {
         self.findings.iter().find(|finding| finding.state == State::Wrong)
     }
@@ -239,15 +241,15 @@ impl Probe {
         self.findings.push(Finding { subject: subject.into(), state, found, advice });
     }
 
-    /// A library that must be there and of the same release as the first.
+    /// A library that must exist and come from the same release as the main one.
     fn note_half(&mut self, name: &str, found: Option<PathBuf>, release: Option<&Build>, advice: &str) {
         let Some(file) = found else {
-            return self.note(name, State::Wrong, "is not there".into(), Some(format!("{advice}; it is part of the same QAIRT release")));
+            return self.note(name, State::Wrong, "not found".into(), Some(format!("{advice}; it is part of the same QAIRT release")));
         };
         let build = build_of(&file);
         match (&build, release) {
             (Some(build), Some(release)) if build.release != release.release => {
-                let advice = "take all libraries from one QAIRT release: others fail with error 1008";
+                let advice = "use libraries from one QAIRT release only: a mixture fails with error 1008";
                 self.note(name, State::Wrong, format!("{}, {build}, but {HTP} is {release}", file.display()), Some(advice.into()));
             }
             (Some(build), _) => self.note(name, State::Fine, format!("{build}, {}", file.display()), None),
@@ -261,10 +263,10 @@ const THIS_MACHINE: &str = if cfg!(target_arch = "x86_64") {
 } else if cfg!(target_arch = "aarch64") {
     "64-bit Arm"
 } else {
-    "another machine"
+    "another architecture"
 };
 
-/// What kind of machine a library is for.
+/// The architecture that a library is built for.
 fn elf_machine(file: &Path) -> Option<&'static str> {
     use std::io::Read;
     let mut header = [0; 20];
@@ -272,23 +274,23 @@ fn elf_machine(file: &Path) -> Option<&'static str> {
     match (header.starts_with(b"\x7fELF"), u16::from_le_bytes([header[18], header[19]])) {
         (true, 62) => Some("x86-64"),
         (true, 183) => Some("64-bit Arm"),
-        (true, 164) => Some("the Hexagon processor itself"),
+        (true, 164) => Some("the Hexagon DSP"),
         (true, 40) => Some("32-bit Arm"),
         _ => None,
     }
 }
 
-/// The QAIRT release that a library names in its text, `v2.51.0.260929181845`.
+/// The QAIRT release named inside a library file, `v2.51.0.260929181845`.
 #[allow(unsafe_code)] // Maps a file.
 fn build_of(file: &Path) -> Option<Build> {
     let open = File::open(file).ok().filter(|open| open.metadata().is_ok_and(|data| data.len() > 0))?;
-    // SAFETY: nobody writes to an installed library; the mapping ends with this function.
+    // SAFETY: an installed library is not written to; the mapping ends with this function.
     let map = unsafe { Mmap::map(&open) }.ok()?;
     let starts = map.windows(3).enumerate().filter(|(_, window)| window == b"v2.").map(|(at, _)| at);
     starts.filter_map(|at| build_at(&map[at..map.len().min(at + 40)])).next()
 }
 
-/// A build's text at the beginning of some bytes: three numbers and a date.
+/// Parses a build string at the start of some bytes: three numbers and a date.
 fn build_at(bytes: &[u8]) -> Option<Build> {
     let end = bytes.iter().skip(1).position(|byte| !byte.is_ascii_digit() && *byte != b'.')? + 1;
     let text = std::str::from_utf8(&bytes[..end]).ok()?;
@@ -296,7 +298,7 @@ fn build_at(bytes: &[u8]) -> Option<Build> {
     Some(Build::parse(text)).filter(|build| dated && build.release.is_some())
 }
 
-/// A property of an Android system.
+/// An Android system property.
 fn property(name: &str) -> Option<String> {
     if !cfg!(target_os = "android") {
         return None;
@@ -305,7 +307,7 @@ fn property(name: &str) -> Option<String> {
     named(Some(String::from_utf8_lossy(&output.stdout).into_owned()))
 }
 
-/// A name that says something.
+/// The name without surrounding white space; `None` where nothing is left.
 fn named(text: Option<String>) -> Option<String> {
     text.map(|name| name.trim().to_owned()).filter(|name| !name.is_empty())
 }
@@ -321,7 +323,7 @@ mod tests {
         fs::write(file, content).unwrap();
     }
 
-    /// A phone with everything in its place, but for a library that this machine could load.
+    /// A phone with everything in place except a library that this machine could load.
     fn phone(chip: &str) -> (TempDir, Surroundings) {
         let root = TempDir::new().unwrap();
         let arch = if chip.starts_with("SM8750") { 79 } else { 81 };
@@ -354,8 +356,8 @@ mod tests {
         assert_eq!(probe.arch, Some(Arch::V81));
         let expected = [
             ("processor", State::Fine),
-            ("way to it", State::Fine),
-            ("its driver", State::Fine),
+            ("DSP device node", State::Fine),
+            ("FastRPC library", State::Fine),
             (HTP, State::Wrong),
             ("libQnnHtpV81Stub.so", State::Fine),
             ("libQnnHtpV81Skel.so", State::Fine),
@@ -372,12 +374,12 @@ mod tests {
             fs::remove_file(root.path().join(file)).unwrap();
         }
         let probe = surroundings.probe();
-        assert_eq!(finding(&probe, "way to it").state, State::Doubtful);
-        for subject in ["its driver", "libQnnHtpV79Stub.so", "libQnnHtpV79Skel.so"] {
+        assert_eq!(finding(&probe, "DSP device node").state, State::Doubtful);
+        for subject in ["FastRPC library", "libQnnHtpV79Stub.so", "libQnnHtpV79Skel.so"] {
             let finding = finding(&probe, subject);
             assert!(finding.state == State::Wrong && finding.advice.is_some(), "{finding:?}");
         }
-        // Beside the library, but the processor does not look there.
+        // Next to the library, where the DSP's loader does not look.
         write(root.path(), "qnn/libQnnHtpV79Skel.so", b"x");
         assert_eq!(finding(&surroundings.probe(), "ADSP_LIBRARY_PATH").state, State::Wrong);
         surroundings.dsp_folders = vec![root.path().join("qnn")];

@@ -1,8 +1,8 @@
 //! Keeps what the library prints off our standard output.
 //!
-//! The library uses C's `stdout`, we write to the file descriptor: exchanging the C library's stream during calls silences the one without touching
-//! the other, in every thread. (Redirecting the descriptor would swallow what other threads print meanwhile.)
-#![allow(unsafe_code)] // Exchanges a global variable of the C library.
+//! The library prints to C's `stdout`, while we write to the file descriptor: replacing the C stream during calls silences the library without affecting
+//! us, in every thread. (Redirecting the descriptor would swallow what other threads print meanwhile.)
+#![allow(unsafe_code)] // Replaces a global variable of the C library.
 
 #[cfg(any(all(target_os = "linux", target_env = "gnu"), target_os = "android"))]
 mod stream {
@@ -21,9 +21,9 @@ mod stream {
         fn setvbuf(stream: *mut c_void, buffer: *mut c_char, mode: c_int, size: usize) -> c_int;
     }
 
-    /// How many calls run now, and the stream that was there before the first.
+    /// The number of calls in progress, and the stream before the first of them.
     static RUNNING: Mutex<(usize, usize)> = Mutex::new((0, 0));
-    /// The stream to nowhere, opened once and kept: parts of the library hold on to it.
+    /// A stream to /dev/null, opened once and kept open because parts of the library hold on to it.
     static NOWHERE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
     fn current() -> &'static AtomicPtr<c_void> {
@@ -76,7 +76,7 @@ mod stream {
     pub(super) fn leave() {}
 }
 
-/// While one of these lives, C code that prints prints to nowhere.
+/// While one of these lives, output of C code is discarded.
 pub(crate) struct Quiet(());
 
 impl Quiet {

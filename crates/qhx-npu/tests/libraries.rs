@@ -13,7 +13,7 @@ use std::{
 use tempfile::TempDir;
 
 fn refused(folder: &TempDir, expected: &[&str]) {
-    let error = Library::open(Some(folder.path())).expect_err("it is no library of QNN's").to_string();
+    let error = Library::open(Some(folder.path())).expect_err("it is not a QNN library").to_string();
     for part in expected {
         assert!(error.contains(part), "{error} does not say: {part}");
     }
@@ -36,8 +36,8 @@ fn old_new_and_other_interfaces() {
     let cases: [(Fake, &[&str]); 4] = [
         (Fake { core: (2, 21), ..Fake::default() }, &["version 2.21.0", "needs 2.32"]),
         (Fake { core: (3, 0), ..Fake::default() }, &["version 3.0.0", "needs 2.32"]),
-        (Fake { backend: 4, ..Fake::default() }, &["`FAKE` (backend 4)", "not the Hexagon processor"]),
-        (Fake { providers: 0, ..Fake::default() }, &["offers no interface"]),
+        (Fake { backend: 4, ..Fake::default() }, &["`FAKE` (backend 4)", "not for the Hexagon processor"]),
+        (Fake { providers: 0, ..Fake::default() }, &["provides no interface"]),
     ];
     for (fake, expected) in cases {
         let folder = TempDir::new().unwrap();
@@ -47,7 +47,7 @@ fn old_new_and_other_interfaces() {
 }
 
 #[test]
-fn a_device_that_cannot_be_opened_is_told_when_it_is_needed() {
+fn a_device_that_cannot_be_opened_is_reported_when_it_is_needed() {
     let folder = TempDir::new().unwrap();
     Fake::default().build(folder.path());
     let library = Library::open(Some(folder.path())).unwrap();
@@ -60,7 +60,7 @@ fn a_device_that_cannot_be_opened_is_told_when_it_is_needed() {
     assert!(error.contains("libQnnSystem.so") && error.contains("no such file"), "{error}");
 }
 
-/// What a binary says of itself is enough to tell that it will not load.
+/// A binary's metadata is enough to tell that it will not load.
 #[test]
 fn binaries_that_will_not_load_say_why() {
     let folder = TempDir::new().unwrap();
@@ -78,11 +78,11 @@ fn binaries_that_will_not_load_say_why() {
     };
     assert_eq!(good.obstacle(&library, Arch::V81), None);
     let obstacle = |metadata: Metadata, arch| metadata.obstacle(&library, arch).unwrap();
-    assert!(obstacle(good.clone(), Arch::V79).contains("was made for Hexagon v81, this processor is v79"));
+    assert!(obstacle(good.clone(), Arch::V79).contains("was compiled for Hexagon v81, but this processor is v79"));
     let large = obstacle(Metadata { graphs: vec![graph(8), graph(16)], ..good.clone() }, Arch::V81);
-    assert!(large.contains("`part0` needs 16 MB of VTCM, v81 has 8"), "{large}");
+    assert!(large.contains("`part0` needs 16 MB of VTCM, but v81 has 8 MB"), "{large}");
     let newer = obstacle(Metadata { build: Build { release: Some((2, 99, 0)), text: "v2.99.0.1".into() }, ..good }, Arch::V81);
-    assert!(newer.contains("made with QAIRT 2.99.0, the library is the older QAIRT 2.51.0"), "{newer}");
+    assert!(newer.contains("compiled with QAIRT 2.99.0, but the library is the older QAIRT 2.51.0"), "{newer}");
 }
 
 #[test]

@@ -480,7 +480,7 @@ fn what_a_manifest_places_elsewhere_runs_there() {
     assert!(ask(&["--placement", text(&rules)]).iter().all(|stage| stage.ends_with(" cpu")), "all weights are there");
     fs::write(&rules, "default = \"npu\"\ndecode = \"cpu\"\n[stages]\n\"layers.0.ffn\" = \"cpu\"").unwrap();
     let asked = ["--ids", "1,2,3,4,5", "--placement", text(&rules)];
-    let not_prepared = ["text-", "was not prepared for this", "--placement"];
+    let not_prepared = ["text-", "was not prepared for this placement", "forge the bundle"];
     fail(["generate", text(&alone.join("vl.json"))].iter().chain(&asked), 1, &not_prepared);
     // What it is, is known without QNN too.
     let mut inspect = qhx(["inspect", text(&alone)]);

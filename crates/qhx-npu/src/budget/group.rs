@@ -1,9 +1,9 @@
-//! Which parts of a program come together in a context.
+//! Groups the parts of a program into contexts.
 //!
 //! A context has about [`NpuOptions::context_bytes`] of weights, less than a processor can hold: compiling takes several times a context's size in memory, and
-//! one that is released makes room for less. Only where there would be too many are they larger. All parts at all rows are in one row of contexts
-//! where graphs share their weights. Where every graph has its own, those of each number of rows have contexts of their own, so that what reads a
-//! prompt can be released when it is read.
+//! smaller contexts can be released one by one. They are larger only where there would otherwise be too many. Where graphs share their weights, one sequence of
+//! contexts holds all parts at all row counts. Where every graph has its own weights, each row count has its own contexts, so that those for prefill can be
+//! released afterwards.
 
 use super::{Limits, PlannedContext, Wanted, constant_bytes, part_bytes, stored_bytes};
 use crate::{
@@ -19,29 +19,29 @@ use half::f16;
 use qhx_ir::{Checked, Name, Piece, Slot, Symbol, all_rows};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A graph that is to be made.
+/// A planned graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Planned {
     /// A part of the program.
     Part {
         /// The piece.
         piece: usize,
-        /// The part's number in it.
+        /// The index of the part in it.
         number: usize,
-        /// Rows in one execution.
+        /// Rows per execution.
         rows: usize,
     },
-    /// Experts, of all layers.
+    /// Experts of all layers.
     Experts(ExpertSizes),
 }
 
-/// A program that is being laid out.
+/// A program that is being planned.
 pub(super) struct Layout<'a> {
     wanted: &'a Wanted<'a>,
     rows: Vec<usize>,
-    /// Those of all pieces, one after the other.
+    /// The parts of all pieces, in order.
     parts: Vec<Placed<'a>>,
-    /// Of keys and values.
+    /// Sizes of keys and values.
     kept: Sizes,
     options: &'a NpuOptions,
     limits: Limits,
@@ -53,7 +53,7 @@ struct Placed<'a> {
     number: usize,
     program: &'a Checked,
     part: Part,
-    /// Bytes of its weights in a graph.
+    /// Bytes of its weights as graph constants.
     bytes: u64,
 }
 
@@ -67,13 +67,16 @@ impl<'a> Layout<'a> {
         for placed in &parts {
             if placed.part.work != Work::Host && placed.bytes > limits.context_bytes {
                 let place = placed.stages().map_or(String::new(), |[first, _]| first);
-                return Err(format!("stage `{place}` has {} bytes of weights, a context holds {}", placed.bytes, limits.context_bytes));
+                return Err(format!(
+                    "stage `{place}` has {} bytes of weights, but a context holds {}: use a smaller precision",
+                    placed.bytes, limits.context_bytes
+                ));
             }
         }
         Ok(Self { wanted, rows: all_rows(wanted.pieces), parts, kept, options, limits })
     }
 
-    /// The contexts, those of fewer rows first.
+    /// The contexts, those with fewer rows first.
     pub(super) fn contexts(&self) -> Result<Vec<PlannedContext>, String> {
         let shared = self.options.share_weights;
         let kinds: Vec<&[usize]> = if shared { vec![&self.rows] } else { self.rows.chunks(1).collect() };
@@ -98,7 +101,7 @@ impl<'a> Layout<'a> {
         Ok(all)
     }
 
-    /// Cuts consecutive parts into groups of about equal size, in bytes as many as are wished for, in number no more than can be loaded.
+    /// Splits consecutive parts into groups of about equal size: of the desired number of bytes, but no more groups than can be loaded.
     fn group(&self, parts: &[usize]) -> Result<Vec<Vec<usize>>, String> {
         let total: u64 = parts.iter().map(|&part| self.parts[part].bytes).sum();
         let Limits { contexts: most, context_bytes, .. } = self.limits;
@@ -108,7 +111,7 @@ impl<'a> Layout<'a> {
             let mut groups = vec![Vec::new(); count as usize];
             let mut before = 0;
             for &part in parts {
-                // Where its middle lies.
+                // The position of its middle.
                 let middle = u128::from(before) + u128::from(self.parts[part].bytes / 2);
                 let group = (middle * u128::from(count) / u128::from(total.max(1))).min(u128::from(count) - 1);
                 groups[group as usize].push(part);
@@ -125,7 +128,7 @@ impl<'a> Layout<'a> {
             return Ok(groups);
         }
         Err(format!(
-            "{total} bytes of weights do not fit into {most} contexts of at most {context_bytes} bytes, which is what {} holds: use a smaller precision",
+            "{total} bytes of weights do not fit into {most} contexts of {context_bytes} bytes each, the limit of {}: use a smaller precision",
             self.options.arch
         ))
     }
@@ -174,7 +177,7 @@ impl<'a> Layout<'a> {
         distinct
     }
 
-    /// The place among the rows for which a graph is made.
+    /// The index of a graph's row count among all row counts.
     fn kind(&self, planned: &Planned) -> usize {
         let (multiple, made) = match *planned {
             Planned::Part { rows, .. } => {
@@ -185,7 +188,7 @@ impl<'a> Layout<'a> {
         self.rows.iter().position(|rows| rows.next_multiple_of(multiple) == made).unwrap_or(0)
     }
 
-    /// What stands behind the program's name, where a context is for one number of rows.
+    /// The suffix of the program's name in a context for a single row count.
     fn label(&self, rows: &[usize]) -> String {
         match (rows, self.wanted.pieces.iter().all(|piece| piece.program.slots.is_empty())) {
             ([1], false) => "_decode".into(),
@@ -205,7 +208,7 @@ fn slots<'a>(parts: &[&Placed<'a>]) -> BTreeMap<&'a Name, &'a Slot> {
     parts.iter().flat_map(of).collect()
 }
 
-/// Bytes of keys and values that a graph is handed; recurrent slots are small.
+/// Bytes of keys and values that are passed to a graph; recurrent slots are small enough to ignore.
 fn kv_bytes(slot: &Slot, kept: Sizes) -> u64 {
     match *slot {
         Slot::Kv { kv_heads, head_dim, .. } => {
@@ -227,7 +230,7 @@ impl Placed<'_> {
         Some([stage(self.part.ops.iter().min()?)?, stage(self.part.ops.iter().max()?)?])
     }
 
-    /// The numbers in the stages' names: `layers.3`, `vision.3`.
+    /// The layer numbers in the stages' names: `layers.3`, `vision.3`.
     fn layers(&self) -> impl Iterator<Item = usize> {
         self.part.ops.iter().filter_map(|&op| self.program.ops[op].path.split('.').find_map(|word| word.parse().ok()))
     }
@@ -242,7 +245,7 @@ pub(crate) fn experts_of(piece: &Piece<'_>) -> Vec<ExpertSizes> {
 /// The rows at which a part is compiled.
 pub(crate) fn part_rows(part: &Part, rows: &[usize]) -> Vec<usize> {
     let mut all: Vec<usize> = match part.work {
-        // Wanted rows are one as a rule.
+        // Usually one row is wanted.
         Work::Graph(Symbol::L) if !part.whole => vec![1],
         _ => rows.iter().map(|rows| rows.next_multiple_of(part.multiple)).collect(),
     };

@@ -1,7 +1,7 @@
-//! What goes into which context, before anything is compiled: parts of programs are laid into contexts that a processor can hold, or refused with the numbers.
-//! `Device::prepare` writes the contexts that are planned here, and no others.
+//! Plans which parts of a program go into which context, before anything is compiled; a program that does not fit is rejected with the numbers.
+//! `Device::prepare` writes the contexts planned here, and no others.
 //!
-//! Bytes are those of the weights in the form that graphs have them; what the library adds (code, scratch) is a few hundredths of it.
+//! Sizes are those of the weights as graphs store them; what the library adds (code, scratch) is a few per cent more.
 
 mod group;
 mod token;
@@ -18,21 +18,21 @@ use group::Layout;
 use qhx_ir::{DeviceError, Encoding, Name, Piece, Quants, Weight, all_rows};
 use serde::Serialize;
 
-/// What a processor and its runtime can hold in one process.
+/// What a processor and its runtime can load in one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Limits {
-    /// Bytes of one context: it lies in the DSP's address space of 32 bits, beside other things.
+    /// Bytes of one context: it shares the DSP's 32-bit address space with other data.
     pub context_bytes: u64,
-    /// Contexts at once.
+    /// Contexts loaded at the same time.
     pub contexts: usize,
-    /// Graphs at once beyond which the DSP's heap may be exhausted, which restarts the phone; absent: not known of.
+    /// Number of loaded graphs from which the DSP's heap may be exhausted, which restarts the phone; absent: no such limit is known.
     pub risky_graphs: Option<usize>,
-    /// Fast memory, shared by all graphs.
+    /// Fast memory (VTCM), shared by all graphs.
     pub vtcm_mb: u32,
 }
 
 impl Limits {
-    /// What is known of a processor.
+    /// The known limits of a processor.
     pub fn of(arch: Arch) -> Self {
         // On v81 seven contexts with 64 graphs are known to exhaust the heap.
         let risky_graphs = (arch == Arch::V81).then_some(64);
@@ -40,44 +40,44 @@ impl Limits {
     }
 }
 
-/// A program that is to be laid out.
+/// A program to plan for.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
-    /// Its name, after which contexts are called.
+    /// Its name, with which the names of its contexts begin.
     pub name: &'a str,
-    /// The whole program, or the pieces of it that run on this processor, in their order. Rows are those that graphs take at once: of a text 1 for writing and more for
-    /// reading prompts, of a tower all rows of a picture or sound.
+    /// The whole program, or the pieces of it that run on this processor, in order. Their rows are the row counts of the graphs: for text 1 for decode and more for
+    /// prefill, for a tower all rows of an image or sound.
     pub pieces: &'a [Piece<'a>],
 }
 
-/// Contexts and what is in them.
+/// The planned contexts and their contents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Budget {
     /// `v79`, `v81`.
     pub arch: String,
-    /// What the processor can hold.
+    /// The limits of the processor.
     pub limits: Limits,
-    /// Rows that graphs of the text take at once.
+    /// Row counts of the text program's graphs.
     pub rows: Vec<usize>,
-    /// Rows of KV slots; where they are rings, the most that attention sees.
+    /// Rows of the KV cache; for ring buffers, the most rows that attention sees.
     pub context: usize,
-    /// Where slots are rings: the most rows of a call.
+    /// For ring buffers: the most rows of a call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ring: Option<usize>,
-    /// In the order in which they run.
+    /// The contexts, in execution order.
     pub contexts: Vec<PlannedContext>,
     /// Graphs of all contexts.
     pub graphs: usize,
     /// Bytes of all contexts.
     pub bytes: u64,
-    /// Bytes that stay in the host's memory: tables and experts.
+    /// Bytes that stay in host memory: tables and experts.
     pub host_bytes: u64,
-    /// What writing one token takes.
+    /// What decoding one token takes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub per_token: Option<PerToken>,
-    /// Why it is not what was wished for, and what is dangerous about it.
+    /// Where the plan differs from what was requested and why, and its risks.
     pub notes: Vec<String>,
-    /// Most bytes of weights in one graph.
+    /// The most bytes of weights in one graph.
     #[serde(skip)]
     pub(crate) part_bytes: u64,
 }
@@ -87,37 +87,37 @@ pub struct Budget {
 pub struct PlannedContext {
     /// The program.
     pub program: String,
-    /// Its file is called so, with `.bin` behind: `text_0`, `text_decode_0`, `text_prefill128_0`, `vision_0`.
+    /// Its file's name without `.bin`: `text_0`, `text_decode_0`, `text_prefill128_0`, `vision_0`.
     pub name: String,
     /// Bytes of its weights.
     pub bytes: u64,
-    /// Bytes of keys and values that its graphs are handed.
+    /// Bytes of keys and values that are passed to its graphs.
     pub slot_bytes: u64,
-    /// How many graphs it has.
+    /// Number of graphs.
     pub graphs: usize,
-    /// The first and the last stage that it has a part of.
+    /// The first and last stage that it covers, wholly or in part.
     pub stages: [String; 2],
-    /// How many layers it has a part of.
+    /// Number of layers that it covers, wholly or in part.
     pub layers: usize,
     /// The parts of the program that are in it.
     pub parts: Vec<usize>,
-    /// Whether its graphs share weights, which are stored once.
+    /// Whether its graphs share weights that are stored once.
     pub shared_weights: bool,
-    /// Its graphs, in the order in which they are compiled.
+    /// Its graphs, in compilation order.
     #[serde(skip)]
     pub(crate) planned: Vec<Planned>,
 }
 
-/// Lays programs out for sessions of `context` rows, the text first, then towers, which are loaded when they are needed and do not count beside it; or says in
-/// numbers why they do not fit.
+/// Plans contexts for sessions of `context` rows: the text program first, then towers, which are loaded when needed and do not count towards its limits. The
+/// error says, with numbers, why they do not fit.
 pub fn budget(programs: &[Wanted<'_>], context: usize, options: &NpuOptions) -> Result<Budget, String> {
-    let Some((text, towers)) = programs.split_first() else { return Err("there is no program to lay out".into()) };
+    let Some((text, towers)) = programs.split_first() else { return Err("there is no program to plan for".into()) };
     let rows = all_rows(text.pieces);
     if text.pieces.iter().any(|piece| piece.rows.is_empty()) || rows.is_empty() {
-        return Err("there are no rows that its graphs could take: what reads prompts there needs --prefill".into());
+        return Err("there are no row counts for its graphs: a part that runs only prefill needs --prefill".into());
     }
     if rows[0] == 0 || context == 0 {
-        return Err(format!("graphs of {rows:?} rows for a context of {context} are impossible"));
+        return Err(format!("graphs of {rows:?} rows for a context of {context} rows are impossible: both must be at least 1"));
     }
     let limits = options.limits.unwrap_or(Limits::of(options.arch));
     let lay_out = |rows: &[usize]| {
@@ -132,25 +132,26 @@ pub fn budget(programs: &[Wanted<'_>], context: usize, options: &NpuOptions) -> 
     let mut plan = lay_out(&rows)?;
     let loaded = plan.graphs_of(text.name);
     let Some(most) = limits.risky_graphs.filter(|&most| loaded >= most) else { return Ok(plan) };
-    let danger = format!("{loaded} graphs at once: from {most} on the heap of {} may be exhausted, which restarts the phone", options.arch);
+    let danger =
+        format!("{loaded} graphs are loaded at once; {most} or more may exhaust the heap of {}, which restarts the phone", options.arch);
     if options.allow_risky {
         plan.notes.push(danger);
         return Ok(plan);
     }
     let mut single = lay_out(&rows[..1])?;
-    let reads_only = |piece: &Piece<'_>| !piece.rows.contains(&rows[0]);
-    if rows.len() == 1 || text.pieces.iter().any(reads_only) || single.graphs_of(text.name) >= most {
-        return Err(format!("{danger}: use larger graphs, or --allow-risky"));
+    let prefill_only = |piece: &Piece<'_>| !piece.rows.contains(&rows[0]);
+    if rows.len() == 1 || text.pieces.iter().any(prefill_only) || single.graphs_of(text.name) >= most {
+        return Err(format!("{danger}: use fewer, larger graphs, or accept the risk with --allow-risky"));
     }
     single.notes.push(format!(
-        "graphs of {} rows only, prompts go through them row by row; with those of {:?} rows there would be {danger} (--allow-risky)",
+        "only graphs of row count {} are built, so prompts are processed row by row; with row counts {:?} as well, {danger} (--allow-risky builds them all the same)",
         rows[0],
         &rows[1..]
     ));
     Ok(single)
 }
 
-/// The whole plan of programs whose contexts are known.
+/// The plan for programs whose contexts are known.
 fn whole(
     text: Wanted<'_>,
     programs: &[Wanted<'_>],
@@ -160,10 +161,10 @@ fn whole(
     limits: Limits,
 ) -> Result<Budget, String> {
     let (contexts, rows) = (contexts.concat(), all_rows(text.pieces));
-    // A graph's inputs lie in the address space of its context.
+    // A graph's inputs are in the address space of its context.
     if let Some(large) = contexts.iter().find(|c| c.bytes.saturating_add(c.slot_bytes) > limits.context_bytes) {
         return Err(format!(
-            "context `{}` has {} bytes of weights, and keys and values of {context} rows take {} more; together a context holds {}: use a smaller --context, or --kv ring",
+            "context `{}` has {} bytes of weights, and the keys and values of {context} rows take {} more, but a context holds {} in total: use a smaller --context, or --kv ring",
             large.name, large.bytes, large.slot_bytes, limits.context_bytes
         ));
     }
@@ -197,24 +198,24 @@ impl Budget {
     }
 }
 
-/// The rows of a piece that are among `rows`, rising.
+/// The row counts of a piece that are among `rows`, in ascending order.
 pub(crate) fn common_rows(piece: &Piece<'_>, rows: &[usize]) -> Vec<usize> {
     all_rows(&[*piece]).into_iter().filter(|own| rows.contains(own)).collect()
 }
 
-/// What a token takes of each piece: nothing of a tower, which has no slots, and of what reads only.
+/// What decoding a token takes in each piece: `None` for towers, which have no slots, and for pieces that only run prefill.
 pub(crate) fn per_token(pieces: &[Piece<'_>], part_bytes: u64, sizes: Sizes) -> Result<Vec<Option<PerToken>>, DeviceError> {
     let is_text = pieces.iter().any(|piece| !piece.program.slots.is_empty());
-    let writes = |piece: &Piece<'_>| is_text && piece.rows.contains(&1);
-    pieces.iter().map(|piece| writes(piece).then(|| PerToken::of(piece.program, part_bytes, sizes)).transpose()).collect()
+    let decodes = |piece: &Piece<'_>| is_text && piece.rows.contains(&1);
+    pieces.iter().map(|piece| decodes(piece).then(|| PerToken::of(piece.program, part_bytes, sizes)).transpose()).collect()
 }
 
-/// Most bytes of weights in one graph: it lies in a context with whatever else.
+/// The most bytes of weights in one graph, which must fit into a context.
 fn part_bytes(options: &NpuOptions, limits: Limits) -> u64 {
     options.part_bytes.min(limits.context_bytes)
 }
 
-/// How long the KV slots of graphs are that sessions of `context` rows and calls of up to the last of `rows` need.
+/// The KV sizes of graphs for sessions of `context` rows and calls of up to the last of `rows`.
 pub(crate) fn kv_sizes(context: usize, rows: &[usize], kv: Kv) -> Sizes {
     let ring = rows.last().copied().filter(|_| kv == Kv::Ring);
     let context = if ring.is_some() { context } else { context.next_multiple_of(crate::lower::CONTEXT_STEP) };
@@ -241,7 +242,7 @@ fn stored_bytes(weight: &Weight) -> u64 {
     row_bytes(weight) * (numbers(weight) / columns as u64)
 }
 
-/// Bytes of a row of it.
+/// Bytes of one of its rows.
 pub(crate) fn row_bytes(weight: &Weight) -> u64 {
     let columns = weight.shape.last().copied().unwrap_or(1).max(1);
     weight.encoding.row_bytes(columns).map_or(0, |r| (r.data + r.scale + r.min) as u64)

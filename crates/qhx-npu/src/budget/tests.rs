@@ -72,7 +72,7 @@ fn everything_is_in_one_context_or_in_as_many_as_it_takes() {
     }
 }
 
-/// A wish that contexts be small is followed as long as there are not too many of them; they are then of about one size.
+/// The desired context size is respected as long as there are not too many contexts; they are then of about equal size.
 #[test]
 fn contexts_are_as_small_as_wished_but_never_too_many() {
     for model in sessions() {
@@ -99,7 +99,7 @@ fn parts_bytes(model: &TinyModel, part_bytes: u64) -> Vec<u64> {
     graphs.map(|part| constant_bytes(&model.program, &part)).collect()
 }
 
-/// Where graphs do not share their weights, those that write stand apart from those that read.
+/// Where graphs do not share their weights, decode and prefill have contexts of their own.
 #[test]
 fn graphs_with_weights_of_their_own_are_grouped_by_their_rows() {
     for model in sessions() {
@@ -206,7 +206,7 @@ fn pieces_share_contexts_and_limits() {
         let limits = Some(Limits { risky_graphs: Some(together.graphs), ..together.limits });
         let careful = NpuOptions { limits, ..options.clone() };
         assert_eq!(laid_out([both, both], &careful).unwrap().rows, [1], "{}", model.name);
-        // What reads only cannot be left out.
+        // A piece that only runs prefill cannot be left out.
         let limits = Some(Limits { risky_graphs: Some(2), ..together.limits });
         let error = laid_out([both, &[32]], &NpuOptions { limits, ..options.clone() }).unwrap_err();
         assert!(error.contains("--allow-risky"), "{error}");

@@ -1,4 +1,4 @@
-//! What writing one token takes: executions, bytes that the host copies, bytes of weights that are read. Found from the graphs for one row, without compiling.
+//! What decoding one token takes: executions, bytes that the host copies, bytes of weights that are read. Derived from the one-row graphs, without compiling.
 
 use super::{graph_bytes, row_bytes};
 use crate::lower::{Feed, Part, Sizes, Work, experts::expert_sizes, lower, parts};
@@ -6,13 +6,13 @@ use qhx_ir::{Checked, DeviceError, Encoding, Name, Op, OpKind, Symbol, Traffic};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeSet, ops::Add};
 
-/// What writing one token takes.
+/// What decoding one token takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PerToken {
     /// Executions, and what is copied for them.
     #[serde(flatten)]
     pub traffic: Traffic,
-    /// Bytes of weights that are read: constants of graphs, chosen experts, rows of tables.
+    /// Bytes of weights that are read: graph constants, chosen experts, table rows.
     pub weight_bytes: u64,
 }
 
@@ -24,13 +24,13 @@ impl Add for PerToken {
 }
 
 impl PerToken {
-    /// Of a text program, cut into parts of `part_bytes`, whose slots have these sizes.
+    /// The cost of a text program that is split into parts of `part_bytes` and whose slots have these sizes.
     pub(super) fn of(program: &Checked, part_bytes: u64, sizes: Sizes) -> Result<Self, DeviceError> {
         let mut all = Self::default();
         for part in parts(program, part_bytes) {
             match part.work {
                 Work::Host => part.ops.iter().for_each(|&op| all.add_host(program, &program.ops[op])),
-                // No soft row comes with a token that was written.
+                // Decoding has no soft rows.
                 Work::Graph(Symbol::R) => {}
                 Work::Graph(_) => all.add_graph(program, &part, sizes)?,
             }
@@ -57,7 +57,7 @@ impl PerToken {
         Ok(())
     }
 
-    /// What the host does: rows of tables, and experts, which are inputs of a graph.
+    /// Adds the host's work: table rows, and experts, whose weights are inputs of a graph.
     fn add_host(&mut self, program: &Checked, op: &Op) {
         let row = |name: &Name| row_bytes(&program.weights[name]);
         match &op.op {
@@ -73,7 +73,7 @@ impl PerToken {
                     let [_, rows, columns] = weight.shape[..] else { continue };
                     let width = if sizes.int8 { 1 } else { 2 };
                     let bytes = (sizes.experts * rows * columns * width) as u64;
-                    // Rows without padding are handed over where they lie.
+                    // Rows without padding are passed without a copy.
                     let plain = sizes.int8 || weight.encoding == Encoding::F16;
                     let stride = weight.encoding.row_bytes(columns).map(|row| row.data);
                     let lent = plain && stride == Some(columns * width);
@@ -88,7 +88,7 @@ impl PerToken {
     }
 }
 
-/// Bytes of the weights of a part, as constants of its graph.
+/// Bytes of a part's weights as constants of its graph.
 pub(crate) fn constant_bytes(program: &Checked, part: &Part) -> u64 {
     let names: BTreeSet<&Name> = part.ops.iter().flat_map(|&op| program.ops[op].op.weights()).collect();
     names.iter().map(|&name| graph_bytes(&program.weights[name])).sum()

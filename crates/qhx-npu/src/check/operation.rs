@@ -1,10 +1,10 @@
-//! Operations: how many tensors they take, which parameters, which types.
+//! Operations: number of tensors, parameters and types.
 
 use super::{Checked, Operation};
 use crate::graph::{DataType, Parameter};
 use std::ops::RangeInclusive;
 
-/// The kind of a parameter; lists with their number of axes.
+/// The kind of a parameter; arrays with their number of axes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Bool,
@@ -16,36 +16,36 @@ enum Kind {
 }
 use Kind::{Bool, F32, I32, I32s, U32, U32s};
 
-/// What is known of an operation.
+/// The rules for one operation.
 struct Rule {
     kind: &'static str,
     inputs: RangeInclusive<usize>,
     outputs: RangeInclusive<usize>,
-    /// Parameters that must be there.
+    /// Required parameters.
     needed: &'static [(&'static str, Kind)],
-    /// Parameters that may be there.
+    /// Optional parameters.
     optional: &'static [(&'static str, Kind)],
     types: Types,
 }
 
-/// Which types an operation takes and makes.
+/// Which types an operation reads and writes.
 #[derive(Clone, Copy)]
 enum Types {
-    /// All floats, or all whole numbers, of one type.
+    /// All floats, or all integers, of one type.
     Equal,
     /// All floats of one type.
     Floats,
-    /// As [`Types::Floats`], but for what [`Operation::check_quantized`] says of quantised tensors.
+    /// As [`Types::Floats`], except for quantised tensors: see [`Operation::check_quantized`].
     Weights,
-    /// The second input (row numbers) is `I32`, or `U32` for `Gather`; the rest is equal.
+    /// The second input (row indexes) is `I32`, or `U32` for `Gather`; all others have one type.
     Rows,
-    /// Comparison: equal inputs, a `Bool` output.
+    /// Comparison: inputs of one type, a `Bool` output.
     Compare,
-    /// The first input is `Bool`, the rest is equal.
+    /// The first input is `Bool`; all others have one type.
     Select,
-    /// A float becomes a row number.
+    /// A float input, an index output.
     Index,
-    /// Values and their row numbers.
+    /// Values and their indexes.
     TopK,
     /// Between the types of [`CASTS`].
     Cast,
@@ -55,7 +55,7 @@ enum Types {
     Rotary,
 }
 
-/// Conversions that the library has.
+/// Conversions that the library supports.
 const CASTS: [(DataType, DataType); 5] = [
     (DataType::F16, DataType::F32),
     (DataType::F32, DataType::F16),
@@ -64,14 +64,14 @@ const CASTS: [(DataType, DataType); 5] = [
     (DataType::I32, DataType::F32),
 ];
 
-/// What has been seen to work, with the parameters it works with.
+/// The operations that have been seen to work, with their parameters.
 #[rustfmt::skip]
 const RULES: &[Rule] = &[
     rule("FullyConnected", 2..=3, &[], &[("keep_dims", Bool)], Types::Weights),
     rule("MatMul", 2..=3, &[], &[("transpose_in0", Bool), ("transpose_in1", Bool)], Types::Weights),
     rule("Conv2d", 2..=3, &[("stride", U32s(1)), ("pad_amount", U32s(2))], &[("dilation", U32s(1)), ("group", U32)], Types::Weights),
     rule("DepthWiseConv2d", 2..=3, &[("stride", U32s(1)), ("pad_amount", U32s(2))], &[("dilation", U32s(1))], Types::Floats),
-    // Without beta (zeros will do) releases before QAIRT 2.49 cannot prepare it.
+    // Releases before QAIRT 2.49 cannot prepare it without beta (zeros will do).
     rule("RmsNorm", 3..=3, &[("epsilon", F32), ("axes", U32s(1))], &[], Types::Floats),
     rule("LayerNorm", 2..=3, &[("epsilon", F32), ("axes", U32s(1))], &[], Types::Floats),
     rule("L2Norm", 1..=1, &[("epsilon", F32), ("axes", U32s(1))], &[], Types::Floats),
@@ -129,7 +129,7 @@ const RULES: &[Rule] = &[
     rule("RotaryEmbedding", 4..=4, &[("rotary_embedding_dim", U32)], &[("interleaved", Bool)], Types::Rotary),
 ];
 
-/// The library's names of the operations that a graph may hold: those that have been seen to work.
+/// The QNN names of the operations that a graph may contain: those that have been seen to work.
 pub fn operations() -> impl Iterator<Item = &'static str> {
     RULES.iter().map(|rule| rule.kind)
 }
@@ -144,7 +144,7 @@ const fn rule(
     Rule { kind, inputs, outputs: 1..=1, needed, optional, types }
 }
 
-/// An operation that makes several tensors of one.
+/// An operation with several outputs.
 const fn many(kind: &'static str, needed: &'static [(&'static str, Kind)], types: Types) -> Rule {
     Rule { kind, inputs: 1..=1, outputs: 1..=usize::MAX, needed, optional: &[], types }
 }
@@ -152,11 +152,11 @@ const fn many(kind: &'static str, needed: &'static [(&'static str, Kind)], types
 impl Operation<'_> {
     pub(super) fn check(&self) -> Checked {
         let rule = RULES.iter().find(|rule| rule.kind == self.node.kind);
-        let rule = rule.ok_or("is an operation that has not been seen to work: it needs a rule of its own, and a test in the emulator")?;
+        let rule = rule.ok_or("is an operation that has not been seen to work: add a rule for it and a test in the emulator")?;
         let sides = [("inputs", &self.inputs, &rule.inputs), ("outputs", &self.outputs, &rule.outputs)];
         for (side, tensors, allowed) in sides {
             if !allowed.contains(&tensors.len()) {
-                return Err(format!("has {} {side}, {} to {} are possible", tensors.len(), allowed.start(), allowed.end()));
+                return Err(format!("has {} {side}, but {} to {} are allowed", tensors.len(), allowed.start(), allowed.end()));
             }
         }
         self.check_parameters(rule)?;
@@ -170,7 +170,7 @@ impl Operation<'_> {
             let known = rule.needed.iter().chain(rule.optional).find(|(known, _)| known == name);
             let (_, kind) = known.ok_or_else(|| format!("has no parameter `{name}`"))?;
             if !kind.fits(value) {
-                return Err(format!("parameter `{name}` is {value:?}, {kind:?} is needed"));
+                return Err(format!("parameter `{name}` is {value:?}, but must be {kind:?}"));
             }
             if self.node.parameters[..at].iter().any(|(other, _)| other == name) {
                 return Err(format!("parameter `{name}` is given twice"));
@@ -206,7 +206,7 @@ impl Operation<'_> {
         };
         match fits {
             true => Ok(()),
-            false => Err(format!("does not make {outputs:?} of {inputs:?}")),
+            false => Err(format!("does not compute {outputs:?} from {inputs:?}")),
         }
     }
 
@@ -214,12 +214,12 @@ impl Operation<'_> {
         self.node.parameters.iter().find(|(given, _)| *given == name).map(|(_, value)| value)
     }
 
-    /// A switch; off where it is not given.
+    /// A flag; off by default.
     pub(super) fn flag(&self, name: &str) -> bool {
         matches!(self.parameter(name), Some(Parameter::Bool(true)))
     }
 
-    /// A whole number that has been checked to be there.
+    /// An unsigned integer whose presence has been checked.
     pub(super) fn number(&self, name: &str) -> u32 {
         match self.parameter(name) {
             Some(Parameter::U32(number)) => *number,
@@ -227,7 +227,7 @@ impl Operation<'_> {
         }
     }
 
-    /// A whole number, perhaps negative, that has been checked to be there.
+    /// A signed integer whose presence has been checked.
     pub(super) fn signed(&self, name: &str) -> i32 {
         match self.parameter(name) {
             Some(Parameter::I32(number)) => *number,
@@ -235,7 +235,7 @@ impl Operation<'_> {
         }
     }
 
-    /// Whole numbers and their shape; none where they are not given.
+    /// An array of unsigned integers and its shape, if given.
     pub(super) fn list(&self, name: &str) -> Option<(&[u32], &[u32])> {
         match self.parameter(name) {
             Some(Parameter::U32s { dims, values }) => Some((dims, values)),
@@ -243,7 +243,7 @@ impl Operation<'_> {
         }
     }
 
-    /// Whole numbers, perhaps negative, and their shape.
+    /// An array of signed integers and its shape.
     pub(super) fn signed_list(&self, name: &str) -> Option<(&[u32], &[i32])> {
         match self.parameter(name) {
             Some(Parameter::I32s { dims, values }) => Some((dims, values)),

@@ -1,4 +1,4 @@
-//! Shapes: what an operation makes of its inputs' shapes must be its outputs' shapes.
+//! Shapes: the result of an operation must have the shapes of its outputs.
 
 use super::{Checked, Operation};
 use crate::graph::Role;
@@ -10,7 +10,7 @@ impl Operation<'_> {
             let found: Vec<u64> = tensor.dims.iter().map(|&dim| u64::from(dim)).collect();
             if *shape != found {
                 let inputs: Vec<&[u32]> = self.inputs.iter().map(|tensor| &tensor.dims[..]).collect();
-                return Err(format!("makes {shape:?} of {inputs:?}, but `{}` is {found:?}", tensor.name));
+                return Err(format!("computes {shape:?} from {inputs:?}, but `{}` is {found:?}", tensor.name));
             }
         }
         Ok(())
@@ -44,7 +44,7 @@ impl Operation<'_> {
             "Argmax" => one(self.reduce(&x, &[self.number("axis")])?),
             "TopK" => self.top_k(&x),
             "RotaryEmbedding" => self.rotary(&x).map(|()| vec![x]),
-            // One to one: functions of each number, changes of type.
+            // Elementwise functions and changes of type.
             _ => one(x),
         }
     }
@@ -56,18 +56,18 @@ impl Operation<'_> {
     /// A parameter that names one of the axes.
     fn axis(&self, name: &str, axes: usize) -> Checked<usize> {
         let axis = self.number(name) as usize;
-        if axis < axes { Ok(axis) } else { Err(format!("`{name}` is {axis}, there are {axes} axes")) }
+        if axis < axes { Ok(axis) } else { Err(format!("`{name}` is {axis}, but there are {axes} axes")) }
     }
 
     fn need(fits: bool, what: impl FnOnce() -> String) -> Checked {
         if fits { Ok(()) } else { Err(what()) }
     }
 
-    /// The optional third input: one number per output channel.
+    /// The optional third input: one value per output channel.
     fn bias(&self, channels: u64) -> Checked {
         match self.inputs.get(2) {
             Some(bias) => {
-                Self::need(self.shape(2) == [channels], || format!("bias `{}` is {:?}, [{channels}] is needed", bias.name, bias.dims))
+                Self::need(self.shape(2) == [channels], || format!("bias `{}` is {:?}, but must be [{channels}]", bias.name, bias.dims))
             }
             None => Ok(()),
         }
@@ -76,8 +76,8 @@ impl Operation<'_> {
     fn fully_connected(&self) -> Checked<Vec<u64>> {
         let (x, w) = (self.shape(0), self.shape(1));
         Self::need(!self.flag("keep_dims"), || "`keep_dims` does not work: the result has two axes".into())?;
-        let [out, depth] = w[..] else { return Err(format!("weights are [out, in], not {w:?}")) };
-        Self::need((2..=4).contains(&x.len()) && x.last() == Some(&depth), || format!("{x:?} does not fit weights {w:?}"))?;
+        let [out, depth] = w[..] else { return Err(format!("weights must be [out, in], not {w:?}")) };
+        Self::need((2..=4).contains(&x.len()) && x.last() == Some(&depth), || format!("{x:?} does not match weights {w:?}"))?;
         self.bias(out)?;
         let constant = matches!(self.inputs[1].role, Role::Constant(_) | Role::Lazy(_));
         Self::need(constant, || "weights must be constant".into())?;
@@ -89,7 +89,7 @@ impl Operation<'_> {
         let wrong = format!("{a:?} and {b:?} cannot be multiplied");
         for (shape, flag) in [(&mut a, "transpose_in0"), (&mut b, "transpose_in1")] {
             let axes = shape.len();
-            Self::need(axes >= 2, || format!("{shape:?} is no matrix"))?;
+            Self::need(axes >= 2, || format!("{shape:?} is not a matrix"))?;
             if self.flag(flag) {
                 shape.swap(axes - 2, axes - 1);
             }
@@ -106,29 +106,30 @@ impl Operation<'_> {
     fn convolution(&self) -> Checked<Vec<u64>> {
         let (x, w) = (self.shape(0), self.shape(1));
         let ([batch, height, width, channels], [down, across, depth, out]) = (&x[..], &w[..]) else {
-            return Err(format!("takes [batch, height, width, channels] and [height, width, in, out], not {x:?} and {w:?}"));
+            return Err(format!("needs [batch, height, width, channels] and [height, width, in, out], not {x:?} and {w:?}"));
         };
         let group = match self.node.kind {
             "DepthWiseConv2d" => *channels,
             _ => u64::from(self.number("group").max(1)),
         };
         let grouped = depth.checked_mul(group) == Some(*channels) && out % group == 0;
-        Self::need(grouped, || format!("weights {w:?} do not fit {channels} channels in {group} groups"))?;
+        Self::need(grouped, || format!("weights {w:?} do not match {channels} channels in {group} groups"))?;
         self.bias(*out)?;
         let pair = |name: &str, default: u32| match self.list(name) {
             Some((_, &[a, b])) => Ok([u64::from(a), u64::from(b)]),
-            Some((_, values)) => Err(format!("`{name}` is {values:?}, two numbers are needed")),
+            Some((_, values)) => Err(format!("`{name}` is {values:?}, but must be two numbers")),
             None => Ok([u64::from(default); 2]),
         };
         let (stride, dilation) = (pair("stride", 1)?, pair("dilation", 1)?);
         let pads = match self.list("pad_amount") {
             Some(([2, 2], &[top, bottom, left, right])) => [u64::from(top) + u64::from(bottom), u64::from(left) + u64::from(right)],
-            other => return Err(format!("`pad_amount` is {other:?}, [[top, bottom], [left, right]] is needed")),
+            other => return Err(format!("`pad_amount` is {other:?}, but must be [[top, bottom], [left, right]]")),
         };
         let steps = |axis: usize, size: u64, kernel: u64| {
             let reach = dilation[axis].checked_mul(kernel - 1).and_then(|reach| reach.checked_add(1));
             let free = reach.and_then(|reach| (size + pads[axis]).checked_sub(reach));
-            let free = free.ok_or_else(|| format!("a kernel of {kernel} does not fit into {size} and {} of padding", pads[axis]))?;
+            let free =
+                free.ok_or_else(|| format!("a kernel of {kernel} is larger than the input of {size} with padding {}", pads[axis]))?;
             free.checked_div(stride[axis]).map(|steps| steps + 1).ok_or_else(|| "`stride` is 0".to_owned())
         };
         Ok(vec![*batch, steps(0, *height, *down)?, steps(1, *width, *across)?, *out])
@@ -138,10 +139,10 @@ impl Operation<'_> {
         let x = self.shape(0);
         let last = x.len() - 1;
         let axes = self.list("axes").map_or(&[][..], |(_, axes)| axes);
-        Self::need(axes == [last as u32], || format!("`axes` is {axes:?}, the last one ({last}) is needed"))?;
+        Self::need(axes == [last as u32], || format!("`axes` is {axes:?}, but must be the last one ({last})"))?;
         for input in 1..self.inputs.len() {
             let found = self.shape(input);
-            Self::need(found == [x[last]], || format!("`{}` is {found:?}, [{}] is needed", self.inputs[input].name, x[last]))?;
+            Self::need(found == [x[last]], || format!("`{}` is {found:?}, but must be [{}]", self.inputs[input].name, x[last]))?;
         }
         Ok(())
     }
@@ -158,7 +159,7 @@ impl Operation<'_> {
         let mut sorted = perm.to_vec();
         sorted.sort_unstable();
         let whole = sorted.len() == x.len() && sorted.iter().enumerate().all(|(at, &axis)| at == axis as usize);
-        Self::need(whole, || format!("`perm` {perm:?} is no order of {} axes", x.len()))?;
+        Self::need(whole, || format!("`perm` {perm:?} is not a permutation of {} axes", x.len()))?;
         Ok(perm.iter().map(|&axis| x[axis as usize]).collect())
     }
 
@@ -168,7 +169,7 @@ impl Operation<'_> {
         for input in 1..self.inputs.len() {
             let next = self.shape(input);
             let fits = next.len() == shape.len() && next.iter().zip(&shape).enumerate().all(|(at, (a, b))| at == axis || a == b);
-            Self::need(fits, || format!("{next:?} cannot be put behind {shape:?} along axis {axis}"))?;
+            Self::need(fits, || format!("{next:?} cannot be appended to {shape:?} along axis {axis}"))?;
             shape[axis] += next[axis];
         }
         Ok(shape)
@@ -180,7 +181,7 @@ impl Operation<'_> {
         let edges: Vec<u64> = [0].into_iter().chain(cuts.iter().map(|&cut| u64::from(cut))).chain([x[axis]]).collect();
         let rising = edges.windows(2).all(|pair| pair[0] < pair[1]);
         Self::need(rising && edges.len() == self.outputs.len() + 1, || {
-            format!("`split_index` {cuts:?} does not cut {} into {} parts", x[axis], self.outputs.len())
+            format!("`split_index` {cuts:?} does not split {} into {} parts", x[axis], self.outputs.len())
         })?;
         let part = |pair: &[u64]| {
             let mut shape = x.to_vec();
@@ -192,40 +193,40 @@ impl Operation<'_> {
 
     fn slice(&self, x: &[u64]) -> Checked<Vec<u64>> {
         let (dims, values) = self.signed_list("ranges").unwrap_or_default();
-        Self::need(dims == [x.len() as u32, 3], || format!("`ranges` is {dims:?}, [{}, 3] is needed", x.len()))?;
+        Self::need(dims == [x.len() as u32, 3], || format!("`ranges` is {dims:?}, but must be [{}, 3]", x.len()))?;
         let length = |(range, &size): (&[i32], &u64)| match *range {
             [begin, end, step] if begin >= 0 && begin < end && u64::from(end.unsigned_abs()) <= size && step > 0 => {
                 Ok(u64::from(begin.abs_diff(end).div_ceil(step.unsigned_abs())))
             }
-            _ => Err(format!("the range {range:?} (begin, end, step) does not lie in {size}")),
+            _ => Err(format!("the range {range:?} (begin, end, step) is not within {size}")),
         };
         values.chunks(3).zip(x).map(length).collect()
     }
 
     fn gather(&self, x: &[u64]) -> Checked<Vec<u64>> {
         let axis = usize::try_from(self.signed("axis")).ok().filter(|&axis| axis < x.len());
-        let axis = axis.ok_or_else(|| format!("`axis` is {}, there are {} axes", self.signed("axis"), x.len()))?;
+        let axis = axis.ok_or_else(|| format!("`axis` is {}, but there are {} axes", self.signed("axis"), x.len()))?;
         Ok([&x[..axis], &self.shape(1), &x[axis + 1..]].concat())
     }
 
     fn scatter_nd(&self, data: &[u64]) -> Checked {
         let (at, updates) = (self.shape(1), self.shape(2));
         let depth = usize::try_from(at[at.len() - 1]).unwrap_or(usize::MAX);
-        Self::need(depth <= data.len(), || format!("row numbers {at:?} have more parts than {data:?} has axes"))?;
+        Self::need(depth <= data.len(), || format!("indexes {at:?} have more components than {data:?} has axes"))?;
         let expected = [&at[..at.len() - 1], &data[depth..]].concat();
-        Self::need(updates == expected, || format!("updates are {updates:?}, {expected:?} is needed"))
+        Self::need(updates == expected, || format!("updates are {updates:?}, but must be {expected:?}"))
     }
 
     fn scatter_elements(&self, data: &[u64]) -> Checked {
         let axis = self.axis("axis", data.len())?;
         let (at, updates) = (self.shape(1), self.shape(2));
         let fits = at.len() == data.len() && at.iter().zip(data).enumerate().all(|(n, (at, size))| n == axis || at <= size);
-        Self::need(fits && at == updates, || format!("{at:?} and {updates:?} do not fit {data:?}"))
+        Self::need(fits && at == updates, || format!("{at:?} and {updates:?} do not match {data:?}"))
     }
 
     fn tile(&self, x: &[u64]) -> Checked<Vec<u64>> {
         let times = self.list("multiples").map_or(&[][..], |(_, times)| times);
-        Self::need(times.len() == x.len(), || format!("`multiples` {times:?} does not fit {x:?}"))?;
+        Self::need(times.len() == x.len(), || format!("`multiples` {times:?} does not match {x:?}"))?;
         Ok(x.iter().zip(times).map(|(size, &times)| size * u64::from(times)).collect())
     }
 
@@ -244,14 +245,14 @@ impl Operation<'_> {
 
     fn pad(&self, x: &[u64]) -> Checked<Vec<u64>> {
         let (dims, amounts) = self.list("pad_amount").unwrap_or_default();
-        Self::need(dims == [x.len() as u32, 2], || format!("`pad_amount` is {dims:?}, [{}, 2] is needed", x.len()))?;
+        Self::need(dims == [x.len() as u32, 2], || format!("`pad_amount` is {dims:?}, but must be [{}, 2]", x.len()))?;
         Self::need(self.number("scheme") == 0, || "only padding with a constant (scheme 0) has been seen to work".into())?;
         Ok(x.iter().zip(amounts.chunks(2)).map(|(size, pad)| size + u64::from(pad[0]) + u64::from(pad[1])).collect())
     }
 
     fn reduce(&self, x: &[u64], axes: &[u32]) -> Checked<Vec<u64>> {
         let known = axes.iter().enumerate().all(|(at, axis)| (*axis as usize) < x.len() && !axes[..at].contains(axis));
-        Self::need(known, || format!("axes {axes:?} are none of {x:?}, or twice the same"))?;
+        Self::need(known, || format!("axes {axes:?} are out of range for {x:?}, or repeated"))?;
         let keep = self.flag("keep_dims");
         let kept = |(axis, size): (usize, &u64)| match axes.contains(&(axis as u32)) {
             true => keep.then_some(1),
@@ -264,7 +265,7 @@ impl Operation<'_> {
 
     fn top_k(&self, x: &[u64]) -> Checked<Vec<Vec<u64>>> {
         let (k, last) = (u64::from(self.number("k")), x.len() - 1);
-        Self::need(k > 0 && k <= x[last], || format!("the {k} largest of {} are asked for", x[last]))?;
+        Self::need(k > 0 && k <= x[last], || format!("the {k} largest of {} values are requested", x[last]))?;
         let mut shape = x.to_vec();
         shape[last] = k;
         Ok(vec![shape; 2])
@@ -273,21 +274,21 @@ impl Operation<'_> {
     fn rotary(&self, x: &[u64]) -> Checked {
         let (cos, sin, positions) = (self.shape(1), self.shape(2), self.shape(3));
         let dim = u64::from(self.number("rotary_embedding_dim"));
-        let [batch, _, rows, width] = x[..] else { return Err(format!("takes [batch, heads, rows, dim], not {x:?}")) };
-        Self::need(dim == width && dim > 1 && dim % 2 == 0, || format!("`rotary_embedding_dim` is {dim}, {width} is needed"))?;
+        let [batch, _, rows, width] = x[..] else { return Err(format!("needs [batch, heads, rows, dim], not {x:?}")) };
+        Self::need(dim == width && dim > 1 && dim % 2 == 0, || format!("`rotary_embedding_dim` is {dim}, but must be {width}"))?;
         let fits = cos.len() == 2 && cos == sin && cos[1] == dim / 2 && positions == [batch, rows];
-        Self::need(fits, || format!("cosines {cos:?}, sines {sin:?} and positions {positions:?} do not fit {x:?}"))
+        Self::need(fits, || format!("cosines {cos:?}, sines {sin:?} and positions {positions:?} do not match {x:?}"))
     }
 }
 
-/// The shape of an operation on two tensors, each stretched along axes of 1.
+/// The shape of an operation on two tensors, broadcast along axes of 1.
 fn broadcast(a: &[u64], b: &[u64]) -> Checked<Vec<u64>> {
     let axes = a.len().max(b.len());
     let from_end = |shape: &[u64], at: usize| shape.len().checked_sub(axes - at).map_or(1, |at| shape[at]);
     let join = |at: usize| match (from_end(a, at), from_end(b, at)) {
         (a, b) if a == b || b == 1 => Ok(a),
         (1, b) => Ok(b),
-        _ => Err(format!("{a:?} and {b:?} do not fit each other")),
+        _ => Err(format!("{a:?} and {b:?} cannot be broadcast together")),
     };
     (0..axes).map(join).collect()
 }

@@ -57,13 +57,13 @@ fn u32s(values: &[u32]) -> Parameter {
 #[test]
 fn names_and_order() {
     refused(|g| g.name.clear(), "needs a name");
-    refused(|g| g.nodes.clear(), "needs a name and a node");
-    refused(|g| g.tensors[1].name = "x".into(), "the name is taken");
+    refused(|g| g.nodes.clear(), "needs a name and at least one node");
+    refused(|g| g.tensors[1].name = "x".into(), "the name is already in use");
     refused(|g| g.tensors[1].name = "a\0b".into(), "zero byte");
-    refused(|g| g.nodes[0].inputs[0] = TensorId(7), "tensor 7 does not exist, there are 3");
-    refused(|g| g.tensors[0].role = Role::Inner, "reads `x` before it is made");
-    refused(|g| g.tensors[2].role = Role::Input, "writes `y`, which has its value already");
-    refused(|g| g.tensors.push(tensor("z", Role::Output, DataType::F16, &[1], Quantization::None)), "no node makes it");
+    refused(|g| g.nodes[0].inputs[0] = TensorId(7), "tensor 7 does not exist; there are 3");
+    refused(|g| g.tensors[0].role = Role::Inner, "reads `x` before it is written");
+    refused(|g| g.tensors[2].role = Role::Input, "writes `y`, which already has a value");
+    refused(|g| g.tensors.push(tensor("z", Role::Output, DataType::F16, &[1], Quantization::None)), "no node writes it");
     refused(|g| g.nodes[0].kind = "FullyConected", "has not been seen to work");
     refused(
         |g| {
@@ -71,7 +71,7 @@ fn names_and_order() {
             g.tensors.push(tensor("z", Role::Output, DataType::F16, &[2, 4], Quantization::None));
             g.nodes.push(again);
         },
-        "the name is taken",
+        "the name is already in use",
     );
     // A list becomes a tensor of the graph: its name must be free too.
     let mut graph = single("Transpose", vec![("perm", u32s(&[1, 0]))], &[&[2, 3]], &[&[3, 2]]);
@@ -82,14 +82,14 @@ fn names_and_order() {
 
 #[test]
 fn sizes_and_stored_numbers() {
-    refused(|g| g.tensors[0].dims = vec![2, 0], "without zeros");
+    refused(|g| g.tensors[0].dims = vec![2, 0], "none of them 0");
     refused(|g| g.tensors[0].dims = vec![], "one to 5 axes");
     refused(|g| g.tensors[0].dims = vec![1; 6], "one to 5 axes");
-    refused(|g| g.tensors[0].dims = vec![u32::MAX, u32::MAX, 64], "32 bits");
-    refused(|g| g.tensors[1].role = Role::Constant(vec![9; 4 * 64 - 1].into()), "has 256 bytes, 255 are given");
+    refused(|g| g.tensors[0].dims = vec![u32::MAX, u32::MAX, 64], "32-bit sizes");
+    refused(|g| g.tensors[1].role = Role::Constant(vec![9; 4 * 64 - 1].into()), "needs 256 bytes, but 255 are given");
     refused(
         |g| g.tensors[1].quantization = Quantization::Channel4 { axis: 0, scales: vec![0.1; 4] },
-        "holds 9: numbers of 4 bits are -8 to 7",
+        "contains 9, but 4-bit values must be -8 to 7",
     );
     linear(Quantization::Channel4 { axis: 0, scales: vec![0.1; 4] }, 0xf8).check().unwrap();
     let lazy = Tensor { role: Role::Lazy(Lazy::new(|| Ok(vec![]))), ..good().tensors[1].clone() };
@@ -99,26 +99,26 @@ fn sizes_and_stored_numbers() {
 
 #[test]
 fn scales() {
-    refused(|g| g.tensors[1].quantization = Quantization::None, "exactly the tensors of type Fixed8");
-    refused(|g| g.tensors[0].quantization = Quantization::Tensor(1.0), "exactly the tensors of type Fixed8");
-    refused(|g| g.tensors[1].quantization = channel(0, 3), "has 3 scales, 4 are needed");
+    refused(|g| g.tensors[1].quantization = Quantization::None, "tensors of type Fixed8, and only those");
+    refused(|g| g.tensors[0].quantization = Quantization::Tensor(1.0), "tensors of type Fixed8, and only those");
+    refused(|g| g.tensors[1].quantization = channel(0, 3), "has 3 scales, but needs 4");
     refused(|g| g.tensors[1].quantization = channel(2, 4), "along axis 2");
     for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
-        refused(|g| g.tensors[1].quantization = Quantization::Channel8 { axis: 0, scales: vec![scale; 4] }, "scales are positive");
+        refused(|g| g.tensors[1].quantization = Quantization::Channel8 { axis: 0, scales: vec![scale; 4] }, "scales must be positive");
     }
-    // The library computes garbage from these without a word, or dies.
+    // The library silently computes garbage from these, or crashes.
     let narrow = |g: &mut Graph| {
         (g.tensors[0].dims[1], g.tensors[1].dims[1]) = (62, 62);
         g.tensors[1].role = Role::Constant(vec![9; 4 * 62].into());
     };
-    refused(narrow, "wrongly unless 4 divides their length");
-    refused(|g| g.tensors[1].quantization = channel(1, 64), "scales along axis 1, output channels are along axis 0");
+    refused(narrow, "wrongly unless their length is a multiple of 4");
+    refused(|g| g.tensors[1].quantization = channel(1, 64), "scales along axis 1, but its output channels are along axis 0");
     refused(|g| g.tensors[1].quantization = Quantization::Tensor(0.1), "weights need one per output channel");
-    refused(|g| (g.tensors[0].dtype, g.tensors[2].dtype) = (DataType::F32, DataType::F32), "everything is F16");
-    refused(|g| g.tensors[1].role = Role::Input, "only constants may");
+    refused(|g| (g.tensors[0].dtype, g.tensors[2].dtype) = (DataType::F32, DataType::F32), "all other tensors must be F16");
+    refused(|g| g.tensors[1].role = Role::Input, "only constants may have");
     let blocks = |block, scales| linear(Quantization::Block4 { block, scales: vec![0.1; scales] }, 7);
     blocks(32, 8).check().unwrap();
-    for (graph, expected) in [(blocks(32, 4), "8 are needed"), (blocks(48, 8), "blocks of 48"), (blocks(128, 4), "blocks of 128")] {
+    for (graph, expected) in [(blocks(32, 4), "needs 8"), (blocks(48, 8), "blocks of 48"), (blocks(128, 4), "blocks of 128")] {
         let error = graph.check().unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
@@ -143,9 +143,9 @@ fn quantised_activations_are_dequantised_first() {
     graph.tensors[2].dims = vec![8];
     graph.check().unwrap();
     graph.tensors[2].quantization = Quantization::Tensor(0.25);
-    assert!(graph.check().unwrap_err().to_string().contains("the same one scale"));
+    assert!(graph.check().unwrap_err().to_string().contains("the same single scale"));
     let mut graph = single("Dequantize", vec![], &[&[4]], &[&[4]]);
-    assert!(graph.check().unwrap_err().to_string().contains("makes floats of whole numbers"));
+    assert!(graph.check().unwrap_err().to_string().contains("needs an input with one scale"));
     (graph.tensors[0].dtype, graph.tensors[0].quantization) = (DataType::Fixed8, Quantization::Tensor(0.5));
     graph.check().unwrap();
 }
@@ -156,11 +156,11 @@ fn parameters() {
     softmax(vec![("axis", Parameter::U32(1)), ("beta", Parameter::F32(1.0))]).unwrap();
     let cases: [(_, &str); 6] = [
         (vec![], "needs the parameter `axis`"),
-        (vec![("axis", Parameter::I32(1))], "is I32(1), U32 is needed"),
-        (vec![("axis", Parameter::U32(2))], "`axis` is 2, there are 2 axes"),
+        (vec![("axis", Parameter::I32(1))], "is I32(1), but must be U32"),
+        (vec![("axis", Parameter::U32(2))], "`axis` is 2, but there are 2 axes"),
         (vec![("axis", Parameter::U32(1)), ("axis", Parameter::U32(1))], "given twice"),
         (vec![("axis", Parameter::U32(1)), ("gamma", Parameter::F32(1.0))], "no parameter `gamma`"),
-        (vec![("axis", Parameter::U32(1)), ("beta", Parameter::F32(f32::NAN))], "F32 is needed"),
+        (vec![("axis", Parameter::U32(1)), ("beta", Parameter::F32(f32::NAN))], "must be F32"),
     ];
     for (parameters, expected) in cases {
         let error = softmax(parameters).unwrap_err().to_string();
@@ -211,7 +211,7 @@ fn shapes() {
             let mut wrong = right.clone();
             wrong.tensors[inputs.len() + output].dims[0] += 1;
             let error = wrong.check().expect_err(kind).to_string();
-            assert!(error.contains("makes") || error.contains("different numbers"), "{error}");
+            assert!(error.contains("computes") || error.contains("different numbers"), "{error}");
         }
         let mut wrong = right.clone();
         wrong.tensors[0].dims.insert(0, 11);
@@ -227,7 +227,7 @@ fn ranges_axes_and_kernels_that_do_not_fit() {
     };
     slice([2, 6, 1]).unwrap();
     for range in [[-1, 3, 1], [6, 2, 1], [5, 9, 1], [0, 4, 0], [6, 2, -1], [i32::MIN, i32::MAX, 1]] {
-        assert!(slice(range).unwrap_err().to_string().contains("does not lie in 8"), "{range:?}");
+        assert!(slice(range).unwrap_err().to_string().contains("is not within 8"), "{range:?}");
     }
     let gather = |axis| {
         let mut graph = single("Gather", vec![("axis", Parameter::I32(axis))], &[&[5, 3], &[2]], &[&[2, 3]]);

@@ -1,4 +1,4 @@
-//! Softmax attention. Keys and values stay at `kv_heads` heads: the queries of a group lie side by side, as further rows of one product.
+//! Softmax attention. Keys and values keep their `kv_heads` heads: the queries of a group become further rows of one product.
 
 use super::{Drain, Feed, Keys, Lowering};
 use crate::graph::{Parameter, TensorId};
@@ -14,7 +14,7 @@ struct Heads {
     dim: usize,
 }
 
-/// Keys and values of one origin, `[kv_heads, rows, dim]`.
+/// Keys and values from one source, `[kv_heads, rows, dim]`.
 type KeyValue = (TensorId, TensorId);
 
 impl Lowering<'_> {
@@ -67,7 +67,7 @@ impl Lowering<'_> {
         let dims = [heads.kv_heads, self.sizes.slot_rows(&self.program.slots[slot]), heads.dim];
         let keys = self.feed(Feed::PastKeys(slot.clone()), &dims);
         let values = self.feed(Feed::PastValues(slot.clone()), &dims);
-        // Where another graph wrote the slot, the new rows are among the slot's already.
+        // Where another graph wrote the slot, it already contains the new rows.
         std::iter::once((keys, values)).chain(self.fresh.get(slot).copied()).collect()
     }
 
@@ -88,7 +88,7 @@ impl Lowering<'_> {
         self.builder.reshape("weights", weights, &[h.kv_heads, h.group * h.rows, count])
     }
 
-    /// The values of all sources, weighed; `[rows, heads, dim]`.
+    /// The weighted values of all sources, `[rows, heads, dim]`.
     fn mixed(&mut self, weights: TensorId, sources: &[KeyValue], h: Heads) -> TensorId {
         let mut start = 0;
         let mut sum = None;
@@ -105,8 +105,8 @@ impl Lowering<'_> {
         self.builder.reshape("heads", y, &[h.rows, h.kv_heads * h.group, h.dim])
     }
 
-    /// `q_i · table[i − j]` for every pair of rows, `[kv_heads, group · rows, rows]`. Scores by distance, the largest distance first, are
-    /// moved to their keys by one reshape: with a column more than rows, every further row begins one place later.
+    /// `q_i · table[i − j]` for every pair of rows, `[kv_heads, group · rows, rows]`. Scores by distance, the largest first, are
+    /// moved to their keys by one reshape: with one more column than rows, each row starts one position later.
     fn relative_scores(&mut self, q: TensorId, table: &Name, h: Heads) -> Result<TensorId, DeviceError> {
         let (rows, heads) = (h.rows, h.kv_heads * h.group);
         let distances = self.program.weights[table].shape[0];

@@ -1,16 +1,16 @@
-//! Writes a [`Graph`] node by node: names, result shapes and constants are worked out here, so that lowering reads like the formulas.
+//! Builds a [`Graph`] node by node: names, result shapes and constants are derived here, so that lowering reads like the formulas.
 
 use crate::graph::{DataType, Graph, Node, Parameter, Quantization, Role, Tensor, TensorId};
 use half::f16;
 use std::collections::{HashMap, HashSet};
 
-/// A graph being written.
+/// A graph under construction.
 pub(super) struct Builder {
     graph: Graph,
     names: HashSet<String>,
-    /// Constants that several nodes share, by what they are.
+    /// Constants that several nodes share, by key.
     shared: HashMap<String, TensorId>,
-    /// The path of the program's op that is being lowered: all nodes of it are named after it.
+    /// The path of the program's op that is being lowered; its nodes are named after it.
     path: String,
 }
 
@@ -24,7 +24,7 @@ impl Builder {
         self.graph
     }
 
-    /// What follows belongs to this op of the program.
+    /// The nodes that follow belong to this op of the program.
     pub(super) fn set_path(&mut self, path: &str) {
         self.path = path.to_owned();
     }
@@ -42,7 +42,7 @@ impl Builder {
         self.tensor(name, Role::Input, dtype, dims, quantization)
     }
 
-    /// Lets the host read a tensor after each execution. An input, or a tensor read already under another name, is copied.
+    /// Makes a tensor an output of the graph. An input, or a tensor that is already an output, is copied.
     pub(super) fn output(&mut self, tensor: TensorId) -> TensorId {
         let found = &mut self.graph.tensors[tensor.0];
         match found.role {
@@ -76,7 +76,7 @@ impl Builder {
         candidate
     }
 
-    /// A node with one f16 result of the given shape, named after the op's path and `what` this part of it does.
+    /// A node with one f16 result of the given shape, named after the op's path and `what` it does.
     pub(super) fn node(
         &mut self,
         kind: &'static str,
@@ -92,7 +92,7 @@ impl Builder {
         result
     }
 
-    /// Numbers that are part of the graph, once for each `key`.
+    /// An f16 constant, created once for each `key`.
     pub(super) fn shared(&mut self, key: &str, dims: &[usize], numbers: impl FnOnce() -> Vec<f32>) -> TensorId {
         if let Some(&tensor) = self.shared.get(key) {
             return tensor;
@@ -101,7 +101,7 @@ impl Builder {
         self.constant(key, DataType::F16, dims, Quantization::None, Role::Constant(bytes.into()))
     }
 
-    /// A stored tensor, once for each `key`.
+    /// A constant, created once for each `key`.
     pub(super) fn constant(&mut self, key: &str, dtype: DataType, dims: &[usize], quantization: Quantization, role: Role) -> TensorId {
         if let Some(&tensor) = self.shared.get(key) {
             return tensor;
@@ -111,7 +111,7 @@ impl Builder {
         tensor
     }
 
-    /// A stored tensor that was made before.
+    /// A constant that already exists.
     pub(super) fn known(&self, key: &str) -> Option<TensorId> {
         self.shared.get(key).copied()
     }
@@ -120,7 +120,7 @@ impl Builder {
         self.shared(&format!("number.{x}"), &[1], || vec![x])
     }
 
-    // The operations that lowering is made of.
+    // The operations that lowering uses.
 
     pub(super) fn unary(&mut self, kind: &'static str, what: &str, x: TensorId) -> TensorId {
         let dims = self.dims(x);
@@ -153,7 +153,7 @@ impl Builder {
         self.multiply(what, x, factor)
     }
 
-    /// `min(max(x, low), high)`; bounds beyond what f16 holds are none.
+    /// `min(max(x, low), high)`; bounds outside the range of f16 are left out.
     pub(super) fn clamp(&mut self, x: TensorId, low: f32, high: f32) -> TensorId {
         let mut y = x;
         if low > f16::MIN.to_f32() {
@@ -177,7 +177,7 @@ impl Builder {
     pub(super) fn transpose(&mut self, what: &str, x: TensorId, perm: &[usize]) -> TensorId {
         let from = self.dims(x);
         let dims: Vec<usize> = perm.iter().map(|&p| from[p]).collect();
-        // Only dimensions of 1 change places: the numbers stay where they are.
+        // Only dimensions of 1 move: the data stays where it is.
         let long = |axes: &mut dyn Iterator<Item = usize>| axes.filter(|&a| from[a] != 1).collect::<Vec<_>>();
         if long(&mut perm.iter().copied()) == long(&mut (0..from.len())) {
             return self.reshape(what, x, &dims);
@@ -238,12 +238,12 @@ impl Builder {
     }
 }
 
-/// Whole numbers as a parameter.
+/// An array parameter of unsigned integers.
 pub(super) fn u32s(dims: &[usize], values: &[usize]) -> Parameter {
     Parameter::U32s { dims: dims.iter().map(|&d| d as u32).collect(), values: values.iter().map(|&v| v as u32).collect() }
 }
 
-/// The shape of an elementwise result: dimensions are aligned at the end, and a 1 stretches.
+/// The shape of an elementwise result: dimensions are aligned at the end, and 1 is broadcast.
 fn broadcast(a: &[usize], b: &[usize]) -> Vec<usize> {
     let (long, short) = if a.len() >= b.len() { (a, b) } else { (b, a) };
     let missing = long.len() - short.len();

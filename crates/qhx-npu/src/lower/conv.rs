@@ -1,4 +1,4 @@
-//! Ops that join neighbouring rows: convolutions and pooling.
+//! Ops that combine neighbouring rows: convolutions and pooling.
 
 use super::{Drain, Feed, Lowering, builder::u32s};
 use crate::graph::TensorId;
@@ -59,7 +59,7 @@ impl Lowering<'_> {
         })?;
         let bias = bias.map(|bias| self.plain_weight(bias)).transpose()?;
         let before = (kernel - 1) / 2;
-        // As many zeros behind as the last step reaches.
+        // As many trailing zeros as the last step needs.
         let behind = |size: usize| ((size.div_ceil(stride) - 1) * stride + kernel).saturating_sub(size + before);
         let pads = [before, behind(rows), before, behind(width)];
         let b = &mut self.builder;
@@ -72,7 +72,7 @@ impl Lowering<'_> {
         Ok(b.reshape("rows", y, &[out_rows, out_width, outputs]))
     }
 
-    /// The mean of each group. Padding counts as zeros; the host's factor makes up for it in a partial group.
+    /// The mean of each group. Padding counts as zeros; a factor from the host corrects partial groups.
     pub(super) fn pool(&mut self, x: &Name, size: usize) -> Result<TensorId, DeviceError> {
         let per_row = self.per_row(x);
         let x = self.value(x)?;
@@ -91,7 +91,7 @@ impl Lowering<'_> {
         Ok(self.builder.reshape("pooled", y, &dims))
     }
 
-    /// `x` with zeros in the rows behind the segment.
+    /// `x` with zeros in the rows after the segment.
     fn zero_padding(&mut self, x: TensorId, per_row: usize) -> TensorId {
         let dims = self.builder.dims(x);
         let valid = self.feed(Feed::Valid(per_row), &[dims[0], 1]);

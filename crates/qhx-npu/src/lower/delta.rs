@@ -3,19 +3,19 @@
 //! `δ_t = β_t (v_t − e^{G_t} Sᵀk_t − Σ_{s<t} e^{G_t−G_s} (k_t·k_s) δ_s)`, `y_t = e^{G_t} Sᵀq_t + Σ_{s≤t} e^{G_t−G_s} (q_t·k_s) δ_s`,
 //! and after it `S ← e^{G_c} S + Σ_s e^{G_c−G_s} k_s δ_sᵀ`.
 //!
-//! The first equation is `(I + A) δ = rhs` with a strictly lower A. f16 allows this if nothing grows: decays appear only as exponentials of sums that are
-//! not positive, each summed directly (never as a difference of long sums); the inverse of I + A is put together from the inverses of ever
-//! larger blocks on the diagonal, whose entries stay small where powers of A would overflow; the state itself is the host's, in f32: a graph reads it and gives
-//! back what is to be added.
+//! The first equation is `(I + A) δ = rhs` with a strictly lower triangular A. f16 suffices if nothing grows: decays appear only as exponentials of non-positive
+//! sums, each summed directly (never as a difference of long sums); the inverse of I + A is assembled from the inverses of ever larger diagonal blocks,
+//! whose entries stay small where powers of A would overflow; the state itself is kept by the host in f32: a graph reads it and returns what is to be
+//! added.
 
 use super::{Drain, Feed, Lowering};
 use crate::graph::TensorId;
 use qhx_ir::{DeviceError, Name, OpKind};
 
-/// Rows in one chunk: beyond it the pairs of rows cost more than a step of the state.
+/// Rows per chunk: beyond this, pairs of rows cost more than an update of the state.
 const CHUNK: usize = 32;
 
-/// What a chunk works on; per value head.
+/// The inputs of a chunk, per value head.
 struct Chunk {
     /// `[heads, rows, key_dim]`, normalised.
     q: TensorId,
@@ -89,7 +89,7 @@ impl Lowering<'_> {
     /// `x / sqrt(Σx² + eps) · scale` per key head, then a copy for each value head of the group: `[heads, rows, dim]`.
     fn unit_heads(&mut self, x: TensorId, heads: usize, scale: f32, eps: f32) -> TensorId {
         let [rows, key_heads, dim] = self.builder.dims(x)[..] else { unreachable!("checked: [rows, heads, dim]") };
-        // The root of a mean is the root of a sum, but for a factor.
+        // The root of a mean is the root of a sum, up to a factor.
         let gain = scale / (dim as f32).sqrt();
         let gamma = self.builder.shared(&format!("gain.{dim}.{gain}"), &[dim], || vec![gain; dim]);
         let unit = self.root_mean_square(x, gamma, eps / dim as f32);
@@ -100,7 +100,7 @@ impl Lowering<'_> {
         self.builder.transpose("unit_by_head", all, &[1, 0, 2])
     }
 
-    /// `−exp(a_log) · softplus(a + dt_bias)`, right to f16's last digits also where it is small: `[rows, heads]`.
+    /// `−exp(a_log) · softplus(a + dt_bias)`, accurate to f16's last digits even where it is small: `[rows, heads]`.
     fn log_decay(&mut self, a: &Name, a_log: &Name, dt_bias: &Name) -> Result<TensorId, DeviceError> {
         let heads = self.program.weights[a_log].shape.clone();
         let rate = self.derived(&format!("{a_log}.rate"), &[a_log], &heads, |w| w.concat().iter().map(|x| -x.exp()).collect())?;
@@ -155,7 +155,7 @@ impl Lowering<'_> {
         let pairs = self.builder.multiply("pairs_decayed", pairs, between);
         let from_chunk = self.builder.matmul("from_chunk", pairs, delta, false);
         let y = self.builder.add("read_out", from_state, from_chunk);
-        // What is left of each row at the end is the last row of the decays between rows.
+        // The decay of each row up to the end is the last row of the decays between rows.
         let left = self.builder.slice("left", between, 1, c.rows - 1, 1);
         let left = self.builder.reshape("left_column", left, &[c.heads, c.rows, 1]);
         let kept = self.builder.multiply("kept_deltas", delta, left);

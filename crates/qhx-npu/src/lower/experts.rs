@@ -1,24 +1,24 @@
-//! The graph of experts whose weights are inputs: one graph serves all experts of all layers, and only the chosen ones are ever read.
+//! The graph of experts whose weights are inputs: one graph serves all experts of all layers, and only the chosen ones are read.
 
 use super::{Lowering, Sizes, builder::Builder};
 use crate::graph::{DataType, Graph, Quantization, TensorId};
 use qhx_ir::{Activation, Bindings, Checked, Dim, Encoding, Op, OpKind};
 use std::collections::HashMap;
 
-/// What fixes an expert graph. Two ops with equal ones share it.
+/// The parameters of an expert graph. Ops with equal parameters share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertSizes {
-    /// Rows in one execution.
+    /// Rows per execution.
     pub rows: usize,
-    /// Experts side by side, whose weighed results are added.
+    /// Experts computed side by side; their weighted results are added.
     pub experts: usize,
-    /// Numbers in a row.
+    /// Hidden size.
     pub hidden: usize,
-    /// Numbers inside an expert.
+    /// Intermediate size of an expert.
     pub ffn: usize,
-    /// On the gate.
+    /// The gate's activation function.
     pub activation: Activation,
-    /// Whether weights are int8 with a scale per row; else f16.
+    /// Whether weights are int8 with a scale per row; otherwise f16.
     pub int8: bool,
 }
 
@@ -33,8 +33,8 @@ pub fn expert_sizes(program: &Checked, op: &Op, batch: usize) -> Vec<ExpertSizes
     if batch > 1 { vec![single, many] } else { vec![single] }
 }
 
-/// The one scale that an int8 input has: the row's own scale, times 128, is a further input on the product. So products stay near the size of the rows
-/// that enter them, whatever the scales are.
+/// The single scale of an int8 input; each row's own scale, times 128, is a further input that multiplies the product. Products thus keep the magnitude of the
+/// rows that enter them, whatever the scales are.
 pub const INT8_SCALE: f32 = 1.0 / 128.0;
 
 /// The graph. Its inputs, in order: `x [rows, hidden]`; then for each expert its weight in every row `[rows, 1]`, gate `[ffn, hidden]`, up

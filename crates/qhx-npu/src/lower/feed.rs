@@ -1,31 +1,31 @@
-//! What the host writes into a graph before each execution and reads from it afterwards.
+//! What the host writes to a graph's inputs before each execution and reads from its outputs afterwards.
 
 use qhx_ir::{Mask, Name};
 
-/// What an input of a graph holds. All of them are f16.
+/// The content of a graph input. All inputs are f16.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Feed {
-    /// Rows of a value that the call brings or another part made.
+    /// Rows of a value that is an input of the call or the result of another part.
     Value(Name),
-    /// Rows that are to be added to some rows of the call, zeros elsewhere.
+    /// Rows to be added to some rows of the call; zeros elsewhere.
     Scattered {
         /// The rows.
         rows: Name,
-        /// The call's row of each.
+        /// The row of the call for each.
         at: Name,
     },
     /// 0 where a query sees a key, [`MASKED`] where it does not: `[rows, keys]`.
     Mask {
-        /// Who sees whom.
+        /// The kind of mask.
         mask: Mask,
-        /// Which keys there are.
+        /// The keys that it covers.
         keys: Keys,
-        /// Rows of the slot's buffer; 0 without one.
+        /// Rows of the slot's buffer; 0 without a slot.
         past: usize,
     },
-    /// Factors on the numbers of a head, `[rows, 1, dim]`: cosines, 1 for numbers that do not turn.
+    /// Factors on the values of a head, `[rows, 1, dim]`: cosines; 1 for values that are not rotated.
     Cosine(Turn),
-    /// Factors on the numbers that stand at their partners' places: sines, with the sign of the turn; 0 for numbers that do not turn.
+    /// Factors on the partner of each value: sines, with the sign of the rotation; 0 for values that are not rotated.
     Sine(Turn),
     /// A KV slot's keys, head by head: `[kv_heads, context, dim]`.
     PastKeys(Name),
@@ -35,9 +35,9 @@ pub enum Feed {
     Fifo(Name),
     /// A delta rule's state: `[heads, key_dim, value_dim]`.
     Delta(Name),
-    /// 1 for valid rows, 0 for padding: `[rows, 1]`, one row for so many rows of the call.
+    /// 1 for valid rows, 0 for padding: `[rows, 1]`, one row per this many rows of the call.
     Valid(usize),
-    /// What the mean of a group of rows, counted with padding as zeros, must be multiplied by: `[groups, 1]`.
+    /// The factor that corrects the mean of a group of rows in which padding counts as zeros: `[groups, 1]`.
     Pooled {
         /// Rows of the call in one row.
         per_row: usize,
@@ -46,14 +46,14 @@ pub enum Feed {
     },
 }
 
-/// The keys that a mask speaks of.
+/// The keys that a mask covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Keys {
     /// The slot's rows from before this execution, then the rows of this execution.
     PastAndNew,
-    /// The slot's rows, those of this execution among them.
+    /// The slot's rows, including those of this execution.
     Past,
-    /// The rows of this execution alone, each standing for so many rows of the call.
+    /// Only the rows of this execution, each for this many rows of the call.
     Rows(usize),
 }
 
@@ -64,11 +64,11 @@ pub struct Turn {
     pub rotary: Name,
     /// The value with the positions.
     pub positions: Name,
-    /// Numbers in a head.
+    /// Head dimension.
     pub dim: usize,
 }
 
-/// What an output of a graph holds. All of them are f16.
+/// The content of a graph output. All outputs are f16.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Drain {
     /// Rows of a value.
@@ -79,11 +79,11 @@ pub enum Drain {
     Values(Name),
     /// The inputs of a convolution, `[rows, channels]`.
     Fifo(Name),
-    /// What the rows add to a delta rule's state after its decay, `[heads, key_dim, value_dim]`.
+    /// What the rows add to the state of a delta rule after its decay, `[heads, key_dim, value_dim]`.
     Delta(Name),
     /// The logarithm of each row's decay, `[rows, heads]`: the host applies it to the state, which it keeps in f32.
     Decay(Name),
 }
 
-/// What is added to the score of a key that a query does not see: far below any score, and in f16 still no infinity when a score is added.
+/// Added to the score of a masked key: far below any score, but still finite in f16 when a score is added.
 pub const MASKED: f32 = -30000.0;

@@ -35,8 +35,8 @@ impl Lowering<'_> {
         Ok(self.root_mean_square(x, gamma, eps))
     }
 
-    /// The library's norm squares and sums in more than f16: rows up to the end of the range of f16 are safe. The zero bias is always given,
-    /// because older libraries cannot do without.
+    /// The library's norm squares and sums in more than f16, so rows up to the limit of f16 are safe. The zero bias is always given
+    /// because older libraries need one.
     pub(super) fn root_mean_square(&mut self, x: TensorId, gamma: TensorId, eps: f32) -> TensorId {
         let width = self.builder.width(x);
         let beta = self.builder.shared(&format!("zeros.{width}"), &[width], || vec![0.0; width]);
@@ -55,7 +55,7 @@ impl Lowering<'_> {
     }
 
     fn norm(&mut self, kind: &'static str, x: TensorId, gamma: TensorId, beta: TensorId, eps: f32) -> TensorId {
-        // As a matrix: of a tensor with more dimensions the library norms only the first eight entries of the first (seen in QAIRT 2.51).
+        // As a matrix: with more dimensions, the library normalises only the first eight entries of the first one (seen in QAIRT 2.51).
         let (dims, width) = (self.builder.dims(x), self.builder.width(x));
         let rows = dims.iter().product::<usize>() / width;
         let x = self.builder.reshape("norm_rows", x, &[rows, width]);

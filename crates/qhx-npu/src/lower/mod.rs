@@ -1,8 +1,8 @@
-//! Lowering: from parts of a program to QNN graphs of static shapes.
+//! Lowering: from parts of a program to QNN graphs with static shapes.
 //!
-//! A graph computes in f16. It gets from the host ([`Feed`]) what is not known when it is made (rows, masks, rotary tables, the slots of the
-//! session) and gives back ([`Drain`]) what the host carries on: values for other parts, new rows of KV slots, what recurrent slots become.
-//! Nothing here knows the library; the judge of every line is the reference interpreter, through the emulator.
+//! A graph computes in f16. Its inputs ([`Feed`]) are what is not known when it is built (rows, masks, rotary tables, the slots of the
+//! session); its outputs ([`Drain`]) are what the host keeps: values for other parts, new KV rows, updates of recurrent slots.
+//! Nothing here depends on the library; all of it is tested against the reference interpreter in the emulator.
 
 mod attend;
 mod builder;
@@ -29,7 +29,7 @@ use builder::Builder;
 use qhx_ir::{Bindings, Checked, DeviceError, Name, OpKind, Slot, Symbol, Weights, dim::bind_shape};
 use std::{collections::HashMap, sync::Arc};
 
-/// A graph, with what its inputs hold and its outputs mean.
+/// A graph with the meaning of its inputs and outputs.
 #[derive(Clone, Debug)]
 pub struct Lowered {
     /// The graph.
@@ -45,15 +45,15 @@ pub struct Lowered {
 pub struct Sizes {
     /// Rows of the part's kind in one execution.
     pub rows: usize,
-    /// Rows of KV slots: all of a session's, or where slots are rings the most that attention sees.
+    /// Rows of KV slots: all rows of a session, or for ring buffers the most that attention sees.
     pub context: usize,
-    /// Where slots are rings: the most rows of a call. A ring keeps them beside those that attention sees, so that a call that does not count harms nothing.
+    /// For ring buffers: the most rows of a call. A ring has room for them in addition to those that attention sees, so that an uncommitted call overwrites nothing.
     pub ring: Option<usize>,
-    /// Whether stages show their effect.
+    /// Whether stages have taps.
     pub taps: bool,
 }
 
-/// Buffers of KV slots have a multiple of so many rows.
+/// KV buffers have a multiple of this many rows.
 pub const CONTEXT_STEP: usize = 32;
 
 impl Sizes {
@@ -73,7 +73,7 @@ impl Sizes {
     }
 }
 
-/// Lowers a part of `program`. Without `weights` they are empty constants: enough to know inputs and outputs.
+/// Lowers a part of `program`. Without `weights`, constants are empty, which is enough to know inputs and outputs.
 pub fn lower(
     program: &Checked,
     part: &Part,
@@ -108,7 +108,7 @@ pub fn lower(
     Ok(Lowered { graph: builder.finish(), feeds, drains })
 }
 
-/// A part on its way to becoming a graph.
+/// A part that is being lowered.
 struct Lowering<'a> {
     program: &'a Checked,
     weights: Option<&'a Arc<dyn Weights>>,
@@ -124,7 +124,7 @@ struct Lowering<'a> {
 }
 
 impl Lowering<'_> {
-    /// The value an op makes.
+    /// The value that an op produces.
     fn op(&mut self, op: &OpKind) -> Result<TensorId, DeviceError> {
         match op {
             OpKind::Linear { x, weight, bias, clip, .. } => self.linear(x, weight, bias.as_ref(), clip.as_ref()),
@@ -188,11 +188,11 @@ impl Lowering<'_> {
             | OpKind::Gather { .. }
             | OpKind::ScatterRows { .. }
             | OpKind::Route { .. }
-            | OpKind::Experts { .. } => unreachable!("the host's own work is in no graph"),
+            | OpKind::Experts { .. } => unreachable!("graphs contain none of the host's work"),
         }
     }
 
-    /// A value that was made here, or else comes from the host.
+    /// A value that this graph produces, or an input from the host.
     fn value(&mut self, name: &Name) -> Result<TensorId, DeviceError> {
         match self.values.get(name) {
             Some(&value) => Ok(value),
@@ -207,12 +207,12 @@ impl Lowering<'_> {
         bind_shape(shape, &self.bindings).map_err(DeviceError::Call)
     }
 
-    /// How many rows of the call one row of a value stands for.
+    /// How many rows of the call correspond to one row of a value.
     fn per_row(&self, name: &Name) -> usize {
         self.program.value_type(name).shape[0].rows_per_row().unwrap_or(1)
     }
 
-    /// An input of the graph, once for each thing it may hold.
+    /// The graph input for a feed, created once.
     fn feed(&mut self, feed: Feed, dims: &[usize]) -> TensorId {
         if let Some(&known) = self.fed.get(&feed) {
             return known;
@@ -229,7 +229,7 @@ impl Lowering<'_> {
     }
 }
 
-/// The name of a graph's input: what it holds.
+/// The name of a graph input, after its content.
 fn feed_name(feed: &Feed) -> String {
     match feed {
         Feed::Value(name) => format!("{name}"),

@@ -1,5 +1,5 @@
-//! Cuts a program into parts that run one after the other: the host's own work (table look-ups, picking and placing rows, choosing and feeding
-//! experts) and graphs. A graph has one kind of rows, so what happens to the wanted rows alone is a part of its own.
+//! Splits a program into parts that run one after the other: work of the host (table look-ups, gathering and scattering rows, choosing experts and
+//! passing them on) and graphs. A graph has one kind of rows, so what is computed for the wanted rows alone is a separate part.
 
 use super::Sizes;
 use qhx_ir::{Checked, Dim, Name, Op, OpKind, Symbol};
@@ -10,24 +10,24 @@ use std::collections::{HashMap, HashSet};
 pub struct Part {
     /// Who runs them.
     pub work: Work,
-    /// Their places in the program, in its order.
+    /// Their indexes in the program, in order.
     pub ops: Vec<usize>,
-    /// Values that are made elsewhere and read here.
+    /// Values that are produced elsewhere and read here.
     pub reads: Vec<Name>,
-    /// Values that are made here and read elsewhere, or given to the caller.
+    /// Values that are produced here and read elsewhere or returned to the caller.
     pub makes: Vec<Name>,
-    /// Values that are made here and show a stage's effect, and are not in `makes`.
+    /// Values that are produced here, are taps of stages and are not in `makes`.
     pub taps: Vec<Name>,
-    /// The rows that an execution must have: a multiple of this.
+    /// The number of rows of an execution is a multiple of this.
     pub multiple: usize,
-    /// Whether an execution must have all rows of a segment, because rows look at each other and no slot carries what they see.
+    /// Whether an execution needs all rows of a segment because rows depend on each other and no slot carries that.
     pub whole: bool,
     /// Whether it reads KV rows, so that its graphs depend on the length of the context.
     pub reads_kv: bool,
 }
 
 impl Part {
-    /// The sizes of its graphs in sessions whose slots have those of `kept`.
+    /// The sizes of its graphs for sessions whose slots have the sizes `kept`.
     pub fn sizes(&self, kept: Sizes) -> Sizes {
         if self.reads_kv { kept } else { Sizes { context: 0, ring: None, ..kept } }
     }
@@ -62,7 +62,7 @@ fn symbol_of(dim: Dim) -> Option<Symbol> {
     }
 }
 
-/// The parts of a program in the order in which they run. No graph has more than `budget` bytes of weights, unless a single op has.
+/// The parts of a program in execution order. No graph has more than `budget` bytes of weights unless a single op has.
 pub fn parts(program: &Checked, budget: u64) -> Vec<Part> {
     let works: Vec<Work> = program.ops.iter().map(|op| work_of(program, op)).collect();
     let mut order: Vec<usize> = (0..works.len()).collect();
@@ -86,14 +86,14 @@ pub fn parts(program: &Checked, budget: u64) -> Vec<Part> {
     groups.into_iter().map(|ops| part(program, works[ops[0]], ops)).collect()
 }
 
-/// How many changes of hands stand before each op.
+/// The number of switches between host and processor before each op.
 fn levels(program: &Checked, works: &[Work]) -> Vec<usize> {
     let mut made: HashMap<Name, usize> = HashMap::new();
     let mut written: HashMap<&Name, usize> = HashMap::new();
     let mut levels = Vec::new();
     for (number, op) in program.ops.iter().enumerate() {
         let slot = op.op.slot();
-        // Who only reads a slot comes after the op that wrote it.
+        // An op that only reads a slot comes after the op that writes it.
         let before = op.op.inputs().into_iter().filter_map(|name| made.get(name)).chain(slot.and_then(|slot| written.get(slot)));
         levels.push(before.map(|&d| levels[d] + usize::from(works[d] != works[number])).max().unwrap_or(0));
         slot.map(|slot| written.entry(slot).or_insert(number));

@@ -1,4 +1,4 @@
-//! What the processor does not take, and why.
+//! Which ops the processor does not support, and why.
 
 use super::{Work, parts::work_of};
 use qhx_ir::{Checked, DType, Dim, Name, Op, OpKind, dim::show_shape};
@@ -6,21 +6,23 @@ use qhx_ir::{Checked, DType, Dim, Name, Op, OpKind, dim::show_shape};
 /// Why an op cannot run on the NPU; `None` where it can.
 pub fn refusal(program: &Checked, op: &Op) -> Option<String> {
     if let OpKind::Attend { relative_keys: Some(_), slot: Some(_), .. } = &op.op {
-        return Some("relative keys over the rows of a slot: their distances change with every call, a graph's shapes do not".into());
+        return Some(
+            "relative keys over the rows of a slot: their distances change with every call, but a graph's shapes are static".into(),
+        );
     }
     if work_of(program, op) == Work::Host {
         return None;
     }
-    // Calls are cut and padded by rows: what an execution takes and gives are rows of each value.
+    // Calls are split and padded by rows, so inputs and outputs of an execution are rows of each value.
     let outputs = op.outputs();
     let mut values = op.op.inputs().into_iter().chain(&outputs);
     values.find(|name| !is_of_rows(program, name)).map(|name| {
         let shape = show_shape(&program.value_type(name).shape);
-        format!("`{name}` {shape}: its first dimension, and no other, must be rows of the call")
+        format!("`{name}` {shape}: its first dimension, and only that one, must be rows of the call")
     })
 }
 
-/// Whether a value of floats is rows; whole numbers the host reads in any shape.
+/// Whether a float value consists of rows; the host reads integers in any shape.
 fn is_of_rows(program: &Checked, name: &Name) -> bool {
     let value = program.value_type(name);
     let is_fixed = |dim: &Dim| matches!(dim, Dim::Fixed(_));

@@ -18,7 +18,7 @@ impl Lowering<'_> {
         Ok(self.builder.add("rope", still, turned))
     }
 
-    /// Every number's partner at its place: the halves of each block exchanged. Numbers that do not turn keep their places; their sine is 0.
+    /// Every value replaced by its partner: the halves of each block are swapped. Values that are not rotated stay where they are; their sine is 0.
     fn partner(&mut self, x: TensorId, rotary: &Name, dim: usize) -> TensorId {
         let mut pieces = Vec::new();
         let mut end = 0;

@@ -1,4 +1,4 @@
-//! Functions of single numbers.
+//! Elementwise functions.
 
 use super::Lowering;
 use crate::graph::TensorId;
@@ -14,8 +14,7 @@ const NEAR: f32 = 5.5;
 /// The largest exponent for which one more than its exponential is within f16.
 const EXPONENT: f32 = 11.0;
 
-/// The smallest exponent that needs to be told from an even smaller one: its exponential is nothing beside 1. The library's exponential of far smaller
-/// numbers is no number.
+/// Smaller exponents are clamped to this one: its exponential is negligible next to 1, and the library's exponential of far smaller values is NaN.
 const LEAST_EXPONENT: f32 = -16.0;
 
 impl Lowering<'_> {
@@ -36,14 +35,14 @@ impl Lowering<'_> {
         }
     }
 
-    /// The library's own `Sigmoid` has steps of 5e-4: small results, which steps and gates are made of, would lose their digits.
+    /// The library's own `Sigmoid` has steps of 5e-4: small results, which gates depend on, would lose their digits.
     pub(super) fn sigmoid(&mut self, x: TensorId) -> TensorId {
         let minus = self.builder.unary("ElementWiseNeg", "minus", x);
         let one = self.builder.number(1.0);
         self.gated(one, minus)
     }
 
-    /// `x / (1 + exp(exponent))`. The division makes gates below f16's smallest normal number 0.
+    /// `x / (1 + exp(exponent))`. The division turns gates below f16's smallest normal number into 0.
     fn gated(&mut self, x: TensorId, exponent: TensorId) -> TensorId {
         let power = self.exponential(exponent);
         let one = self.builder.number(1.0);
@@ -57,7 +56,7 @@ impl Lowering<'_> {
         self.builder.unary("ElementWiseExp", "exp", within)
     }
 
-    /// `x / (1 + exp(x·p(x²)))`. Beyond ±5.5 the gate is 0 or 1 but for 1e-7, so its argument stops there and no power overflows.
+    /// `x / (1 + exp(x·p(x²)))`. Beyond ±5.5 the gate is within 1e-7 of 0 or 1, so its argument is clamped there and no power overflows.
     fn gated_by_polynomial(&mut self, x: TensorId, coefficients: &[f32]) -> TensorId {
         let near = self.builder.clamp(x, -NEAR, NEAR);
         let square = self.builder.multiply("square", near, near);

@@ -8,17 +8,17 @@ use crate::{
 use half::f16;
 use qhx_ir::{BlockEncoding, DeviceError, Encoding, Name, Quants, WeightTensor};
 
-/// Makes the stored bytes of a weight.
+/// Creates the stored bytes of a weight.
 type Bytes = fn(&WeightTensor) -> Vec<u8>;
 
 impl Lowering<'_> {
-    /// A weight as f16 numbers in its own shape.
+    /// A weight as f16 in its own shape.
     pub(super) fn plain_weight(&mut self, name: &Name) -> Result<TensorId, DeviceError> {
         let shape = self.program.weights[name].shape.clone();
         self.derived(&format!("{name}"), &[name], &shape, |numbers| numbers.concat())
     }
 
-    /// Numbers worked out from weights, as f16.
+    /// Values computed from weights, as f16.
     pub(super) fn derived(
         &mut self,
         key: &str,
@@ -33,13 +33,13 @@ impl Lowering<'_> {
         let numbers = names.iter().map(|name| plain(name, &weights.declared(self.program, name)?)).collect::<Result<_, _>>()?;
         let numbers = from(numbers);
         if let Some(x) = numbers.iter().find(|x| !f16::from_f32(**x).is_finite()) {
-            return Err(DeviceError::Weight { name: key.into(), reason: format!("{x} is beyond the range of f16") });
+            return Err(DeviceError::Weight { name: key.into(), reason: format!("{x} is outside the range of f16") });
         }
         Ok(self.builder.shared(key, dims, || numbers))
     }
 
     /// The weight `[out, in]` of a product, in the most compact form that the processor multiplies by f16 rows: int8 with a scale per row,
-    /// int4 with a scale per block, or per row where its blocks have one, or f16. Its bytes are made when the library takes them.
+    /// int4 with a scale per block (or per row where all blocks of a row have the same), or f16. Its bytes are created when the library takes them.
     pub(super) fn matrix(&mut self, name: &Name) -> Result<TensorId, DeviceError> {
         let key = format!("{name}.matrix");
         if let Some(known) = self.builder.known(&key) {
@@ -71,24 +71,24 @@ impl Lowering<'_> {
         Ok(self.builder.constant(&key, dtype, &shape, quantization, Role::Lazy(bytes)))
     }
 
-    /// Stands for a weight where only shapes are asked for.
+    /// Replaces a weight where only shapes are needed.
     fn only_shape(&mut self, key: &str, dims: &[usize]) -> TensorId {
         self.builder.constant(key, DataType::F16, dims, Quantization::None, Role::Constant([].into()))
     }
 }
 
-/// All numbers of a weight, without padding.
+/// All values of a weight, without padding.
 fn plain(name: &Name, weight: &WeightTensor) -> Result<Vec<f32>, DeviceError> {
     let count = weight.rows().checked_mul(weight.columns());
     let mut numbers = Vec::new();
     count
         .and_then(|count| numbers.try_reserve_exact(count).ok().map(|()| numbers.resize(count, 0.0)))
-        .ok_or_else(|| DeviceError::Resources(format!("there is no memory to convert weight `{name}` of shape {:?}", weight.shape())))?;
+        .ok_or_else(|| DeviceError::Resources(format!("not enough memory to convert weight `{name}` of shape {:?}", weight.shape())))?;
     numbers.chunks_exact_mut(weight.columns()).enumerate().for_each(|(row, out)| weight.decode_row(row, out));
     Ok(numbers)
 }
 
-/// The numbers as f16, row after row.
+/// The values as f16, row by row.
 fn halves(weight: &WeightTensor) -> Result<Vec<u8>, String> {
     let mut row = vec![0.0; weight.columns()];
     let mut bytes = Vec::with_capacity(weight.rows() * weight.columns() * 2);
@@ -97,7 +97,7 @@ fn halves(weight: &WeightTensor) -> Result<Vec<u8>, String> {
         for &x in &row {
             let half = f16::from_f32(x);
             if !half.is_finite() {
-                return Err(format!("{x} is beyond the range of f16"));
+                return Err(format!("{x} is outside the range of f16"));
             }
             bytes.extend(half.to_le_bytes());
         }
@@ -105,7 +105,7 @@ fn halves(weight: &WeightTensor) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// A positive scale for each row: 1 for rows of zeros. A negative scale has no such form, because the quant −128 has no opposite.
+/// A positive scale for each row: 1 for rows of zeros. A negative scale cannot be made positive because −128 has no opposite.
 fn int8_scales(weight: &WeightTensor) -> Option<Vec<f32>> {
     let scales: Vec<f32> = (0..weight.rows()).map(|row| scale_or_one(weight.scale_at(row, 0))).collect();
     scales.iter().all(|s| *s > 0.0 && s.is_finite()).then_some(scales)
@@ -124,7 +124,7 @@ fn int8_rows(weight: &WeightTensor) -> Vec<u8> {
     bytes
 }
 
-/// A scale for each block, where blocks are whole and have no minimum: 1 for blocks of zeros.
+/// A scale for each block, where blocks are complete and have no minimum: 1 for blocks of zeros.
 fn int4_scales(weight: &WeightTensor, b: BlockEncoding) -> Option<Vec<f32>> {
     let columns = weight.columns();
     if b.quants != Quants::I4 || b.min || columns % b.block != 0 {
@@ -134,7 +134,7 @@ fn int4_scales(weight: &WeightTensor, b: BlockEncoding) -> Option<Vec<f32>> {
     blocks.map(|(row, first)| Some(scale_or_one(weight.scale_at(row, first))).filter(|scale| scale.is_normal())).collect()
 }
 
-/// The scales of rows, where all blocks of a row have the same, positive one: they take an eighth less than those of blocks.
+/// The scales of rows, where all blocks of each row have the same positive one: the weight then takes an eighth less than with block scales.
 fn one_for_each_row(scales: &[f32], blocks: usize) -> Option<Vec<f32>> {
     scales.chunks(blocks).map(|row| Some(row[0]).filter(|first| *first > 0.0 && row.iter().all(|scale| scale == first))).collect()
 }

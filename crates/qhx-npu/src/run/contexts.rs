@@ -1,4 +1,4 @@
-//! Stored contexts that are loaded, of all programs that a device runs: a processor holds few at once.
+//! The loaded contexts of all programs on a device: a processor can hold only a few at once.
 
 use super::graphs::failed;
 use crate::{Context, Device, ExecGraph, Expected};
@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// A device with what it has loaded. Beyond so many contexts the one that was used least recently is released.
+/// A device with its loaded contexts. Beyond a limit, the least recently used one is released.
 pub(super) struct Contexts {
     pub(super) device: Device,
     most: usize,
@@ -18,7 +18,7 @@ pub(super) struct Contexts {
 
 #[derive(Default)]
 struct Loaded {
-    /// With the time of its last use.
+    /// With the time of their last use.
     contexts: HashMap<PathBuf, (Context, u64)>,
     clock: u64,
 }
@@ -28,7 +28,7 @@ impl Contexts {
         Self { device, most, loaded: Mutex::default() }
     }
 
-    /// A graph of a context binary, which is loaded where it is not. Whoever keeps the graph keeps the context.
+    /// A graph of a context binary, which is loaded if it is not. The graph keeps its context alive.
     pub(super) fn graph(&self, file: &Path, name: &str, expected: &Expected) -> Result<Arc<ExecGraph>, DeviceError> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let Loaded { contexts, clock } = &mut *loaded;
@@ -47,12 +47,12 @@ impl Contexts {
         Ok(graph)
     }
 
-    /// Releases a context; who needs it still has it loaded again.
+    /// Releases a context; it is loaded again when it is needed.
     pub(super) fn release(&self, file: &Path) {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner).contexts.remove(file);
     }
 
-    /// How many are loaded.
+    /// The number of loaded contexts.
     pub(super) fn count(&self) -> usize {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner).contexts.len()
     }

@@ -1,4 +1,4 @@
-//! The device: what `qhx-npu` is to the rest.
+//! The NPU's implementation of the device interface.
 
 use super::{
     contexts::Contexts,
@@ -15,42 +15,42 @@ use qhx_ir::{
 };
 use std::{collections::BTreeMap, sync::Arc};
 
-/// How keys and values are kept.
+/// How keys and values are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kv {
-    /// All rows of a session: it ends with the context.
+    /// All rows of a session, which ends when the context is full.
     #[default]
     Full,
-    /// The last rows only. A session may be longer than the context: attention sees at most the context's last rows, of a sliding window its own.
+    /// Only the last rows, in a ring buffer. A session may be longer than the context: attention sees at most the last context's worth of rows, or its own sliding window.
     Ring,
 }
 
-/// How the NPU is to be used.
+/// Options of the NPU device.
 #[derive(Clone, Debug)]
 pub struct NpuOptions {
-    /// The processor that graphs are for.
+    /// The processor for which graphs are compiled.
     pub arch: Arch,
-    /// Rows of the graph that takes many rows at once.
+    /// Rows of the prefill graph.
     pub prefill_rows: usize,
-    /// From so many rows on it is used; fewer go one by one.
+    /// The fewest rows for which the prefill graph is used; fewer are processed one by one.
     pub prefill_min_rows: usize,
-    /// How keys and values are kept.
+    /// How keys and values are stored.
     pub kv: Kv,
-    /// Rows of keys and values in graphs that are compiled here; absent: as many as a session may have.
+    /// Rows of keys and values in graphs that are compiled at load; absent: as many as a session may have.
     pub context: Option<usize>,
-    /// Most bytes of weights in one graph.
+    /// The most bytes of weights in one graph.
     pub part_bytes: u64,
-    /// About so many bytes of weights are prepared as one context, if a part is not larger.
+    /// The target size of a prepared context in bytes of weights; a larger part has a context of its own.
     pub context_bytes: u64,
-    /// Prepared contexts held at once, of all programs; beyond it the one that was used least recently is released.
+    /// The most prepared contexts loaded at once, of all programs; beyond it, the least recently used one is released.
     pub most_contexts: usize,
-    /// What the processor can hold; absent: what is known of `arch`.
+    /// The processor's limits; absent: the known ones of `arch`.
     pub limits: Option<Limits>,
-    /// Whether graphs that may exhaust the DSP's heap are prepared all the same.
+    /// Whether to prepare graphs even if they may exhaust the DSP's heap.
     pub allow_risky: bool,
-    /// Effort of compiling, 1 to 3.
+    /// Optimisation level, 1 to 3.
     pub optimization: u32,
-    /// Whether graphs of one part that are prepared for several rows stand in one context and store their weights once. The emulator cannot load such a context.
+    /// Whether a part's graphs for several row counts go into one context and store their weights once. The emulator cannot load such a context.
     pub share_weights: bool,
 }
 
@@ -87,7 +87,7 @@ pub struct NpuDevice {
 }
 
 impl NpuDevice {
-    /// The NPU behind a library. Nothing is opened until a graph is needed.
+    /// The NPU that a library drives. Nothing is opened until a graph is needed.
     pub fn new(library: &Library, options: NpuOptions) -> Result<Self, DeviceError> {
         if options.prefill_rows == 0 {
             return Err(DeviceError::Resources("a graph needs at least one row".into()));
@@ -95,7 +95,7 @@ impl NpuDevice {
         Ok(Self { contexts: Arc::new(Contexts::new(library.device(options.arch), options.most_contexts)), options })
     }
 
-    /// How many prepared contexts are loaded now, of all programs.
+    /// The number of prepared contexts that are loaded now, of all programs.
     pub fn loaded_contexts(&self) -> usize {
         self.contexts.count()
     }
@@ -115,7 +115,7 @@ impl Device for NpuDevice {
             ("hvx_threads".into(), compile.hvx_threads.to_string()),
             ("dlbc".into(), compile.dlbc.to_string()),
         ]);
-        // Patches of one release read each other's binaries.
+        // Patch versions of one release can load each other's binaries.
         facts.extend(library.build().release.map(|(major, minor, _)| ("oldest_library".into(), format!("{major}.{minor}"))));
         let what = if library.emulates() { "Hexagon NPU, emulated" } else { "Hexagon NPU" };
         DeviceInfo { name: "npu".into(), description: format!("{what} ({arch})"), memory_bytes: None, threads: 1, facts }
@@ -158,7 +158,7 @@ pub(super) fn accepts(program: &Checked, op: &Op) -> Result<(), DeviceError> {
 }
 
 pub(super) fn on_host(program: &Checked, op: &Op) -> bool {
-    // What experts compute, they compute in a graph: the host only fills in their weights.
+    // Experts are computed in a graph: the host only fills in their weights.
     lower::parts::work_of(program, op) == Work::Host && !matches!(op.op, OpKind::Experts { .. })
 }
 

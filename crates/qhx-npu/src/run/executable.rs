@@ -31,14 +31,14 @@ pub(super) struct NpuExecutable {
     limits: LoadOptions,
     options: NpuOptions,
     parts: Vec<Part>,
-    /// Bytes of weights in the graph of each part.
+    /// Bytes of weights in each part's graph.
     constants: Vec<u64>,
-    /// Weights that the host reads itself.
+    /// Weights that the host reads.
     tables: Tables,
     graphs: Graphs,
     outputs: HashMap<Name, Vec<f32>>,
     meter: Meter,
-    /// Why graphs for many rows are not used: one could not be loaded.
+    /// Why prefill graphs are not used: one could not be loaded.
     row_by_row: Option<String>,
     last_stage: Option<Duration>,
 }
@@ -59,7 +59,7 @@ impl NpuExecutable {
                 options.part_bytes = plan.part_bytes;
                 if let Some(most) = plan.ring.filter(|&most| limits.max_rows > most) {
                     return Err(DeviceError::Resources(format!(
-                        "program `{}` was prepared with rings for calls of {most} rows, not of {}: read the prompt in chunks of {most}",
+                        "program `{}` was prepared with ring buffers for calls of at most {most} rows, but calls may have {}: use a prefill chunk of {most}",
                         program.name, limits.max_rows
                     )));
                 }
@@ -69,7 +69,7 @@ impl NpuExecutable {
         let mut tables = Tables::new();
         for op in &program.ops {
             let host = work_of(program, op) == Work::Host;
-            // What was prepared holds the weights of its graphs; the host still reads its own.
+            // Prepared contexts contain the weights of their graphs; the host still needs its own.
             for name in op.op.weights().into_iter().filter(|_| host || matches!(source, Source::Compile(_))) {
                 let weight = weights.declared(program, name)?;
                 if host {
@@ -98,18 +98,18 @@ impl NpuExecutable {
         let (found, limit) = (call.bindings, &self.limits);
         if found.rows > limit.max_rows || found.soft_rows > limit.max_soft_rows || found.wanted > limit.max_wanted {
             return Err(DeviceError::Call(format!(
-                "a call of T = {}, R = {}, L = {} rows is beyond the {}, {}, {} that program `{}` was loaded for",
+                "a call of T = {}, R = {}, L = {} rows exceeds the limits {}, {}, {} with which program `{}` was loaded",
                 found.rows, found.soft_rows, found.wanted, limit.max_rows, limit.max_soft_rows, limit.max_wanted, self.program.name
             )));
         }
         Ok(())
     }
 
-    /// Rows of the graph for the next rows of a part, of which `left` are left.
+    /// The row count of the graph for the next of a part's `left` remaining rows.
     fn graph_rows(&self, part: &Part, left: usize) -> Result<usize, DeviceError> {
         let rows = match &self.graphs.source {
             Source::Stored { plan, .. } => part_rows(part, &plan.rows),
-            // Buckets, so that pictures of like sizes share a graph.
+            // Buckets, so that images of similar sizes share a graph.
             Source::Compile(_) if part.whole => {
                 vec![left.next_power_of_two().min(self.limits.max_rows.max(left)).next_multiple_of(part.multiple)]
             }
@@ -122,13 +122,13 @@ impl NpuExecutable {
             (Some(rows), _) => Ok(rows),
             (None, Some(&largest)) if !part.whole => Ok(if few { 1 } else { largest }),
             _ => Err(DeviceError::Call(format!(
-                "{left} rows must go through program `{}` at once, it was prepared for {rows:?}",
+                "program `{}` must process {left} rows at once, but was prepared for {rows:?}: use smaller media, or prepare it for that many rows",
                 self.program.name
             ))),
         }
     }
 
-    /// Runs a graph part over one segment (or, for rows that belong to no segment, over all of them).
+    /// Runs a graph part over one segment, or, for rows that belong to no segment, over all of them.
     fn run_graph(
         &mut self,
         number: usize,
@@ -168,7 +168,7 @@ impl NpuExecutable {
         Ok(())
     }
 
-    /// Whether a graph for one row was prepared beside one for many that cannot be loaded: a processor may have no room for the latter.
+    /// Whether a decode graph was prepared in addition to a prefill graph that cannot be loaded, for which a processor may lack memory.
     fn can_go_row_by_row(&self, part: usize) -> bool {
         match &self.graphs.source {
             Source::Stored { plan, .. } => plan.rows[0] == 1 && !self.parts[part].whole && self.row_by_row.is_none(),
@@ -176,7 +176,7 @@ impl NpuExecutable {
         }
     }
 
-    /// The most rows that a graph takes at once.
+    /// The largest row count of a graph.
     fn batch(&self) -> usize {
         match &self.graphs.source {
             _ if self.row_by_row.is_some() => 1,
@@ -188,7 +188,7 @@ impl NpuExecutable {
     fn interpret(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
         let program = self.program.clone();
         let mut values = Values::new(&program, call.bindings, call.inputs)?;
-        // What was prepared shows no stage's effect but what crosses a cut anyway.
+        // Prepared graphs have no taps except values that cross a cut anyway.
         let taps = call.taps.is_some() && matches!(self.graphs.source, Source::Compile(_));
         let (epoch, cancel) = (call.epoch, call.cancel);
         let cancelled = || cancel.is_some_and(|flag| flag.load(std::sync::atomic::Ordering::Relaxed));
@@ -245,7 +245,7 @@ impl NpuExecutable {
     }
 }
 
-/// Hands every stage's tap to the caller, in the program's order.
+/// Passes every stage's tap to the caller, in program order.
 fn deliver(program: &Checked, values: &Values<'_>, taps: &mut Option<&mut dyn FnMut(Tap<'_>)>) {
     let Some(taps) = taps else { return };
     let made = program.inputs.iter().map(|i| i.name.clone()).chain(program.ops.iter().flat_map(|op| op.outputs()));
@@ -256,7 +256,7 @@ fn deliver(program: &Checked, values: &Values<'_>, taps: &mut Option<&mut dyn Fn
     }
 }
 
-/// One execution: fills the inputs, runs the graph, hands on the outputs.
+/// One execution: fills the inputs, runs the graph, distributes the outputs.
 fn execute(
     program: &Checked,
     (graph, ports): (&ExecGraph, &mut Ports),
@@ -295,8 +295,11 @@ impl Executable for NpuExecutable {
 
     fn new_state(&self, context: usize) -> Result<Box<dyn State>, DeviceError> {
         let too_long = |most: usize| {
-            let advice = "make it shorter, or have it prepared for a longer context or with rings (kv: ring)";
-            DeviceError::Resources(format!("a context of {context} rows: program `{}` has graphs for {most}: {advice}", self.program.name))
+            let advice = "use a shorter context, or prepare the program for a longer one or with ring buffers (kv: ring)";
+            DeviceError::Resources(format!(
+                "a context of {context} rows was requested, but program `{}` has graphs for {most}: {advice}",
+                self.program.name
+            ))
         };
         let (graphs, ring) = match &self.graphs.source {
             Source::Stored { plan, .. } => (Some(plan.context), plan.ring),

@@ -1,4 +1,4 @@
-//! Feeding expert graphs: a row alone goes through all its experts at once; of many rows, those of one expert go together.
+//! Runs expert graphs: a single row goes through all its experts at once; many rows are grouped by expert.
 
 use super::{
     graphs::{Graphs, failed},
@@ -13,7 +13,7 @@ use std::{
     collections::{BTreeMap, HashMap},
 };
 
-/// An op's experts, as the host keeps them.
+/// An op's experts, as the host stores them.
 struct Mixture<'a> {
     gate: &'a WeightTensor,
     up: &'a WeightTensor,
@@ -39,7 +39,7 @@ pub(super) fn run(
     let mut rows_of = vec![0; mixture.gate.shape()[0]];
     let (x, chosen, shares) = (values.f32s(x), values.i32s(experts), values.f32s(weights));
     if let (false, Some(sizes)) = (valid.len() == 1, many) {
-        // Ordered by expert: one order of sums for all runs.
+        // Ordered by expert, so that sums have the same order in every run.
         let mut users_of: BTreeMap<usize, Vec<(usize, f32)>> = BTreeMap::new();
         for place in valid.iter().flat_map(|row| row * k..(row + 1) * k) {
             users_of.entry(chosen[place] as usize).or_default().push((place / k, shares[place]));
@@ -68,7 +68,7 @@ pub(super) fn run(
 }
 
 impl Mixture<'_> {
-    /// One execution: the rows `x`, and for each chosen expert its share in every row.
+    /// One execution: the rows `x`, and for each chosen expert its weight in every row.
     fn execute(
         &self,
         program: &Checked,
@@ -94,7 +94,7 @@ impl Mixture<'_> {
         }
         let is_lent = inputs.iter().map(|input| matches!(input, Cow::Borrowed(_)));
         meter.executed(inputs.iter().map(|input| input.len()).zip(is_lent), [2 * sizes.rows * sizes.hidden].into_iter());
-        // All but the rows themselves and their shares are weights.
+        // All inputs but the rows and their expert weights are model weights.
         let rows = 2 * sizes.rows * (sizes.hidden + chosen.len());
         meter.read_bytes((inputs.iter().map(|input| input.len()).sum::<usize>() - rows) as u64);
         let inputs: Vec<&[u8]> = inputs.iter().map(|i| &**i).collect();
@@ -103,19 +103,19 @@ impl Mixture<'_> {
         let numbers: Vec<f32> = output[..x.len()].iter().map(|y| y.to_f32()).collect();
         match numbers.iter().all(|y| y.is_finite()) {
             true => Ok(numbers),
-            false => Err(DeviceError::Call("an expert left the range of f16 on the NPU: place its stage on the CPU".into())),
+            false => Err(DeviceError::Call("an expert's result left the range of f16 on the NPU: place its stage on the CPU".into())),
         }
     }
 }
 
-/// Numbers as f16, with zeros behind.
+/// Values as f16, padded with zeros.
 fn padded(numbers: &[f32], count: usize) -> Cow<'static, [u8]> {
     let mut bytes: Vec<u8> = numbers.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect();
     bytes.resize(count * 2, 0);
     Cow::Owned(bytes)
 }
 
-/// The quants of one expert: where rows need no padding, the stored bytes themselves.
+/// The quants of one expert; without row padding, these are the stored bytes themselves.
 fn quants(stack: &WeightTensor, expert: usize) -> Cow<'_, [u8]> {
     let (rows, columns, stride) = (stack.shape()[1], stack.columns(), stack.row_bytes().data);
     let bytes = &stack.data()[expert * rows * stride..][..rows * stride];
@@ -125,7 +125,7 @@ fn quants(stack: &WeightTensor, expert: usize) -> Cow<'_, [u8]> {
     }
 }
 
-/// The scales of one expert, with what the graph takes for the scale of all quants taken out. (One too small for f16 becomes 0: its weights are below 1e-7.)
+/// The scales of one expert, divided by the scale that the graph applies to all quants. (A scale too small for f16 becomes 0: its weights are below 1e-7.)
 fn scales(name: &Name, stack: &WeightTensor, expert: usize) -> Result<Cow<'static, [u8]>, DeviceError> {
     let rows = stack.shape()[1];
     let mut bytes = Vec::with_capacity(rows * 2);
@@ -133,7 +133,7 @@ fn scales(name: &Name, stack: &WeightTensor, expert: usize) -> Result<Cow<'stati
         let scale = stack.scale_at(row, 0);
         let half = f16::from_f32(scale / INT8_SCALE);
         if !half.is_finite() {
-            let reason = format!("the scale {scale} of row {row} is beyond what f16 holds on the NPU: place its stage on the CPU");
+            let reason = format!("the scale {scale} of row {row} is outside the range of f16 on the NPU: place its stage on the CPU");
             return Err(DeviceError::Weight { name: name.clone(), reason });
         }
         bytes.extend(half.to_le_bytes());
@@ -141,7 +141,7 @@ fn scales(name: &Name, stack: &WeightTensor, expert: usize) -> Result<Cow<'stati
     Ok(Cow::Owned(bytes))
 }
 
-/// The numbers of one expert as f16: where they are stored so, without padding, the stored bytes themselves.
+/// The weights of one expert as f16; where they are stored as f16 without padding, these are the stored bytes themselves.
 fn halves<'a>(name: &Name, stack: &'a WeightTensor, expert: usize) -> Result<Cow<'a, [u8]>, DeviceError> {
     let (rows, columns, stride) = (stack.shape()[1], stack.columns(), stack.row_bytes().data);
     if stack.encoding() == Encoding::F16 && stride == columns * 2 {
@@ -154,7 +154,10 @@ fn halves<'a>(name: &Name, stack: &'a WeightTensor, expert: usize) -> Result<Cow
         for &x in &row {
             let x = f16::from_f32(x);
             if !x.is_finite() {
-                return Err(DeviceError::Weight { name: name.clone(), reason: "holds numbers beyond the range of f16".into() });
+                return Err(DeviceError::Weight {
+                    name: name.clone(),
+                    reason: "contains values outside the range of f16: place its stage on the CPU".into(),
+                });
             }
             bytes.extend(x.to_le_bytes());
         }

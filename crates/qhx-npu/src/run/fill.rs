@@ -1,4 +1,4 @@
-//! Writing a graph's inputs and reading its outputs.
+//! Fills a graph's inputs and reads its outputs.
 
 use super::{
     state::{NpuState, Which},
@@ -13,9 +13,9 @@ use qhx_ir::{Checked, DeviceError, Mask, Name};
 pub(super) struct Chunk {
     /// Its first row in the call.
     pub(super) first: usize,
-    /// Rows that count; the graph has at least as many.
+    /// Valid rows; the graph has at least as many.
     pub(super) valid: usize,
-    /// The session's rows before it.
+    /// Rows of the session before it.
     pub(super) before: usize,
     /// The most rows that attention over a slot sees.
     pub(super) window: usize,
@@ -66,7 +66,7 @@ pub(super) fn fill(
     }
 }
 
-/// Hands on what an output holds.
+/// Stores the content of an output.
 pub(super) fn drain(
     values: &mut Values<'_>,
     state: Option<&mut NpuState>,
@@ -92,7 +92,7 @@ pub(super) fn drain(
             fifo.extend(valid.iter().map(|x| x.to_f32()));
             fifo.drain(..fifo.len() - length);
         }
-        // The decays of a slot come before what is added to it.
+        // A slot decays before anything is added to it.
         Drain::Decay(_) => *decays = valid.to_vec(),
         Drain::Delta(slot) => {
             let heads = dims[0];
@@ -119,7 +119,7 @@ fn take_rows(values: &mut Values<'_>, name: &Name, chunk: Chunk, width: usize, b
     Ok(())
 }
 
-/// The chunk's rows of a value; rows of padding repeat the last one, so that they hold numbers as ordinary as it.
+/// The chunk's rows of a value; padding repeats the last row, so that its values are as ordinary.
 fn rows_of(values: &Values<'_>, name: &Name, chunk: Chunk, buffer: &mut [f16]) {
     let (width, rows) = (values.width(name), values.rows(name, chunk.first, chunk.valid));
     let numbers = &values.f32s(name)[rows.start * width..rows.end * width];
@@ -144,8 +144,8 @@ fn write_mask(mask: Mask, keys: Keys, past: usize, chunk: Chunk, dims: &[usize],
         Keys::Rows(per_row) => (chunk.valid.div_ceil(per_row), 0),
         Keys::Past | Keys::PastAndNew => (chunk.valid, chunk.before),
     };
-    // The session's row that stands in a column; none: nothing is there yet.
-    // A slot's buffer is a ring: of all rows before `end` that may stand in a column, the latest does.
+    // The session's row in a column; `None`: not written yet.
+    // A slot's buffer is a ring: a column contains the latest of all rows before `end` that map to it.
     let latest = |column: usize, end: usize| (column < end).then(|| end - 1 - (end - 1 - column) % past);
     let position = |column: usize| match keys {
         Keys::Rows(_) => (column < valid).then_some(column),
@@ -183,7 +183,7 @@ fn write_turn(program: &Checked, values: &Values<'_>, turn: &Turn, chunk: Chunk,
         let mut f = 0;
         for &(start, length) in &rotary.blocks {
             for i in 0..length / 2 {
-                // The angle is rounded to f32, as every implementation of these models rounds it: far positions depend on it.
+                // The angle is rounded to f32, as in every implementation of these models: large positions depend on it.
                 let angle = (positions[rotary.stream(f) * all + first + row] as f32 * variant.inv_freq[f]) as f64;
                 let number = |x: f64| f16::from_f32(x as f32 * variant.amplitude);
                 let (low, high) =

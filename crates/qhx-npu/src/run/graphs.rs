@@ -1,4 +1,4 @@
-//! Graphs that are ready to run: compiled, or loaded from what was prepared, when they are first needed.
+//! Executable graphs: compiled, or loaded from prepared contexts, on first use.
 
 use super::{
     contexts::Contexts,
@@ -15,22 +15,22 @@ use std::{collections::HashMap, path::PathBuf, sync::Arc};
 
 /// Where graphs come from.
 pub(super) enum Source {
-    /// They are compiled here, in this way.
+    /// Compiled at load, with these options.
     Compile(CompileOptions),
-    /// They were prepared.
+    /// Prepared ahead of time.
     Stored {
         /// The folder.
         folder: PathBuf,
-        /// What is in it.
+        /// The plan of its contents.
         plan: Box<Plan>,
     },
 }
 
 /// Where a graph is.
 enum Home {
-    /// It was compiled here, and stays.
+    /// Compiled at load; stays in memory.
     Compiled(Arc<ExecGraph>),
-    /// In a context binary, which may have been released when the graph is needed again.
+    /// In a context binary, which may have been released before the graph is used again.
     Stored { file: PathBuf, expected: Expected },
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Ports {
     pub(super) outputs: Vec<Port<Drain>>,
 }
 
-/// An input or output: what it holds, and its buffer (empty where the state's own memory is used).
+/// An input or output: its content, and its buffer (empty where the state's own memory is used).
 pub(super) struct Port<What> {
     pub(super) what: What,
     pub(super) dims: Vec<usize>,
@@ -58,7 +58,7 @@ impl Ports {
     }
 }
 
-/// What each tensor of a graph holds, in its order. A graph from a file may have other tensors than it should, so buffers are made last.
+/// The content of each tensor of a graph, in order. A graph from a file may have other tensors than expected, so buffers are allocated last.
 fn ports<What>(
     wanted: &Graph,
     found: &[crate::Port],
@@ -66,7 +66,7 @@ fn ports<What>(
     is_borrowed: impl Fn(&What) -> bool,
 ) -> Result<Vec<Port<What>>, DeviceError> {
     let other = |which: &str| {
-        let reason = format!("npu: graph `{}` has other tensors than it should ({which}): forge the bundle again", wanted.name);
+        let reason = format!("graph `{}` of the context binary has unexpected tensors ({which}): forge the bundle again", wanted.name);
         Err(DeviceError::Resources(reason))
     };
     if found.len() != whats.len() {
@@ -93,7 +93,7 @@ fn ports<What>(
 
 /// All graphs of an executable.
 pub(super) struct Graphs {
-    /// The program's name: contexts have graphs of several.
+    /// The program's name; contexts may have graphs of several programs.
     program: Name,
     contexts: Arc<Contexts>,
     pub(super) source: Source,
@@ -106,7 +106,7 @@ impl Graphs {
         Self { program, contexts, source, parts: HashMap::new(), experts: HashMap::new() }
     }
 
-    /// The graph of a part with its buffers, lowered by `lower` under a name; it is told whether weights are needed.
+    /// The graph of a part with its buffers. `lower` gets the graph's name and whether weights are needed.
     pub(super) fn part(
         &mut self,
         part: usize,
@@ -143,19 +143,19 @@ impl Graphs {
         Ok(graph)
     }
 
-    /// The stored context that has a graph; none where graphs are compiled here. Found by the name alone: of a graph that was not prepared nothing is made.
+    /// The stored context with a graph; `None` where graphs are compiled at load. It is found by name alone, so that nothing is built for a graph that was not prepared.
     fn stored(&self, name: &str) -> Result<Option<(PathBuf, &ContextFile)>, DeviceError> {
         let Source::Stored { folder, plan } = &self.source else { return Ok(None) };
         match plan.contexts.iter().find(|context| context.graphs.iter().any(|graph| graph == name)) {
             Some(context) => Ok(Some((folder.join(&context.file), context))),
             None => {
-                let reason = format!("graph `{name}` was not prepared (rows {:?}, context {})", plan.rows, plan.context);
-                Err(DeviceError::Resources(format!("{}: {reason}: forge the bundle for it", folder.display())))
+                let reason = format!("graph `{name}` was not prepared (the plan is for rows {:?} and context {})", plan.rows, plan.context);
+                Err(DeviceError::Resources(format!("{}: {reason}: forge the bundle for these sizes", folder.display())))
             }
         }
     }
 
-    /// Where a graph is from now on: compiled, or in the stored context that has it.
+    /// The graph's location from now on: compiled, or in a stored context.
     fn home(&self, stored: Option<(PathBuf, &ContextFile)>, graph: &Graph) -> Result<Home, DeviceError> {
         match (&self.source, stored) {
             (_, Some((file, stored))) => {
@@ -170,7 +170,7 @@ impl Graphs {
         }
     }
 
-    /// The graph itself, ready to run.
+    /// The executable graph.
     fn graph(&self, home: &Home, name: &str) -> Result<Arc<ExecGraph>, DeviceError> {
         match home {
             Home::Compiled(graph) => Ok(graph.clone()),
@@ -219,7 +219,7 @@ fn expected_graph(graph: &Graph) -> ExpectedGraph {
     ExpectedGraph { name: graph.name.clone(), inputs, outputs }
 }
 
-/// What the library could not do.
+/// The device error for a failure of the library.
 pub(super) fn failed(error: crate::Error) -> DeviceError {
     DeviceError::Resources(format!("npu: {error}"))
 }

@@ -1,4 +1,4 @@
-//! The host's own work: table look-ups, picking and placing rows, choosing experts.
+//! The host's work: table look-ups, gathering and scattering rows, choosing experts.
 
 use super::{
     meter::Meter,
@@ -10,7 +10,7 @@ use std::collections::HashMap;
 /// Tables that the host reads.
 pub(super) type Tables = HashMap<Name, WeightTensor>;
 
-/// Runs an op whose results the host makes.
+/// Runs an op on the host.
 pub(super) fn run(values: &mut Values<'_>, tables: &Tables, op: &Op, meter: &mut Meter) -> Result<(), DeviceError> {
     match &op.op {
         OpKind::Embed { ids, table, .. } => meter.read_rows(&tables[table], values.i32s(ids).len()),
@@ -39,7 +39,7 @@ pub(super) fn run(values: &mut Values<'_>, tables: &Tables, op: &Op, meter: &mut
             let (experts, weights) = route(values.f32s(scores), values.width(scores), method);
             vec![Data::I32(experts), Data::F32(weights)]
         }
-        other => unreachable!("{} is not the host's own work", other.name()),
+        other => unreachable!("{} does not run on the host", other.name()),
     };
     op.outputs().iter().zip(results).try_for_each(|(name, data)| values.insert(name, data))
 }
@@ -67,7 +67,7 @@ fn interpolate(index: &[i32], factor: &[f32], taps: usize, table: &WeightTensor)
     y
 }
 
-/// Chosen experts and their weights, row after row.
+/// Chosen experts and their weights, row by row.
 fn route(scores: &[f32], experts: usize, method: &Routing) -> (Vec<i32>, Vec<f32>) {
     let chosen = scores.chunks_exact(experts).flat_map(|row| match *method {
         Routing::SparseMixer { jitter } => sparse_mixer(row, jitter).to_vec(),
@@ -76,7 +76,7 @@ fn route(scores: &[f32], experts: usize, method: &Routing) -> (Vec<i32>, Vec<f32
     chosen.map(|(expert, weight)| (expert as i32, weight)).unzip()
 }
 
-/// Two winners, each weighed by a softmax over the experts in its band.
+/// Two winners, each weighted by a softmax over the experts in its band.
 fn sparse_mixer(r: &[f32], jitter: f32) -> [(usize, f32); 2] {
     let winner = |skip: Option<usize>| {
         let others = (0..r.len()).filter(|&e| Some(e) != skip);

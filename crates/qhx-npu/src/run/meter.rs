@@ -2,17 +2,17 @@
 
 use qhx_ir::{Traffic, WeightTensor, WeightsRead};
 
-/// What the calls of parts and experts add up to.
+/// Totals over the executions of a call.
 #[derive(Default)]
 pub(super) struct Meter {
     traffic: Traffic,
     weight_bytes: u64,
-    /// For each op with experts that was run, how many rows each expert got.
+    /// For each op with experts that ran: the number of rows per expert.
     pub(super) expert_rows: Vec<Vec<usize>>,
 }
 
 impl Meter {
-    /// A graph was executed with inputs of so many bytes, each lent or copied, and outputs of so many.
+    /// Counts an execution: the bytes of each input, lent or copied, and of the outputs.
     pub(super) fn executed(&mut self, inputs: impl Iterator<Item = (usize, bool)>, outputs: impl Iterator<Item = usize>) {
         let traffic = &mut self.traffic;
         traffic.executions += 1;
@@ -22,13 +22,13 @@ impl Meter {
         traffic.bytes_out += outputs.map(|bytes| bytes as u64).sum::<u64>();
     }
 
-    /// Rows of a table were looked up.
+    /// Counts rows looked up in a table.
     pub(super) fn read_rows(&mut self, table: &WeightTensor, rows: usize) {
         let row = table.row_bytes();
         self.read_bytes((rows * (row.data + row.scale + row.min)) as u64);
     }
 
-    /// So many bytes of weights were read.
+    /// Counts bytes of weights that were read.
     pub(super) fn read_bytes(&mut self, bytes: u64) {
         self.weight_bytes += bytes;
     }

@@ -1,5 +1,5 @@
-//! The NPU as a device of the runtime: programs cut into the host's work and graphs, graphs compiled or loaded when they are first needed, calls
-//! padded and cut to the graphs' rows, slots carried by the host.
+//! The NPU as a device of the runtime: splits programs into host work and graphs, compiles or loads graphs on first use, splits and pads calls to the
+//! graphs' row counts, and keeps the slots on the host.
 
 mod contexts;
 mod device;

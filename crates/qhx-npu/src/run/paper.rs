@@ -1,11 +1,11 @@
-//! The NPU on a machine without QNN: says which ops it takes and who does them, and loads nothing.
+//! The NPU on a machine without QNN: reports which ops it supports and where they run, but loads nothing.
 
 use super::device::{accepts, host_weights, on_host};
 use crate::Arch;
 use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Name, Op, Weights};
 use std::{collections::BTreeMap, sync::Arc};
 
-/// The Hexagon NPU as it is known without its libraries.
+/// The Hexagon NPU without QNN's libraries, for planning.
 pub struct NpuOnPaper(pub Arch);
 
 impl Device for NpuOnPaper {
@@ -28,6 +28,9 @@ impl Device for NpuOnPaper {
     }
 
     fn load(&self, program: &Checked, _: &Arc<dyn Weights>, _: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
-        Err(DeviceError::Resources(format!("program `{}` cannot run here: QNN's libraries are not there", program.name)))
+        Err(DeviceError::Resources(format!(
+            "program `{}` cannot run here: QNN's libraries were not found; set QHX_QNN_DIR to their folder",
+            program.name
+        )))
     }
 }

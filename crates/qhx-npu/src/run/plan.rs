@@ -1,11 +1,11 @@
-//! What was prepared for a program: which context binaries there are, for which rows and context. Stands beside them as `NAME.npu.json`.
+//! The plan of a prepared program: its context binaries, and their row counts and context length. Stored next to them as `NAME.npu.json`.
 
 use crate::{Arch, budget::PerToken};
 use qhx_ir::DeviceError;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// The version of this file that we read and write.
+/// The supported version of this file.
 pub(super) const PLAN_VERSION: u32 = 3;
 
 /// More rows than any graph or session has: a sign that a plan is damaged.
@@ -19,28 +19,28 @@ pub struct Plan {
     pub plan_version: u32,
     /// `v79`, `v81`.
     pub arch: String,
-    /// The release that compiled it: older libraries cannot load it.
+    /// The QAIRT release that compiled it; older libraries cannot load it.
     pub library: String,
-    /// Rows of KV slots; where they are rings, the most that attention sees.
+    /// Rows of the KV cache; for ring buffers, the most rows that attention sees.
     pub context: usize,
-    /// Where slots are rings: the most rows of a call.
+    /// For ring buffers: the most rows of a call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ring: Option<usize>,
-    /// Rows that graphs take at once.
+    /// Row counts of the graphs.
     pub rows: Vec<usize>,
-    /// The budget by which the program was cut into parts.
+    /// The most bytes of weights per graph, by which the program was split into parts.
     pub part_bytes: u64,
-    /// What writing one token takes.
+    /// What decoding one token takes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_token: Option<PerToken>,
-    /// Why it is not all that was asked for, and what is dangerous about it.
+    /// Where the plan differs from what was requested and why, and its risks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// The files.
+    /// The context binaries.
     pub contexts: Vec<ContextFile>,
 }
 
-/// A context binary. Pieces of one program share them.
+/// A context binary. Pieces of one program may share it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ContextFile {
@@ -48,15 +48,15 @@ pub struct ContextFile {
     pub file: String,
     /// Its size.
     pub bytes: u64,
-    /// Its sum, in hexadecimal.
+    /// Its SHA-256, in hexadecimal.
     pub sha256: String,
     /// Whether its graphs share one set of weights.
     pub shared_weights: bool,
-    /// The first and the last stage that it has a part of.
+    /// The first and last stage that it covers, wholly or in part.
     pub stages: [String; 2],
-    /// How many layers it has a part of.
+    /// Number of layers that it covers, wholly or in part.
     pub layers: usize,
-    /// Its graphs that are this program's.
+    /// Those of its graphs that belong to this program.
     pub graphs: Vec<String>,
 }
 
@@ -71,40 +71,46 @@ impl Plan {
         let plan = Self::read_file(&file)?;
         match plan.arch == arch.to_string() {
             true => Ok(plan),
-            false => Err(wrong(&file, format!("is for {}, the processor is {arch}: use the folder made for it", plan.arch))),
+            false => Err(wrong(&file, format!("is for {}, but the processor is {arch}: use the folder for {arch}", plan.arch))),
         }
     }
 
-    /// Reads a plan, for whatever processor it is.
+    /// Reads a plan for any processor.
     pub fn read_file(file: &Path) -> Result<Self, DeviceError> {
         let wrong = |reason: String| wrong(file, reason);
         let text = std::fs::read_to_string(file).map_err(|e| match e.kind() {
             std::io::ErrorKind::NotFound => wrong(
-                "cannot be read: there is no such file. The folder was not prepared for this: forge it with the same --placement".into(),
+                "cannot be read: there is no such file. The folder was not prepared for this placement: forge the bundle with the same one"
+                    .into(),
             ),
             _ => wrong(format!("cannot be read: {e}")),
         })?;
-        let plan: Self = serde_json::from_str(&text).map_err(|e| wrong(format!("is no plan of an NPU program: {e}")))?;
+        let plan: Self = serde_json::from_str(&text).map_err(|e| wrong(format!("is not a plan of an NPU program: {e}")))?;
         if plan.plan_version != PLAN_VERSION {
-            return Err(wrong(format!("plan_version {} is not {PLAN_VERSION}: forge the bundle again or update qhx", plan.plan_version)));
+            return Err(wrong(format!(
+                "plan_version is {}, but this qhx reads {PLAN_VERSION}: forge the bundle again or update qhx",
+                plan.plan_version
+            )));
         }
         plan.check().map_err(wrong)?;
         Ok(plan)
     }
 
-    /// Whether its numbers and names can be those of a plan.
+    /// Checks that its numbers and names are plausible.
     fn check(&self) -> Result<(), String> {
         let Self { rows, context, ring, contexts, .. } = self;
         let rise = rows.windows(2).all(|pair| pair[0] < pair[1]);
         let mut numbers = rows.iter().chain([context]).chain(ring);
         if rows.is_empty() || !rise || !numbers.all(|number| (1..=MOST_ROWS).contains(number)) {
             let ring = ring.map_or(String::new(), |ring| format!(" and ring {ring}"));
-            return Err(format!("rows {rows:?} (rising), context {context}{ring} are impossible: each is 1 to {MOST_ROWS}"));
+            return Err(format!(
+                "rows {rows:?}, context {context}{ring} are impossible: rows must be in ascending order, and each number 1 to {MOST_ROWS}"
+            ));
         }
-        // A name that is a path could lead out of the folder.
+        // A path could lead out of the folder.
         let is_plain = |name: &str| !name.starts_with('.') && Path::new(name).file_name() == Some(name.as_ref());
         match contexts.iter().find(|context| !is_plain(&context.file)) {
-            Some(bad) => Err(format!("`{}` is no plain file name", bad.file)),
+            Some(bad) => Err(format!("`{}` is not a plain file name", bad.file)),
             None => Ok(()),
         }
     }
@@ -115,12 +121,12 @@ fn wrong(file: &Path, reason: String) -> DeviceError {
 }
 
 impl ContextFile {
-    /// The sum as bytes.
+    /// The SHA-256 as bytes.
     pub(super) fn sum(&self) -> Result<[u8; 32], DeviceError> {
         let digit = |at: usize| self.sha256.get(2 * at..2 * at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
         let bytes: Option<Vec<u8>> = (0..32).map(digit).collect();
         let bytes = bytes.filter(|_| self.sha256.len() == 64).and_then(|bytes| bytes.try_into().ok());
-        bytes.ok_or_else(|| DeviceError::Resources(format!("`{}`: `{}` is no SHA-256 sum", self.file, self.sha256)))
+        bytes.ok_or_else(|| DeviceError::Resources(format!("`{}`: `{}` is not a SHA-256 checksum", self.file, self.sha256)))
     }
 }
 
@@ -171,7 +177,7 @@ mod tests {
         for name in ["../text_0.bin", "/", "", "a/b.bin", ".hidden", "a.bin/"] {
             let mut away = plan();
             away.contexts[0].file = name.into();
-            assert!(write(&away).unwrap_err().contains("no plain file name"), "{name}");
+            assert!(write(&away).unwrap_err().contains("not a plain file name"), "{name}");
         }
         assert_eq!(plan().contexts[0].sum().unwrap(), [10; 32]);
         assert!(ContextFile { sha256: "0g".repeat(32), ..plan().contexts.remove(0) }.sum().is_err());

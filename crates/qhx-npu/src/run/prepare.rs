@@ -1,4 +1,4 @@
-//! Compiling a program ahead of time: the contexts that the planner lays out, compiled and saved.
+//! Compiles a program ahead of time: compiles and saves the planned contexts.
 
 use super::{
     device::NpuOptions,
@@ -22,9 +22,9 @@ use std::{
     },
 };
 
-/// Which contexts a program becomes.
+/// Plans the contexts of a program.
 pub(super) fn plan(pieces: &[Piece<'_>], target: &Target, options: &NpuOptions) -> Result<Budget, DeviceError> {
-    let refused = |reason| DeviceError::Resources(format!("program `{}` does not fit: {reason}", target.program));
+    let refused = |reason| DeviceError::Resources(format!("program `{}` does not fit on the NPU: {reason}", target.program));
     budget(&[Wanted { name: &target.program, pieces }], target.context, options).map_err(refused)
 }
 
@@ -63,12 +63,12 @@ pub(super) fn prepare(
         match made.bytes > most {
             false => Ok(made),
             true => Err(DeviceError::Resources(format!(
-                "context `{}` came out with {} bytes for {} bytes of weights, {} loads {most}: use --optimize 3, at which graphs share more, or a smaller precision",
+                "context `{}` takes {} bytes for {} bytes of weights, but {} loads at most {most}: use --optimize 3, with which graphs share more, or a smaller precision",
                 made.file, made.bytes, planned.bytes, options.arch
             ))),
         }
     };
-    // One after the other: the library compiles one graph at a time, whatever the threads.
+    // Sequentially: the library compiles one graph at a time, even from several threads.
     let contexts = budget.contexts.iter().map(context).collect::<Result<Vec<_>, DeviceError>>()?;
     let mut names: Vec<String> = contexts.iter().map(|context| context.file.clone()).collect();
     let per_token = per_token(&pieces, budget.part_bytes, kept)?;
@@ -96,20 +96,20 @@ pub(super) fn prepare(
         };
         let (name, text) = (Plan::file_name(&piece.program.name), serde_json::to_string_pretty(&plan));
         let (file, text) = (folder.join(&name), text.map_err(|e| DeviceError::Resources(e.to_string()))?);
-        std::fs::write(&file, text).map_err(|e| unwritten(&file, e))?;
+        std::fs::write(&file, text).map_err(|e| cannot_write(&file, e))?;
         names.push(name);
     }
     Ok(names.into_iter().map(|name| Artifact { file: folder.join(&name), name }).collect())
 }
 
-/// The folder in which context binaries are written.
+/// The folder for context binaries.
 fn folder(target: &Target) -> Result<PathBuf, DeviceError> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let path = target.folder.clone().unwrap_or_else(|| {
         let name = format!("qhx-npu-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         std::env::temp_dir().join(name)
     });
-    std::fs::create_dir_all(&path).map_err(|e| unwritten(&path, e))?;
+    std::fs::create_dir_all(&path).map_err(|e| cannot_write(&path, e))?;
     Ok(path)
 }
 
@@ -126,17 +126,18 @@ fn compile(
     let name = format!("{}.bin", planned.name);
     let file = folder.join(&name);
     let bytes = context.save(&file).map_err(failed)?;
-    let sha256 = sum(&file).map_err(|e| unwritten(&file, e))?;
+    let sha256 = checksum(&file).map_err(|e| DeviceError::Resources(format!("cannot read {}: {e}", file.display())))?;
     let graphs = graphs.into_iter().map(|graph| graph.name).collect();
     let (stages, layers) = (planned.stages.clone(), planned.layers);
     Ok(ContextFile { file: name, bytes, sha256, shared_weights, stages, layers, graphs })
 }
 
-fn unwritten(file: &Path, error: std::io::Error) -> DeviceError {
-    DeviceError::Resources(format!("{}: {error}", file.display()))
+fn cannot_write(file: &Path, error: std::io::Error) -> DeviceError {
+    DeviceError::Resources(format!("cannot write {}: {error}", file.display()))
 }
 
-fn sum(file: &Path) -> std::io::Result<String> {
+/// The SHA-256 of a file, in hexadecimal.
+fn checksum(file: &Path) -> std::io::Result<String> {
     let mut file = std::fs::File::open(file)?;
     let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
     loop {

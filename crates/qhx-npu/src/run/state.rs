@@ -1,25 +1,25 @@
-//! The slots of one session, carried by the host: KV rows as f16 in the layout that graphs read, so that they are never copied for a call;
-//! recurrent slots as f32, so that what a graph computes in f16 is added to a state that does not drift.
+//! The slots of one session, kept by the host: KV rows as f16 in the layout that graphs read, so that they are never copied for a call;
+//! recurrent slots as f32, so that adding what graphs compute in f16 does not make the state drift.
 
 use crate::lower::Sizes;
 use half::f16;
 use qhx_ir::{DeviceError, KvType, Ledger, Name, Slot, SlotData, State};
 use std::{any::Any, collections::BTreeMap, ops::Range};
 
-/// A session's slots. KV rows beyond `len` are provisional until a commit counts them; a recurrent slot has a second buffer that a call works
-/// on and a commit makes the current one. A KV buffer is a ring: a row stands at its number modulo the buffer's rows, which only matters where
-/// those are fewer than a session may have.
+/// A session's slots. KV rows beyond `len` are provisional until they are committed; a recurrent slot has a second buffer that a call works
+/// on and a commit makes current. A KV buffer is a ring: row `n` is at index `n` modulo the buffer's rows, which only matters where a session may
+/// have more rows than the buffer.
 #[derive(Clone)]
 pub(crate) struct NpuState {
     ledger: Ledger,
     contents: BTreeMap<Name, Content>,
-    /// The shapes of its KV buffers: those of the graphs.
+    /// The sizes of its KV buffers, as in the graphs.
     sizes: Sizes,
-    /// All rows before this have been written at some time: what stood a buffer's length before them is gone.
+    /// All rows before this have been written at some time; they have overwritten the rows one buffer length earlier.
     reached: usize,
 }
 
-/// A slot's numbers.
+/// A slot's data.
 #[derive(Clone)]
 enum Content {
     Kv(KvRows),
@@ -39,13 +39,13 @@ pub(crate) struct KvRows {
 }
 
 impl KvRows {
-    /// Where the numbers of a row's head stand.
+    /// The range of one head of a row in the buffer.
     fn place(&self, row: usize, head: usize) -> Range<usize> {
         let start = (head * self.rows + row % self.rows) * self.head_dim;
         start..start + self.head_dim
     }
 
-    /// Writes rows `[rows, kv_heads, head_dim]` from position `first` on.
+    /// Writes rows `[rows, kv_heads, head_dim]` starting at row `first`.
     pub(crate) fn write(&mut self, which: Which, first: usize, rows: &[f16]) {
         let (heads, dim) = (self.kv_heads, self.head_dim);
         for (number, numbers) in rows.chunks_exact(dim).enumerate() {
@@ -58,7 +58,7 @@ impl KvRows {
         }
     }
 
-    /// Some rows as bytes of the slot's type, in the canonical order.
+    /// A range of rows as bytes of the slot's type, in canonical order.
     fn export(&self, buffer: &[f16], rows: Range<usize>, dtype: KvType) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(rows.len() * self.kv_heads * self.head_dim * dtype.bytes());
         for (row, head) in rows.flat_map(|row| (0..self.kv_heads).map(move |head| (row, head))) {
@@ -84,7 +84,9 @@ impl NpuState {
     pub(crate) fn new(slots: &BTreeMap<Name, Slot>, capacity: usize, sizes: Sizes) -> Result<Self, DeviceError> {
         let too_large = |name: &Name, slot: &Slot| {
             let context = sizes.context;
-            DeviceError::Resources(format!("a context of {context} rows is too large for slot `{name}` ({slot:?}): ask for a smaller one"))
+            DeviceError::Resources(format!(
+                "not enough memory for slot `{name}` ({slot:?}) with a context of {context} rows: use a smaller context"
+            ))
         };
         let content = |(name, slot): (&Name, &Slot)| {
             let count = |sizes: &[usize]| {
@@ -107,18 +109,18 @@ impl NpuState {
         Ok(Self { ledger: Ledger::new(slots, capacity), contents, sizes, reached: 0 })
     }
 
-    /// The state behind `state`, which must be one of a program with these slots.
+    /// The NPU state behind `state`, which must belong to a program with these slots.
     pub(crate) fn of<'a>(state: &'a mut dyn State, slots: &BTreeMap<Name, Slot>) -> Result<&'a mut Self, DeviceError> {
         let own = state.as_any_mut().downcast_mut::<Self>().filter(|own| own.ledger.slots() == slots);
-        own.ok_or_else(|| DeviceError::Call("the state was made by another device or for another program".into()))
+        own.ok_or_else(|| DeviceError::Call("the state belongs to another device or program".into()))
     }
 
-    /// The shapes of its KV buffers; rows and taps have no meaning.
+    /// The sizes of its KV buffers; `rows` and `taps` have no meaning.
     pub(crate) fn sizes(&self) -> Sizes {
         self.sizes
     }
 
-    /// A call of so many valid rows begins: what an earlier one left uncommitted is forgotten, and recurrent slots start from what is committed.
+    /// Begins a call of `rows` valid rows: uncommitted rows of an earlier call are discarded, and recurrent slots start from their committed state.
     pub(crate) fn begin(&mut self, rows: usize) {
         self.ledger.begin();
         self.reached = self.reached.max(self.ledger.len() + rows);
@@ -129,7 +131,7 @@ impl NpuState {
         }
     }
 
-    /// A call of so many valid rows succeeded.
+    /// Ends a successful call of `rows` valid rows.
     pub(crate) fn end(&mut self, rows: usize) {
         self.ledger.end(rows);
     }
@@ -148,7 +150,7 @@ impl NpuState {
         }
     }
 
-    /// What a call has made of a recurrent slot so far.
+    /// A recurrent slot as the current call has updated it so far.
     pub(crate) fn recurrent(&mut self, slot: &Name) -> &mut Vec<f32> {
         match self.contents.get_mut(slot) {
             Some(Content::Recurrent { next, .. }) => next,
@@ -188,7 +190,7 @@ impl State for NpuState {
             {
                 let kept = self.reached - kv.rows;
                 return Err(DeviceError::Call(format!(
-                    "cannot go back to row {len}: slot `{name}` is a ring and has no rows before {kept}"
+                    "cannot go back to row {len}: slot `{name}` is a ring buffer that no longer has the rows before {kept}"
                 )));
             }
         }
@@ -208,7 +210,7 @@ impl State for NpuState {
             (Content::Kv(kv), &Slot::Kv { dtype, .. }) => {
                 let (rows, kept) = (first..self.ledger.len(), self.reached.saturating_sub(kv.rows));
                 if rows.start < kept && !rows.is_empty() {
-                    return Err(DeviceError::Call(format!("slot `{slot}` is a ring and has no rows before {kept}")));
+                    return Err(DeviceError::Call(format!("slot `{slot}` is a ring buffer that no longer has the rows before {kept}")));
                 }
                 let [keys, values] = [&kv.keys, &kv.values].map(|buffer| kv.export(buffer, rows.clone(), dtype));
                 SlotData::Kv { dtype, rows: rows.len(), keys, values }

@@ -1,9 +1,9 @@
-//! The values of one call that live on the host: inputs, what parts hand to each other, outputs.
+//! The values of one call on the host: inputs, intermediate values between parts, outputs.
 
 use qhx_ir::{Bindings, Checked, DType, DeviceError, InputData, Name, dim::bind_shape};
 use std::{collections::HashMap, ops::Range};
 
-/// A value's numbers, row-major.
+/// A value's data, row-major.
 pub(crate) enum Data {
     F32(Vec<f32>),
     I32(Vec<i32>),
@@ -15,7 +15,7 @@ pub(crate) struct Value {
     pub(crate) data: Data,
 }
 
-/// All values that the host holds in a call.
+/// All values on the host during a call.
 pub(crate) struct Values<'a> {
     program: &'a Checked,
     pub(crate) bindings: Bindings,
@@ -53,13 +53,13 @@ impl<'a> Values<'a> {
         &self.values[name]
     }
 
-    /// The numbers of an f32 value, made of zeros where it is not there yet.
+    /// The data of an f32 value, created as zeros if it does not exist yet.
     pub(crate) fn entry(&mut self, name: &Name) -> Result<&mut Vec<f32>, DeviceError> {
         if !self.values.contains_key(name) {
             let shape = self.shape_of(name)?;
             let data = match self.program.value_type(name).dtype {
                 DType::F32 => Data::F32(vec![0.0; shape.iter().product()]),
-                DType::I32 => unreachable!("no graph makes whole numbers"),
+                DType::I32 => unreachable!("graphs produce no integers"),
             };
             self.values.insert(name.clone(), Value { shape, data });
         }
@@ -83,19 +83,19 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Numbers in one row.
+    /// Elements per row.
     pub(crate) fn width(&self, name: &Name) -> usize {
         self.get(name).shape[1..].iter().product()
     }
 
-    /// The rows of a value that stand for `valid` rows of the call from `first` on.
+    /// The rows of a value that correspond to `valid` rows of the call from `first` on.
     pub(crate) fn rows(&self, name: &Name, first: usize, valid: usize) -> Range<usize> {
         let per_row = self.program.value_type(name).shape[0].rows_per_row().unwrap_or(1);
         let start = first / per_row;
         start..start + valid.div_ceil(per_row)
     }
 
-    /// The numbers as callers get them: whole numbers become floats.
+    /// The data as callers get it: integers become floats.
     pub(crate) fn to_f32(&self, name: &Name) -> Vec<f32> {
         match &self.get(name).data {
             Data::F32(x) => x.clone(),

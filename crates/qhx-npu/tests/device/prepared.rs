@@ -126,7 +126,7 @@ fn without_leave_only_the_graphs_that_write_are_prepared() {
     let ((few, slow, plan), (all, fast, _)) = (names(false), names(true));
     let name = &model.program.name;
     assert_eq!((few, all), (vec![format!("{name}_decode_0")], vec![format!("{name}_decode_0"), format!("{name}_prefill{ROWS}_0")]));
-    assert!(plan.contains("graphs of 1 rows only") && plan.contains("\"executions\": "), "{plan}");
+    assert!(plan.contains("only graphs of row count 1") && plan.contains("\"executions\": "), "{plan}");
     assert!(slow.iter().zip(&fast).all(|(a, b)| (a - b).abs() <= 0.03 * b.abs().max(1.0)), "{slow:?} {fast:?}");
     let hopeless = Some(Limits { context_bytes: 64, ..Limits::of(Arch::V81) });
     let refused = prepare(&device(NpuOptions { limits: hopeless, ..Default::default() }), &model, &[1], CONTEXT);
@@ -134,7 +134,7 @@ fn without_leave_only_the_graphs_that_write_are_prepared() {
     assert!(error.contains("does not fit") && error.contains("a context holds 64"), "{error}");
 }
 
-/// A processor may have no room for what reads prompts: they go row by row then, and that is told.
+/// A processor may lack memory for the prefill graphs: prompts are then processed row by row, and that is reported.
 #[test]
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn what_cannot_be_loaded_for_many_rows_goes_row_by_row() {
@@ -172,7 +172,7 @@ fn contexts_that_came_out_too_large_are_refused() {
     let limits = Some(Limits { context_bytes: room, ..Limits::of(Arch::V81) });
     let refused = prepare(&device(NpuOptions { limits, ..Default::default() }), &model, &[1], CONTEXT);
     let error = refused.unwrap_err().to_string();
-    assert!(error.contains("came out with") && error.contains(&format!("v81 loads {room}")), "{error}");
+    assert!(error.contains("bytes of weights, but") && error.contains(&format!("v81 loads at most {room}")), "{error}");
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn what_does_not_fit_is_refused() {
     };
     fails("nothing").unwrap();
     let contexts = binaries(folder.path());
-    assert_eq!(contexts.len(), 2, "what writes and what reads: {contexts:?}");
+    assert_eq!(contexts.len(), 2, "decode and prefill: {contexts:?}");
     let mut damaged = Vec::new();
     for file in &contexts {
         let bytes = std::fs::read(file).unwrap();
@@ -216,7 +216,7 @@ fn what_does_not_fit_is_refused() {
     assert!(error.contains("cannot be read"), "{error}");
     let other = NpuDevice::new(&Library::open(None).unwrap(), NpuOptions { arch: Arch::V79, ..Default::default() }).unwrap();
     let error = load(&other, &model, &host, Some(folder.path())).err().unwrap().to_string();
-    assert!(error.contains("is for v81, the processor is v79"), "{error}");
+    assert!(error.contains("is for v81, but the processor is v79"), "{error}");
 }
 
 /// A plan is a file like any other: what it says makes nothing large.

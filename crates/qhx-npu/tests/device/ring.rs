@@ -68,7 +68,7 @@ fn check(model: &TinyModel, device: &NpuDevice, artifacts: Option<&std::path::Pa
     }
     let error = a.truncate(WINDOW).unwrap_err().to_string();
     assert!(error.contains("cannot go back to row 10") && error.contains("is a ring"), "{error}");
-    assert!(a.len() >= len && export(&*a, model).unwrap_err().contains("has no rows before"));
+    assert!(a.len() >= len && export(&*a, model).unwrap_err().contains("no longer has the rows before"));
     // From the beginning it starts again.
     a.truncate(0).unwrap();
     let mut fresh = right.new_state(SESSION).unwrap();
@@ -110,7 +110,7 @@ fn a_prepared_ring_knows_its_window() {
     check(&model, &device, Some(&folder));
     let long = LoadOptions { max_rows: CALL + 1, artifacts: Some(folder.clone()), ..Default::default() };
     let error = device.load(&model.program, &model.weights, &long).err().unwrap().to_string();
-    assert!(error.contains("rings for calls of 20 rows"), "{error}");
+    assert!(error.contains("ring buffers for calls of at most 20 rows"), "{error}");
     std::fs::remove_dir_all(folder).unwrap();
 }
 

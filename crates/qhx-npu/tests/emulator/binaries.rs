@@ -68,15 +68,15 @@ fn damaged_files() {
     let nothing = Expected { name: "linear.bin".into(), ..Expected::default() };
     let short = &binary[..binary.len() - 64];
     refused(&device, short, &known, &["linear.bin", "bytes", "were expected", "copy it again"]);
-    refused(&device, short, &nothing, &["no whole context binary", "copy it again"]);
+    refused(&device, short, &nothing, &["not a complete context binary", "copy it again"]);
     refused(&device, &[], &nothing, &["it is empty"]);
-    refused(&device, &[0; 4096], &nothing, &["no whole context binary"]);
-    refused(&device, b"<html>", &nothing, &["no whole context binary"]);
+    refused(&device, &[0; 4096], &nothing, &["not a complete context binary"]);
+    refused(&device, b"<html>", &nothing, &["not a complete context binary"]);
     let mut flipped = binary.clone();
     // Among the weights: the library itself would not notice.
     let place = binary.len() - 1000;
     flipped[place] ^= 0x40;
-    refused(&device, &flipped, &known, &["its sha256 is", "was expected", "it is damaged"]);
+    refused(&device, &flipped, &known, &["its SHA-256 is", "was expected", "it is damaged"]);
 }
 
 #[test]
@@ -86,9 +86,9 @@ fn files_of_something_else() {
     let binary = compile(&old, &graph()).binary().unwrap();
     let known = expected(&binary);
     // The emulator itself would take it.
-    refused(&new, &binary, &known, &["made for Hexagon v79", "this processor is v81", "qhx forge --target v81"]);
+    refused(&new, &binary, &known, &["compiled for Hexagon v79", "this processor is v81", "qhx forge --target v81"]);
     let binary_v81 = compile(&new, &graph()).binary().unwrap();
-    refused(&old, &binary_v81, &Expected::default(), &["made for Hexagon v81", "this processor is v79"]);
+    refused(&old, &binary_v81, &Expected::default(), &["compiled for Hexagon v81", "this processor is v79"]);
     let with = |change: &dyn Fn(&mut ExpectedGraph)| {
         let mut expected = known.clone();
         change(&mut expected.graphs[0]);
@@ -98,9 +98,9 @@ fn files_of_something_else() {
     let cases: [(Expected, &str); 5] = [
         (with(&more), "graph `linear`: input `mask` is missing"),
         (with(&|g| g.outputs.clear()), "output `y` was not expected"),
-        (with(&|g| g.inputs[0].dims = vec![1, 64]), "`x` has shape [2, 64], [1, 64] was expected"),
-        (with(&|g| g.inputs[0].dtype = DataType::F32), "`x` has type 0x216, F32 was expected"),
-        (with(&|g| g.name = "decode".into()), "has no graph `decode`; it has linear"),
+        (with(&|g| g.inputs[0].dims = vec![1, 64]), "`x` has shape [2, 64], but [1, 64] was expected"),
+        (with(&|g| g.inputs[0].dtype = DataType::F32), "`x` has type 0x216, but F32 was expected"),
+        (with(&|g| g.name = "decode".into()), "has no graph `decode` (it has linear)"),
     ];
     for (expected, part) in cases {
         refused(&old, &binary, &expected, &[part, "another manifest"]);

@@ -42,16 +42,16 @@ fn buffers_must_be_those_of_the_graph() {
         (run(&inputs[..1], &[("y", 128)]), "input `x` is missing"),
         (run(&[inputs[0], inputs[1], ("z", &x)], &[("y", 128)]), "has no input `z`; it has x, bias"),
         (run(&[inputs[0], inputs[1], inputs[1]], &[("y", 128)]), "`x` is given twice"),
-        (run(&[inputs[0], ("x", &x[..255])], &[("y", 128)]), "`x` [2, 64] has 256 bytes, 255 are given"),
+        (run(&[inputs[0], ("x", &x[..255])], &[("y", 128)]), "`x` [2, 64] needs 256 bytes, but 255 are given"),
         (run(&inputs, &[]), "output `y` is missing"),
-        (run(&inputs, &[("y", 127)]), "`y` [2, 32] has 128 bytes, 127 are given"),
+        (run(&inputs, &[("y", 127)]), "`y` [2, 32] needs 128 bytes, but 127 are given"),
     ];
     for (result, expected) in wrong {
         let error = result.expect_err(expected);
         assert!(error.contains("graph `linear`") && error.contains(expected), "{error}");
     }
-    assert!(graph.execute_in_order(&[&x], &mut []).unwrap_err().to_string().contains("1 inputs are given, it has 2"));
-    assert!(context.graph("other").err().unwrap().to_string().contains("holds linear"));
+    assert!(graph.execute_in_order(&[&x], &mut []).unwrap_err().to_string().contains("1 inputs are given, but it has 2"));
+    assert!(context.graph("other").err().unwrap().to_string().contains("contains linear"));
 }
 
 #[test]
