@@ -1,4 +1,4 @@
-//! Shared, immutable bytes: a part of a file mapping or of a buffer, kept alive by whoever holds it.
+//! Shared, immutable bytes: a range of a file mapping or buffer that keeps its owner alive.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -19,7 +19,7 @@ impl Bytes {
         Self { owner, range: 0..len }
     }
 
-    /// A part of these bytes, or `None` where `range` leaves them.
+    /// A part of these bytes, or `None` if `range` is out of bounds.
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
         let (start, end) = (self.range.start.checked_add(range.start)?, self.range.start.checked_add(range.end)?);
         (start <= end && end <= self.range.end).then(|| Self { owner: self.owner.clone(), range: start..end })

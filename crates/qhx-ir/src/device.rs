@@ -1,4 +1,4 @@
-//! What a device is to the rest: the traits between programs and the hardware that runs them.
+//! The interface between programs and the hardware that runs them.
 
 use crate::{Bindings, CheckError, Checked, DType, KvType, Name, WeightTensor, check};
 use serde::{Deserialize, Serialize};
@@ -15,11 +15,11 @@ use std::{
 };
 use thiserror::Error;
 
-/// Why a device could not do what it was asked.
+/// Why a device operation failed.
 #[derive(Debug, Error)]
 pub enum DeviceError {
-    /// The device does not take this op: under automatic placement the stage goes elsewhere.
-    #[error("{device} does not take `{path}`: {reason}")]
+    /// The device does not support this op: under automatic placement the stage goes to another device.
+    #[error("{device} does not support `{path}`: {reason}")]
     Refused {
         /// The device's name.
         device: String,
@@ -39,65 +39,65 @@ pub enum DeviceError {
     /// The program does not type-check.
     #[error(transparent)]
     Program(#[from] CheckError),
-    /// The call does not fit the program, the state or what was loaded.
+    /// The call does not match the program, the state or the load options.
     #[error("{0}")]
     Call(String),
     /// The call was cancelled; the states are as they were before it.
     #[error("cancelled")]
     Cancelled,
-    /// The machine has not what the model needs.
+    /// The machine lacks what the model needs.
     #[error("{0}")]
     Resources(String),
 }
 
-/// A machine that runs programs.
+/// Hardware that runs programs.
 pub trait Device: Send + Sync {
-    /// What it is, for people and for placement.
+    /// A description for people and for placement.
     fn describe(&self) -> DeviceInfo;
 
-    /// Whether it takes an op of a program; the error is the reason for which placement moves the stage elsewhere.
+    /// Whether it supports an op of a program; the error is the reason why placement moves the stage to another device.
     fn accepts(&self, program: &Checked, op: &crate::Op) -> Result<(), DeviceError>;
 
-    /// Whether an op that it accepts is work which the host does for it: looking rows up, placing them, choosing experts.
+    /// Whether the host computes an op that the device accepts: looking up rows, scattering them, choosing experts.
     fn on_host(&self, _program: &Checked, _op: &crate::Op) -> bool {
         false
     }
 
-    /// What [`Device::prepare`] would keep to, found without making anything; an error says in numbers why the program does not fit.
+    /// The plan that [`Device::prepare`] would follow, without compiling anything; the error says, with numbers, why the program does not fit.
     fn plan(&self, pieces: &[Piece<'_>], _target: &Target) -> Result<Planned, DeviceError> {
         Ok(Planned { rows: all_rows(pieces), notes: Vec::new() })
     }
 
-    /// Makes what must be made ahead of time (called by the forge) of a program, or of the pieces of one that run here. Devices that compile at load make nothing.
+    /// Compiles a program, or the pieces of one that run here, ahead of time (called by the forge). Devices that compile at load do nothing.
     fn prepare(&self, _pieces: &[Piece<'_>], _weights: &Arc<dyn Weights>, _target: &Target) -> Result<Vec<Artifact>, DeviceError> {
         Ok(Vec::new())
     }
 
-    /// The weights that must still be there when a prepared program is loaded: those that the host reads itself. A device that prepares nothing needs all.
+    /// The weights that are still needed when a prepared program is loaded: those that the host reads. A device that prepares nothing needs all of them.
     fn host_weights(&self, program: &Checked) -> Vec<Name> {
         program.weights.keys().cloned().collect()
     }
 
-    /// Gets a program ready to run. A part of a program is loaded by cutting it out first: [`Checked::cut`].
+    /// Loads a program. To load a part of one, cut it out first: [`Checked::cut`].
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError>;
 }
 
-/// What a device says of itself.
+/// The description of a device.
 #[derive(Clone, Debug, Serialize)]
 pub struct DeviceInfo {
     /// `cpu`, `gpu`, `npu` …
     pub name: String,
-    /// What a person would call it.
+    /// Its name for people.
     pub description: String,
-    /// Memory it can use, in bytes, where known.
+    /// Usable memory in bytes, where known.
     pub memory_bytes: Option<u64>,
-    /// Threads or queues it works with.
+    /// Number of threads or queues.
     pub threads: usize,
-    /// Further facts that placement or people may want (`instructions: avx2+fma` …).
+    /// Further facts for placement or people (`instructions: avx2+fma` …).
     pub facts: BTreeMap<String, String>,
 }
 
-/// A program, or a part that was cut out of it, that is to be compiled ahead of time.
+/// A program, or a part cut out of one, to be compiled ahead of time.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
     /// Its ops.
@@ -106,35 +106,35 @@ pub struct Piece<'a> {
     pub rows: &'a [usize],
 }
 
-/// The row counts of all pieces, rising.
+/// The row counts of all pieces, in ascending order.
 pub fn all_rows(pieces: &[Piece<'_>]) -> Vec<usize> {
     let rows: BTreeSet<usize> = pieces.iter().flat_map(|piece| piece.rows.iter().copied()).collect();
     rows.into_iter().collect()
 }
 
-/// For what, and under which name, a program is compiled ahead of time.
+/// The target of ahead-of-time compilation.
 #[derive(Clone, Debug, Default)]
 pub struct Target {
     /// The whole program's name: `text`.
     pub program: String,
-    /// Longest session.
+    /// The longest session, in rows.
     pub context: usize,
-    /// Where files are written; absent: a fresh folder among the system's temporary ones.
+    /// The folder for the files; absent: a new temporary folder.
     pub folder: Option<PathBuf>,
-    /// Set by somebody who wants to stop; looked at between graphs.
+    /// Set to cancel; checked between graphs.
     pub cancel: Option<Arc<AtomicBool>>,
 }
 
-/// What [`Device::prepare`] would keep to.
+/// The plan of [`Device::prepare`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Planned {
-    /// Of the pieces' row counts, those at which they would be compiled.
+    /// Those of the pieces' row counts for which graphs would be compiled.
     pub rows: Vec<usize>,
-    /// Why it is not all that was asked for, and what is dangerous about it.
+    /// Where the plan differs from what was requested and why, and its risks.
     pub notes: Vec<String>,
 }
 
-/// A file that [`Device::prepare`] made.
+/// A file that [`Device::prepare`] wrote.
 #[derive(Clone, Debug)]
 pub struct Artifact {
     /// File name inside the target's folder.
@@ -143,16 +143,16 @@ pub struct Artifact {
     pub file: PathBuf,
 }
 
-/// How a program is to be loaded.
+/// How to load a program.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// The largest `T` of any call: what the device plans its memory for.
+    /// The largest `T` of any call, for which the device plans its memory.
     pub max_rows: usize,
     /// The largest `R` of any call.
     pub max_soft_rows: usize,
     /// The largest `L` of any call.
     pub max_wanted: usize,
-    /// Folder with what [`Device::prepare`] made.
+    /// Folder with the files that [`Device::prepare`] wrote.
     pub artifacts: Option<PathBuf>,
 }
 
@@ -164,7 +164,7 @@ impl Default for LoadOptions {
 
 /// Where weights come from.
 pub trait Weights: Send + Sync {
-    /// The tensor of that name, not copied; `None` where there is none.
+    /// The tensor of that name, without a copy; `None` if there is none.
     fn tensor(&self, name: &str) -> Option<WeightTensor>;
 }
 
@@ -191,47 +191,47 @@ pub trait Executable: Send {
     /// A fresh state for a session of at most `context` rows.
     fn new_state(&self, context: usize) -> Result<Box<dyn State>, DeviceError>;
 
-    /// Runs one call. States are read, and written only provisionally: a step counts once [`State::commit`] says so.
+    /// Runs one call. Changes to states are provisional until [`State::commit`].
     fn run(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError>;
 
-    /// An output of the last successful call: its numbers, row-major; `None` for an unknown name. Whole numbers (chosen experts that cross a
-    /// cut) come as floats.
+    /// The data of an output of the last successful call, row-major; `None` for an unknown name. Integers (chosen experts that cross a
+    /// cut) are converted to floats.
     fn output(&self, name: &str) -> Option<&[f32]>;
 
-    /// How long the last stage of the program (for text: the output head) took in the last successful call, where the device can tell.
+    /// How long the last stage of the program (for text: the output head) took in the last successful call, where the device measures it.
     fn last_stage_time(&self) -> Option<Duration> {
         None
     }
 
-    /// What the last successful call read of the weights, where the device counts it.
+    /// The weights that the last successful call read, where the device counts them.
     fn weights_read(&self) -> Option<WeightsRead<'_>> {
         None
     }
 
-    /// What the last successful call moved between the host and the device's graphs, where the device has such and counts it.
+    /// The traffic between the host and the device's graphs in the last successful call, where the device has graphs and counts it.
     fn traffic(&self) -> Option<Traffic> {
         None
     }
 
-    /// Why rows go one by one through what reads many at once: the device could not load it.
+    /// Why prefill runs row by row: the device could not load its prefill graphs.
     fn row_by_row(&self) -> Option<&str> {
         None
     }
 
-    /// Bytes of memory beside the weights and states (activations, packed panels).
+    /// Bytes of memory in addition to weights and states (activations, packed panels).
     fn scratch_bytes(&self) -> u64;
 }
 
-/// What moves between a host and the graphs of a device.
+/// Traffic between a host and the graphs of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
     /// Executions of graphs.
     pub executions: u64,
     /// Bytes that the host writes into inputs: rows, masks, rotary tables, recurrent states.
     pub bytes_in: u64,
-    /// Bytes that it reads from outputs: rows, new keys and values, what recurrent states become.
+    /// Bytes that it reads from outputs: rows, new keys and values, updates of recurrent states.
     pub bytes_out: u64,
-    /// Bytes of inputs that are handed over where they lie, without a copy: keys and values, experts.
+    /// Bytes of inputs that are passed without a copy: keys and values, experts.
     pub bytes_lent: u64,
 }
 
@@ -247,12 +247,12 @@ impl Add for Traffic {
     }
 }
 
-/// What a call read of the weights.
+/// The weights that a call read.
 #[derive(Clone, Copy, Debug)]
 pub struct WeightsRead<'a> {
-    /// Bytes: of experts the used ones only, of tables the rows looked up.
+    /// Bytes: only the experts used and the table rows looked up.
     pub bytes: u64,
-    /// For each op with experts, in the program's order: how many rows each expert got.
+    /// For each op with experts, in program order: the number of rows per expert.
     pub expert_rows: &'a [Vec<usize>],
 }
 
@@ -262,16 +262,16 @@ pub struct Call<'a> {
     pub bindings: Bindings,
     /// The inputs, in the program's order.
     pub inputs: &'a [InputData<'a>],
-    /// Who the rows belong to, in rising order of `first_row`, apart. Rows outside are padding.
+    /// The owners of the rows, in ascending order of `first_row`, without overlap. Rows outside are padding.
     pub segments: &'a mut [Segment<'a>],
     /// The program's epoch: see [`crate::Program::epoch`].
     pub epoch: usize,
-    /// Checked at the device's own boundaries; when set, the call ends with [`DeviceError::Cancelled`].
+    /// Checked between the device's steps; when set, the call ends with [`DeviceError::Cancelled`].
     pub cancel: Option<&'a AtomicBool>,
     /// Receives every stage's tap.
     pub taps: Option<&'a mut dyn FnMut(Tap<'_>)>,
-    /// Of each row of the outputs only the largest number and its place are wanted (the first, of equal ones): a device may give −∞ for others and spare
-    /// itself their computation.
+    /// Only the largest value of each output row and its index are wanted (the first of equal ones): a device may skip the others and return −∞ for
+    /// them.
     pub largest_only: bool,
 }
 
@@ -283,32 +283,32 @@ pub struct Segment<'a> {
     pub state: Option<&'a mut dyn State>,
     /// First row in the call.
     pub first_row: usize,
-    /// Number of rows that count.
+    /// Number of valid rows.
     pub valid_rows: usize,
 }
 
-/// An input's numbers, row-major.
+/// An input's data, row-major.
 #[derive(Clone, Copy, Debug)]
 pub enum InputData<'a> {
     /// Activations.
     F32(&'a [f32]),
-    /// Ids, positions, row numbers.
+    /// Ids, positions, row indexes.
     I32(&'a [i32]),
 }
 
-/// What a stage made.
+/// The result of a stage.
 #[derive(Clone, Copy, Debug)]
 pub struct Tap<'a> {
     /// The stage's name.
     pub stage: &'a str,
     /// Its shape in this call.
     pub shape: &'a [usize],
-    /// The numbers, row-major; rows outside segments have no meaning.
+    /// The data, row-major; rows outside segments have no meaning.
     pub values: &'a [f32],
 }
 
 impl Call<'_> {
-    /// Checks everything about this call that does not depend on the device: input count, types and lengths, table and row numbers in range,
+    /// Checks everything about this call that does not depend on the device: input count, types and lengths, ranges of table and row indexes,
     /// segments, epoch, and room in the states. Devices call it first.
     pub fn check(&self, program: &Checked) -> Result<(), DeviceError> {
         let wrong = |reason: String| Err(DeviceError::Call(format!("program `{}`: {reason}", program.name)));
@@ -317,7 +317,12 @@ impl Call<'_> {
             return wrong("a call needs at least one row".into());
         }
         if self.bindings.soft_rows > rows || self.inputs.len() != program.inputs.len() {
-            return wrong(format!("{} inputs and {} soft rows do not fit", self.inputs.len(), self.bindings.soft_rows));
+            return wrong(format!(
+                "found {} inputs and {} soft rows, expected {} inputs and at most {rows} soft rows",
+                self.inputs.len(),
+                self.bindings.soft_rows,
+                program.inputs.len()
+            ));
         }
         for dim in &program.limits().exact {
             dim.bind(&self.bindings).map(drop).or_else(wrong)?;
@@ -332,7 +337,7 @@ impl Call<'_> {
                 InputData::I32(x) => (DType::I32, x.len()),
             };
             if dtype != input.dtype || length != numbers {
-                return wrong(format!("input `{}` needs {numbers} numbers of {:?}, found {length} of {dtype:?}", input.name, input.dtype));
+                return wrong(format!("input `{}` needs {numbers} values of {:?}, found {length} of {dtype:?}", input.name, input.dtype));
             }
         }
         for &(place, limit) in &program.limits().indexes {
@@ -340,24 +345,27 @@ impl Call<'_> {
             if let InputData::I32(numbers) = self.inputs[place]
                 && let Some(bad) = numbers.iter().find(|&&i| i < 0 || i as usize >= limit)
             {
-                return wrong(format!("input `{}` has {bad}, which is not below {limit}", program.inputs[place].name));
+                return wrong(format!("input `{}` has {bad}, expected 0 or more and less than {limit}", program.inputs[place].name));
             }
         }
         if self.epoch > program.epochs.len() {
-            return wrong(format!("epoch {} of {}", self.epoch, program.epochs.len() + 1));
+            return wrong(format!("epoch is {}, but there are only {}", self.epoch, program.epochs.len() + 1));
         }
         let (mut next, step) = (0, program.limits().segment_step);
         for segment in self.segments.iter() {
             let end = segment.first_row.saturating_add(segment.valid_rows);
             if segment.first_row < next || end > rows || segment.valid_rows == 0 || segment.first_row % step != 0 {
-                return wrong(format!("segment {}..{end} does not fit the {rows} rows of the call", segment.first_row));
+                return wrong(format!(
+                    "segment {}..{end} is not valid in a call of {rows} rows: segments must be in order, apart, not empty and start at a multiple of {step}",
+                    segment.first_row
+                ));
             }
             next = end;
             match &segment.state {
-                None if !program.slots.is_empty() => return wrong("a segment without state".into()),
+                None if !program.slots.is_empty() => return wrong("a segment has no state".into()),
                 Some(state) if state.len() + segment.valid_rows > state.capacity() => {
                     return wrong(format!(
-                        "{} rows and {} more are beyond the context of {} rows",
+                        "{} rows and {} more exceed the context of {} rows",
                         state.len(),
                         segment.valid_rows,
                         state.capacity()
@@ -369,7 +377,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Whether somebody asked to stop.
+    /// Whether cancellation was requested.
     pub fn is_cancelled(&self) -> bool {
         self.cancel.is_some_and(|flag| flag.load(Ordering::Relaxed))
     }
@@ -380,28 +388,28 @@ pub trait State: Send {
     /// Committed rows.
     fn len(&self) -> usize;
 
-    /// Whether nothing is committed.
+    /// Whether no rows are committed.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The most rows it can hold.
+    /// The most rows it can have.
     fn capacity(&self) -> usize;
 
-    /// The first `rows` valid rows of the last call now count. With recurrent slots it must be all of them.
+    /// Commits the first `rows` valid rows of the last call. With recurrent slots it must be all of them.
     fn commit(&mut self, rows: usize) -> Result<(), DeviceError>;
 
-    /// Forgets the KV rows from `len` on. Recurrent slots are left as they are: the caller imports what they were at `len`.
+    /// Discards the KV rows from `len` on. Recurrent slots are left as they are: the caller imports their state at `len`.
     fn truncate(&mut self, len: usize) -> Result<(), DeviceError>;
 
     /// An independent copy of what is committed.
     fn fork(&self) -> Box<dyn State>;
 
-    /// A slot's committed content in canonical form; of a KV slot the rows from `first` on. A state that no longer has them all says so.
+    /// A slot's committed content in canonical form; for a KV slot, the rows from `first` on. It is an error if the state no longer has them all.
     fn export_rows(&self, slot: &str, first: usize) -> Result<SlotData, DeviceError>;
 
-    /// Replaces a slot's content; of a KV slot the rows from `first` on. They must end where the committed ones end, or stand behind them: import such
-    /// rows for all KV slots, then [`State::set_len`].
+    /// Replaces a slot's content; for a KV slot, the rows from `first` on. They must end where the committed ones end, or follow them: import such
+    /// rows for all KV slots, then call [`State::set_len`].
     fn import_rows(&mut self, slot: &str, first: usize, data: &SlotData) -> Result<(), DeviceError>;
 
     /// A slot's committed content in canonical form.
@@ -409,7 +417,7 @@ pub trait State: Send {
         self.export_rows(slot, 0)
     }
 
-    /// Replaces a slot's content; KV rows must be as many as are committed (import all slots, then [`State::set_len`] for a fresh state).
+    /// Replaces a slot's content; there must be as many KV rows as are committed (for a fresh state: import all slots, then call [`State::set_len`]).
     fn import(&mut self, slot: &str, data: &SlotData) -> Result<(), DeviceError> {
         self.import_rows(slot, 0, data)
     }
@@ -417,7 +425,7 @@ pub trait State: Send {
     /// Declares `len` rows as committed after KV slots of that length were imported.
     fn set_len(&mut self, len: usize) -> Result<(), DeviceError>;
 
-    /// Bytes it holds now.
+    /// Bytes of memory in use.
     fn bytes(&self) -> u64;
 
     /// For the device that made it.
@@ -430,9 +438,9 @@ pub trait State: Send {
 /// A slot's content, the same on every device.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SlotData {
-    /// Rows `[position, kv_heads, head_dim]` as little-endian numbers of `dtype`.
+    /// Rows `[position, kv_heads, head_dim]`, little-endian.
     Kv {
-        /// Number type.
+        /// Element type.
         dtype: KvType,
         /// Number of positions.
         rows: usize,

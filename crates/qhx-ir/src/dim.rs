@@ -1,9 +1,9 @@
-//! Dimensions: numbers, or expressions of one symbol that a call fixes.
+//! Dimensions: numbers, or expressions of one symbol that is bound by each call.
 
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// What a call fixes.
+/// A symbol that is bound by each call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Symbol {
     /// Rows of the call: tokens, patches, frames.
@@ -19,9 +19,9 @@ pub enum Symbol {
 pub enum Dim {
     /// A number.
     Fixed(usize),
-    /// A symbol as it is.
+    /// A symbol.
     Symbol(Symbol),
-    /// A symbol divided by a number that must divide it (checked at the call).
+    /// A symbol divided by a number that must divide it (checked on each call).
     Exact(Symbol, usize),
     /// A symbol divided by a number, rounded up.
     Ceil(Symbol, usize),
@@ -30,7 +30,7 @@ pub enum Dim {
 /// The shape of a value.
 pub type Shape = Vec<Dim>;
 
-/// The numbers that stand for the symbols in one call.
+/// The values of the symbols in one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bindings {
     /// `T`.
@@ -42,7 +42,7 @@ pub struct Bindings {
 }
 
 impl Bindings {
-    /// The number that stands for `symbol`.
+    /// The value of `symbol`.
     pub fn get(&self, symbol: Symbol) -> usize {
         match symbol {
             Symbol::T => self.rows,
@@ -60,7 +60,7 @@ impl Dim {
     /// `L`, the wanted rows of the call.
     pub const L: Self = Self::Symbol(Symbol::L);
 
-    /// The number this dimension is in a call.
+    /// The value of this dimension in a call.
     pub fn bind(self, bindings: &Bindings) -> Result<usize, String> {
         match self {
             Self::Fixed(n) => Ok(n),
@@ -73,7 +73,7 @@ impl Dim {
         }
     }
 
-    /// This dimension divided by `n`: rounded up for `ceil`, else exact. `None` where the result is not of one of the forms.
+    /// This dimension divided by `n`: rounded up for `ceil`, otherwise exact. `None` where the result cannot be expressed as a dimension.
     pub fn divide(self, n: usize, ceil: bool) -> Option<Self> {
         match self {
             _ if n == 0 => None,
@@ -87,7 +87,7 @@ impl Dim {
         }
     }
 
-    /// How many rows of the call one row of this dimension stands for: 1 for `T`, n for `T/n` and `ceil(T/n)`; `None` for others.
+    /// The number of rows of the call per row of this dimension: 1 for `T`, n for `T/n` and `ceil(T/n)`; `None` for others.
     pub fn rows_per_row(self) -> Option<usize> {
         match self {
             Self::Symbol(Symbol::T) => Some(1),
@@ -123,7 +123,7 @@ pub fn volume(shape: &[Dim]) -> Option<(Option<Dim>, usize, usize)> {
     Some((base, numerator / divisor, denominator / divisor))
 }
 
-/// The smallest number that both divide; `None` beyond counting.
+/// The least common multiple; `None` on overflow.
 pub(crate) fn least_common_multiple(a: usize, b: usize) -> Option<usize> {
     (a / gcd(a, b).max(1)).checked_mul(b)
 }
@@ -152,7 +152,7 @@ impl fmt::Display for Dim {
 impl FromStr for Dim {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is no dimension; use a number, T, R, L, `T/4` or `ceil(T/4)`");
+        let wrong = || format!("`{text}` is not a dimension: use a number, T, R, L, `T/4` or `ceil(T/4)`");
         let symbol = |s: &str| match s {
             "T" => Ok(Symbol::T),
             "R" => Ok(Symbol::R),

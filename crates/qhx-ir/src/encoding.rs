@@ -1,7 +1,7 @@
-//! How the numbers of a weight tensor are stored, and the plain decoder of each form.
+//! How weight tensors are stored, with a plain decoder for each encoding.
 //!
 //! There is one layout for all devices. A tensor of any rank is a stack of **rows** (the last dimension); every row of numbers or quants starts at a
-//! multiple of [`ALIGNMENT`] bytes. Quantised tensors keep quants, scales and minima apart, as up to three stored tensors:
+//! multiple of [`ALIGNMENT`] bytes. Quantised tensors store quants, scales and minima separately, as up to three tensors:
 //!
 //! | stored | content of one row of `n` numbers |
 //! |---|---|
@@ -9,7 +9,7 @@
 //! | `NAME.scale` | one scale per block (f16 or f32), padded to a multiple of [`SCALES_AT_ONCE`]; for `i8_row` the whole tensor is one f32 per row, unpadded |
 //! | `NAME.min` | one minimum per block, in the scale's type; only where the encoding has minima |
 //!
-//! The last block of a row may be partial: its quants are there in full (the surplus has no meaning).
+//! The last block of a row may be partial: its quants are stored in full (the surplus has no meaning).
 //!
 //! | quants | value |
 //! |---|---|
@@ -23,11 +23,11 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// Block scales and minima are read by vectors of at most this many, so a row of them has a multiple of it. Whole cache lines would cost rows of a few
-/// hundred numbers more for padding than for scales.
+/// Block scales and minima are read in vectors of at most this many, so a row of them is padded to a multiple of it. For rows of a few hundred
+/// values, padding to whole cache lines would take more space than the scales.
 pub const SCALES_AT_ONCE: usize = 16;
 
-/// How a weight tensor is stored. Its text form (`f16`, `i8_row`, `i4_block32_min`, `i8_block16/f32` …) is what manifests and programs show.
+/// How a weight tensor is stored. Manifests and programs use its text form (`f16`, `i8_row`, `i4_block32_min`, `i8_block16/f32` …).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Encoding {
     /// 32-bit floats.
@@ -38,7 +38,7 @@ pub enum Encoding {
     Bf16,
     /// int8, symmetric, one f32 scale per row.
     I8Row,
-    /// int8 or int4 with a scale (and perhaps a minimum) per block.
+    /// int8 or int4 with a scale and optionally a minimum per block.
     Block(BlockEncoding),
 }
 
@@ -47,7 +47,7 @@ pub enum Encoding {
 pub struct BlockEncoding {
     /// int8 or int4.
     pub quants: Quants,
-    /// Numbers per scale: 16 or 32.
+    /// Values per scale: 16 or 32.
     pub block: usize,
     /// Whether each block has a minimum that is added.
     pub min: bool,
@@ -91,12 +91,12 @@ impl Encoding {
     /// int4 blocks of 32 with f16 scales and minima.
     pub const I4_BLOCK32_MIN: Self = Self::Block(BlockEncoding { quants: Quants::I4, block: 32, min: true, scale: ScaleType::F16 });
 
-    /// Whether the numbers are floats, stored one by one.
+    /// Whether the tensor is stored as plain floats.
     pub fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::F16 | Self::Bf16)
     }
 
-    /// Every encoding there is, for tests and tables.
+    /// All encodings, for tests and tables.
     pub fn all() -> Vec<Self> {
         let mut all = vec![Self::F32, Self::F16, Self::Bf16, Self::I8Row];
         for quants in [Quants::I8, Quants::I4] {
@@ -113,7 +113,7 @@ impl Encoding {
         all
     }
 
-    /// Bytes of one row of `columns` numbers in each stored tensor, padding included. `None` when a size overflows.
+    /// Bytes of one row of `columns` values in each stored tensor, including padding. `None` on overflow.
     pub fn row_bytes(self, columns: usize) -> Option<RowBytes> {
         let pad = |bytes: usize| bytes.checked_next_multiple_of(ALIGNMENT);
         Some(match self {
@@ -170,7 +170,7 @@ impl FromStr for Encoding {
     fn from_str(text: &str) -> Result<Self, String> {
         Self::all().into_iter().find(|e| e.to_string() == text).ok_or_else(|| {
             let names: Vec<_> = Self::all().iter().map(Self::to_string).collect();
-            format!("unknown weight encoding `{text}`; known are {}", names.join(", "))
+            format!("unknown weight encoding `{text}`; expected one of {}", names.join(", "))
         })
     }
 }
@@ -187,7 +187,7 @@ impl<'de> Deserialize<'de> for Encoding {
     }
 }
 
-/// A weight tensor in memory, in the one layout. Lengths are checked when it is made, so row access cannot go wrong.
+/// A weight tensor in memory, in the common layout. Lengths are checked on creation, so row access cannot fail.
 #[derive(Clone, Debug)]
 pub struct WeightTensor {
     encoding: Encoding,
@@ -199,7 +199,7 @@ pub struct WeightTensor {
 }
 
 impl WeightTensor {
-    /// Puts the stored parts together; an error says which part has the wrong length.
+    /// Assembles the stored parts; the error says which part has the wrong length.
     pub fn new(encoding: Encoding, shape: Vec<usize>, data: Bytes, scale: Option<Bytes>, min: Option<Bytes>) -> Result<Self, String> {
         let overflow = || format!("a tensor of shape {shape:?} is too large");
         let columns = *shape.last().ok_or("a weight needs at least one dimension")?;
@@ -226,10 +226,10 @@ impl WeightTensor {
         Ok(Self { encoding, shape, row_bytes, data, scale, min })
     }
 
-    /// An f32 tensor holding a copy of `values` (rows padded as the layout asks).
+    /// An f32 tensor with a copy of `values` (rows padded as the layout requires).
     pub fn from_f32(shape: &[usize], values: &[f32]) -> Result<Self, String> {
         let columns = *shape.last().ok_or("a weight needs at least one dimension")?;
-        let row_bytes = Encoding::F32.row_bytes(columns).ok_or("tensor too large")?.data;
+        let row_bytes = Encoding::F32.row_bytes(columns).ok_or("the tensor is too large")?.data;
         let rows = values.len().checked_div(columns).unwrap_or(0);
         let mut data = AlignedBytes::zeroed(rows * row_bytes);
         for (row, values) in values.chunks_exact(columns.max(1)).enumerate() {
@@ -238,12 +238,12 @@ impl WeightTensor {
         Self::new(Encoding::F32, shape.to_vec(), data.into(), None, None)
     }
 
-    /// How the numbers are stored.
+    /// The encoding.
     pub fn encoding(&self) -> Encoding {
         self.encoding
     }
 
-    /// The logical shape (no padding).
+    /// The logical shape, without padding.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
@@ -253,7 +253,7 @@ impl WeightTensor {
         self.shape.last().copied().unwrap_or(0)
     }
 
-    /// Number of rows: the product of all dimensions but the last.
+    /// Number of rows: the product of all dimensions except the last.
     pub fn rows(&self) -> usize {
         self.shape[..self.shape.len().saturating_sub(1)].iter().product()
     }
@@ -268,7 +268,7 @@ impl WeightTensor {
         self.rows() * (self.row_bytes.data + self.row_bytes.scale + self.row_bytes.min)
     }
 
-    /// The numbers or quants, row after row.
+    /// The values or quants, row by row.
     pub fn data(&self) -> &[u8] {
         &self.data
     }
@@ -283,7 +283,7 @@ impl WeightTensor {
         self.min.as_deref().unwrap_or(&[])
     }
 
-    /// Decodes row `row` into `out`, which has `columns` places. Plain and obviously right; devices have faster ones.
+    /// Decodes row `row` into `out`, which has `columns` elements. Simple rather than fast; devices have faster decoders.
     pub fn decode_row(&self, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.columns(), "decode_row needs room for exactly one row");
         let bytes = &self.data()[row * self.row_bytes.data..][..self.row_bytes.data];
@@ -305,8 +305,7 @@ impl WeightTensor {
         }
     }
 
-    /// The integer that number `column` of row `row` is stored as: int8 as it is, int4 without minima moved to −8..=7.
-    /// Meaningless (0) for floats.
+    /// The stored integer at `row` and `column`: int8 as it is, int4 without minima shifted to −8..=7; 0 for floats.
     pub fn quant(&self, row: usize, column: usize) -> i32 {
         let bytes = &self.data()[row * self.row_bytes.data..][..self.row_bytes.data];
         match self.encoding {
@@ -320,7 +319,7 @@ impl WeightTensor {
         }
     }
 
-    /// The scale that applies to number `column` of row `row` (1 for floats).
+    /// The scale at `row` and `column` (1 for floats).
     pub fn scale_at(&self, row: usize, column: usize) -> f32 {
         match self.encoding {
             Encoding::I8Row => bytemuck::cast_slice::<u8, f32>(self.scale())[row],
@@ -329,7 +328,7 @@ impl WeightTensor {
         }
     }
 
-    /// The minimum that applies to number `column` of row `row` (0 where there is none).
+    /// The minimum at `row` and `column` (0 where there is none).
     pub fn min_at(&self, row: usize, column: usize) -> f32 {
         match self.encoding {
             Encoding::Block(b) if b.min => self.block_number(self.min(), self.row_bytes.min, b.scale, row, column / b.block),
@@ -355,7 +354,7 @@ mod tests {
         for encoding in Encoding::all() {
             assert_eq!(encoding.to_string().parse::<Encoding>().unwrap(), encoding);
         }
-        assert!("i4_block16".parse::<Encoding>().unwrap_err().contains("known are"));
+        assert!("i4_block16".parse::<Encoding>().unwrap_err().contains("expected one of"));
     }
 
     #[test]

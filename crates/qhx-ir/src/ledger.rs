@@ -1,11 +1,11 @@
-//! The rules by which every state counts its rows: what a call may add, what a commit makes of it, what may be taken back and brought in.
+//! The rules by which every state counts its rows: what a call may add, what a commit does, what may be truncated and imported.
 //!
-//! Devices differ in how they keep numbers, not in these rules: a state holds a [`Ledger`] beside its numbers and asks it first.
+//! Devices differ in how they store data, not in these rules: a state has a [`Ledger`] next to its data and consults it first.
 
 use crate::{DeviceError, Name, Slot, SlotData};
 use std::collections::BTreeMap;
 
-/// How many rows of a session count, and what has been put beside them.
+/// The number of committed rows of a session, and what has been imported on top of them.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     slots: BTreeMap<Name, Slot>,
@@ -46,31 +46,31 @@ impl Ledger {
         found.ok_or_else(|| DeviceError::Call(format!("the state has no slot `{name}`")))
     }
 
-    /// A call begins: what an earlier one left uncommitted is forgotten.
+    /// Begins a call: uncommitted rows of an earlier call are discarded.
     pub fn begin(&mut self) {
         self.pending = None;
     }
 
-    /// A call of so many valid rows succeeded.
+    /// Ends a successful call of `rows` valid rows.
     pub fn end(&mut self, rows: usize) {
         self.pending = Some(rows);
     }
 
-    /// The first `rows` rows of the last call count from now on.
+    /// Commits the first `rows` rows of the last call.
     pub fn commit(&mut self, rows: usize) -> Result<(), DeviceError> {
         let Some(pending) = self.pending else {
             return Err(DeviceError::Call("there is no call to commit".into()));
         };
         let recurrent = self.slots.values().any(Slot::is_recurrent);
         if rows > pending || (recurrent && rows != pending) {
-            let why = if recurrent { "a state with recurrent slots commits all or nothing" } else { "more cannot count" };
+            let why = if recurrent { "a state with recurrent slots commits all or nothing" } else { "it cannot commit more" };
             return Err(DeviceError::Call(format!("commit of {rows} rows after a call of {pending} valid rows: {why}")));
         }
         self.settle(self.len + rows);
         Ok(())
     }
 
-    /// Only the first `len` rows count from now on.
+    /// Keeps only the first `len` rows.
     pub fn truncate(&mut self, len: usize) -> Result<(), DeviceError> {
         if len > self.len {
             return Err(DeviceError::Call(format!("cannot truncate {} rows to {len}", self.len)));
@@ -79,17 +79,17 @@ impl Ledger {
         Ok(())
     }
 
-    /// Whether rows of a slot can be given from `first` on; its place.
+    /// Checks that a slot has rows from `first` on, and returns its index.
     pub fn export(&self, slot: &str, first: usize) -> Result<usize, DeviceError> {
         let (place, _) = self.slot(slot)?;
         match first <= self.len {
             true => Ok(place),
-            false => Err(DeviceError::Call(format!("export of slot `{slot}` from row {first} on, of {} rows", self.len))),
+            false => Err(DeviceError::Call(format!("cannot export slot `{slot}` from row {first} on: it has {} rows", self.len))),
         }
     }
 
-    /// Whether `data` is what slot `slot` may hold from row `first` on; its place. KV rows either end where the committed ones end or
-    /// are put behind them, to be counted by [`Ledger::set_len`]. What a call left uncommitted is forgotten.
+    /// Checks that slot `slot` may store `data` from row `first` on, and returns its index. KV rows either end where the committed ones end or
+    /// follow them, to be committed by [`Ledger::set_len`]. Uncommitted rows of a call are discarded.
     pub fn import(&mut self, slot: &str, first: usize, data: &SlotData) -> Result<usize, DeviceError> {
         let (place, declared) = self.slot(slot)?;
         let wrong = |reason: String| Err(DeviceError::Call(format!("import of slot `{slot}`: {reason}")));
@@ -106,7 +106,7 @@ impl Ledger {
                 let end = first.saturating_add(*rows);
                 if end > self.capacity || first > self.len || (end != self.len && first != self.len) {
                     return wrong(format!(
-                        "{rows} rows from row {first} on do not fit {} committed rows of at most {}",
+                        "{rows} rows from row {first} on do not match {} committed rows of at most {}",
                         self.len, self.capacity
                     ));
                 }
@@ -121,16 +121,16 @@ impl Ledger {
                     return wrong(format!("needs {own} numbers, found {}", numbers.len()));
                 }
             }
-            _ => return wrong(format!("the data is not of the kind of {declared:?}")),
+            _ => return wrong(format!("the data is of the wrong kind for {declared:?}")),
         }
         self.pending = None;
         Ok(place)
     }
 
-    /// `len` rows count from now on: they must be there.
+    /// Declares `len` rows as committed; they must have been imported.
     pub fn set_len(&mut self, len: usize) -> Result<(), DeviceError> {
         if len > self.capacity {
-            return Err(DeviceError::Call(format!("{len} rows are beyond the context of {} rows", self.capacity)));
+            return Err(DeviceError::Call(format!("{len} rows exceed the context of {} rows", self.capacity)));
         }
         for ((name, slot), &imported) in self.slots.iter().zip(&self.imported) {
             if !slot.is_recurrent() && imported.max(self.len) < len {
@@ -181,7 +181,7 @@ mod tests {
         }
         for (first, count) in [(4, 1), (0, 2), (0, 4), (2, 2), (3, 6), (usize::MAX, 2)] {
             let error = ledger.import("a", first, &rows(count)).unwrap_err().to_string();
-            assert!(error.contains("do not fit 3 committed rows of at most 8"), "{first}, {count}: {error}");
+            assert!(error.contains("do not match 3 committed rows of at most 8"), "{first}, {count}: {error}");
         }
         // The last import of a slot is what it holds.
         ledger.import("a", 3, &rows(1)).unwrap();

@@ -1,15 +1,15 @@
-//! The heart of qhx: what a model *is*, apart from where it came from and what runs it.
+//! The core of qhx: what a model *is*, independent of its source format and of the device that runs it.
 //!
 //! A model is a [`Program`]: a short, typed list of operations ([`OpKind`]) over named values, with named weights and named state
 //! ([`Slot`]). The forge writes programs; devices ([`Device`]) run them. This crate owns
 //!
 //! * the language: [`dim`] (symbolic shapes), [`op`] (operations), [`program`], and its checks ([`Checked`]);
-//! * [`encoding`]: how weights are stored, with the plain decoder of every form;
-//! * [`device`]: the traits between a program and a machine;
-//! * [`mod@reference`]: the plain interpreter that says what every op means;
-//! * [`conformance`]: the suite that holds any device to it.
+//! * [`encoding`]: how weights are stored, with a plain decoder for every encoding;
+//! * [`device`]: the interface between programs and hardware;
+//! * [`mod@reference`]: the plain interpreter that defines the meaning of every op;
+//! * [`conformance`]: the test suite that compares any device with it.
 //!
-//! It knows no model family, no file format but the program's own JSON, and no instruction set.
+//! It knows no model family, no file format except the program's own JSON, and no instruction set.
 
 pub mod bytes;
 pub mod check;

@@ -1,13 +1,13 @@
-//! The operations, at the height a person would draw on a whiteboard.
+//! The operations, at the level of a whiteboard diagram.
 //!
-//! An op states *what* is computed, numerics included; *how* (fused, chunked, recurrent, by which instruction) is the device's choice.
+//! An op specifies *what* is computed, including numerics; *how* (fused, chunked, recurrent, with which instructions) is the device's choice.
 //! Notation: `x[.., n]` has any leading dimensions. "Rows" are the first dimension. All values are f32 or i32; a norm, softmax or
 //! activation is computed in f32.
 
 use crate::Name;
 use serde::{Deserialize, Serialize};
 
-/// One step of a program. The values it makes are named by its path: see [`Op::outputs`].
+/// One step of a program. Its results are named after its path: see [`Op::outputs`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Op {
@@ -23,17 +23,17 @@ pub struct Op {
 pub enum OpKind {
     /// Table rows: `y[t] = table[ids[t]] · scale`; `ids [S]` (i32), `y [S, width]`.
     Embed {
-        /// Row numbers.
+        /// Row indexes.
         ids: Name,
         /// Weight `[rows, width]`.
         table: Name,
-        /// Factor on every number.
+        /// Factor on every element.
         #[serde(default = "one", skip_serializing_if = "is_one")]
         scale: f32,
     },
     /// Weighted table rows: `y[t] = Σ_j factor[t, j] · table[index[t, j]]`, for interpolated position tables.
     Interpolate {
-        /// Row numbers `[S, taps]` (i32).
+        /// Row indexes `[S, taps]` (i32).
         index: Name,
         /// Factors `[S, taps]`.
         factor: Name,
@@ -98,7 +98,7 @@ pub enum OpKind {
         /// KV slot; absent: keys are those of this segment alone.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         slot: Option<Name>,
-        /// Who sees whom.
+        /// Which keys each query sees.
         mask: Mask,
         /// Factor on `q·k`.
         scale: f32,
@@ -150,11 +150,11 @@ pub enum OpKind {
         /// Added to the sum of squares in the l2 norms.
         eps: f32,
     },
-    /// Chooses experts from router scores `[S, experts]`. Makes `PATH.experts` (i32 `[S, k]`) and `PATH.weights` (f32 `[S, k]`).
+    /// Chooses experts from router scores `[S, experts]`. Produces `PATH.experts` (i32 `[S, k]`) and `PATH.weights` (f32 `[S, k]`).
     Route {
         /// Router scores.
         scores: Name,
-        /// How they are chosen and weighed.
+        /// How experts are chosen and weighted.
         method: Routing,
     },
     /// Sum over chosen experts of `weight · down(act(gate(x)) · up(x))`, per row.
@@ -171,7 +171,7 @@ pub enum OpKind {
         up: Name,
         /// Weight `[experts, hidden, ffn]`.
         down: Name,
-        /// On the gate.
+        /// The gate's activation function.
         activation: Activation,
         /// How rows enter the three products.
         #[serde(default, skip_serializing_if = "ActivationForm::is_f32")]
@@ -183,14 +183,14 @@ pub enum OpKind {
         gate: Name,
         /// What is gated; same shape.
         up: Name,
-        /// On the gate.
+        /// The gate's activation function.
         activation: Activation,
     },
     /// `y = act(x)`, elementwise.
     Activate {
         /// Input.
         x: Name,
-        /// Which.
+        /// The function.
         activation: Activation,
     },
     /// `y = a + b`, same shape.
@@ -211,7 +211,7 @@ pub enum OpKind {
     Scale {
         /// Input.
         x: Name,
-        /// A number.
+        /// The constant factor.
         #[serde(default = "one", skip_serializing_if = "is_one")]
         factor: f32,
         /// Weight `[n]` (n the last dimension) or `[1]`.
@@ -234,12 +234,12 @@ pub enum OpKind {
         /// Upper bound.
         high: f32,
     },
-    /// Joins values along the last dimension; the others are equal.
+    /// Concatenates values along the last dimension; all other dimensions are equal.
     Concat {
         /// At least one.
         xs: Vec<Name>,
     },
-    /// `length` entries of dimension `axis` from `start`; `axis` is not the rows.
+    /// `length` entries of dimension `axis` from `start`; `axis` must not be the rows.
     Slice {
         /// Input.
         x: Name,
@@ -250,36 +250,36 @@ pub enum OpKind {
         /// Number of entries.
         length: usize,
     },
-    /// The same numbers in another shape of equal volume.
+    /// The same elements in another shape of equal volume.
     Reshape {
         /// Input.
         x: Name,
         /// Shape of the result.
         shape: crate::Shape,
     },
-    /// Rows of `x` by number: `y[i] = x[rows[i]]`.
+    /// Gathers rows: `y[i] = x[rows[i]]`.
     Gather {
         /// Input `[T, ..]`.
         x: Name,
-        /// Row numbers `[N]` (i32).
+        /// Row indexes `[N]` (i32).
         rows: Name,
     },
-    /// `x` with `x[at[r]]` replaced by `rows[r]`. R = 0 is legal.
+    /// `x` with `x[at[r]]` replaced by `rows[r]`. R = 0 is allowed.
     ScatterRows {
         /// Input `[T, n]`.
         x: Name,
         /// New rows `[R, n]`.
         rows: Name,
-        /// Where they go `[R]` (i32), all different.
+        /// Their row indexes `[R]` (i32), all different.
         at: Name,
     },
-    /// `x` with `rows[r]` added to `x[at[r]]`. R = 0 is legal.
+    /// `x` with `rows[r]` added to `x[at[r]]`. R = 0 is allowed.
     ScatterAddRows {
         /// Input `[T, n]`.
         x: Name,
         /// Rows to add `[R, n]`.
         rows: Name,
-        /// Where they go `[R]` (i32), all different.
+        /// Their row indexes `[R]` (i32), all different.
         at: Name,
     },
     /// 2-D convolution of `x [S, width, in]` (rows are one axis) with weight `[out, kernel, kernel, in]`, zeros around each segment:
@@ -295,7 +295,7 @@ pub enum OpKind {
         /// Step along both axes.
         stride: usize,
     },
-    /// Mean of each `size` consecutive rows: `[S, n] → [S/size, n]` (front ends emit rows in pool-block order). Of a segment's last, partial
+    /// Mean of each `size` consecutive rows: `[S, n] → [S/size, n]` (front ends emit rows in pool-block order). For a segment's last, partial
     /// group it is the mean of the valid rows.
     Pool {
         /// Input.
@@ -329,19 +329,19 @@ pub struct Clip {
 ///
 /// Integer forms: `amax` = largest magnitude of the group (a row, or 32 neighbours in it), `scale = amax / 127`,
 /// `q = round_half_even(x · (127 / amax))` (0 where amax is 0, or so small that `127 / amax` overflows), both divisions in f32. Integer products
-/// are summed exactly; scales are applied in f32. No scale spans rows, so cutting a prompt into chunks changes nothing. Integer forms need
+/// are summed exactly; scales are applied in f32. No scale spans rows, so splitting a prompt into chunks changes nothing. Integer forms need
 /// integer weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActivationForm {
-    /// As they are.
+    /// Unchanged.
     #[default]
     F32,
     /// Rounded to f16 first.
     F16,
     /// int8, one scale per row.
     I8Row,
-    /// int8, one scale per 32 numbers of a row.
+    /// int8, one scale per 32 values of a row.
     I8Block32,
 }
 
@@ -351,7 +351,7 @@ impl ActivationForm {
         *self == Self::F32
     }
 
-    /// Whether rows are turned into integers.
+    /// Whether rows are quantised to integers.
     pub fn is_integer(self) -> bool {
         matches!(self, Self::I8Row | Self::I8Block32)
     }
@@ -389,16 +389,16 @@ pub enum Mask {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Routing {
-    /// Two winners (lowest index at a tie), each weighed by a softmax over the experts within a relative band of it, not renormalised:
+    /// Two winners (lowest index at a tie), each weighted by a softmax over the experts within a relative band of it, not renormalised:
     /// `e1 = argmax r`, dropped where `(r[e1] − r[e]) / max(|r[e]|, r[e1]) > 2·jitter` in f32 (0/0 drops nothing); then the same without `e1`,
     /// gaps measured on the original `r`.
     SparseMixer {
         /// Half the band.
         jitter: f32,
     },
-    /// The `top_k` largest of `softmax(r)`, in falling order (lowest index at a tie).
+    /// The `top_k` largest of `softmax(r)`, in descending order (lowest index at a tie).
     Softmax {
-        /// How many.
+        /// Number of experts per row.
         top_k: usize,
         /// Whether the chosen weights are divided by their sum.
         renormalise: bool,
@@ -416,7 +416,7 @@ impl Routing {
 }
 
 impl Op {
-    /// The names of the values this op makes: its path, or for `route` `PATH.experts` and `PATH.weights`.
+    /// The names of the op's results: its path, or for `route` `PATH.experts` and `PATH.weights`.
     pub fn outputs(&self) -> Vec<Name> {
         match self.op {
             OpKind::Route { .. } => vec![format!("{}.experts", self.path).into(), format!("{}.weights", self.path).into()],
@@ -504,7 +504,7 @@ impl OpKind {
         }
     }
 
-    /// The slot it names.
+    /// The slot it uses.
     pub fn slot(&self) -> Option<&Name> {
         match self {
             Self::Attend { slot, .. } | Self::ShortConv { slot, .. } => slot.as_ref(),
@@ -513,7 +513,7 @@ impl OpKind {
         }
     }
 
-    /// Whether rows of the result depend on other rows: only these ops see segments.
+    /// Whether rows of the result depend on other rows; only for these ops do segments matter.
     pub fn mixes_rows(&self) -> bool {
         matches!(self, Self::Attend { .. } | Self::ShortConv { .. } | Self::GatedDelta { .. } | Self::Conv2d { .. } | Self::Pool { .. })
     }

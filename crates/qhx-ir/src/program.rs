@@ -15,9 +15,9 @@ pub struct Program {
     pub program_version: u32,
     /// `text`, `vision`, `audio` …
     pub name: Name,
-    /// What a call brings, in the order in which it brings them.
+    /// The inputs of a call, in order.
     pub inputs: Vec<Input>,
-    /// What a call gives back.
+    /// The outputs of a call.
     pub outputs: Vec<Output>,
     /// State that outlives a call.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -32,11 +32,11 @@ pub struct Program {
     pub stages: Vec<Stage>,
     /// Weights by name, as the bundle stores them.
     pub weights: BTreeMap<Name, Weight>,
-    /// The steps, in order.
+    /// The ops, in order.
     pub ops: Vec<Op>,
 }
 
-/// A value that a call brings.
+/// An input of a call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Input {
@@ -46,11 +46,11 @@ pub struct Input {
     pub dtype: DType,
     /// Its shape.
     pub shape: Shape,
-    /// Who makes it, by behaviour.
+    /// How the runtime generates it.
     pub generator: Generator,
 }
 
-/// How the runtime makes an input. By behaviour, never by model family.
+/// How the runtime generates an input: described by behaviour, never by model family.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Generator {
     /// Token ids `[T]`.
@@ -65,7 +65,7 @@ pub enum Generator {
     /// Time, height and width positions, `[3, T]`; equal to the sequence for text.
     #[serde(rename = "positions.mrope")]
     PositionsMrope,
-    /// Numbers of the rows whose outputs are wanted, `[L]`.
+    /// Indexes of the rows whose outputs are wanted, `[L]`.
     #[serde(rename = "wanted_rows")]
     WantedRows,
     /// Soft rows (encoded media) `[R, hidden]`.
@@ -74,7 +74,7 @@ pub enum Generator {
     /// Rows to be added after a text layer, by number of the deepstack output, `[R, hidden]`.
     #[serde(rename = "deepstack_rows")]
     DeepstackRows(usize),
-    /// The call's row numbers at which soft rows land, `[R]`.
+    /// The row indexes in the call at which soft rows are placed, `[R]`.
     #[serde(rename = "soft_rows_at")]
     SoftRowsAt,
     /// Image patches `[T, numbers]`, in merge- or pool-block order.
@@ -83,10 +83,10 @@ pub enum Generator {
     /// Row and column of each patch, `[2, T]`.
     #[serde(rename = "patch_grid")]
     PatchGrid,
-    /// Column of each patch, `[T]`, as a table row number.
+    /// Column of each patch, `[T]`, as an index into a table.
     #[serde(rename = "patch_columns")]
     PatchColumns,
-    /// Row of each patch, `[T]`, as a table row number.
+    /// Row of each patch, `[T]`, as an index into a table.
     #[serde(rename = "patch_rows")]
     PatchRows,
     /// Table rows for interpolated positions `[T, 4]`.
@@ -98,16 +98,16 @@ pub enum Generator {
     /// Audio feature frames `[T, bins]`, valid ones only.
     #[serde(rename = "frames")]
     Frames,
-    /// A value made by another part of a program that was cut in two.
+    /// A value computed by another part of a program that was cut.
     #[serde(rename = "carried")]
     Carried,
 }
 
-/// A value that a call gives back.
+/// An output of a call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Output {
-    /// What callers ask for: `logits`, `soft_rows`, `deepstack.0` …
+    /// The output's name: `logits`, `soft_rows`, `deepstack.0` …
     pub name: Name,
     /// The value.
     pub value: Name,
@@ -119,7 +119,7 @@ pub struct Output {
 pub enum DType {
     /// Activations.
     F32,
-    /// Ids, positions, row numbers.
+    /// Ids, positions, row indexes.
     I32,
 }
 
@@ -131,12 +131,12 @@ pub enum Slot {
     Kv {
         /// Key/value heads.
         kv_heads: usize,
-        /// Numbers per head.
+        /// Head dimension.
         head_dim: usize,
         /// The largest window of its readers; absent: all rows are read.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         window: Option<usize>,
-        /// How rows are kept.
+        /// The type in which rows are stored.
         dtype: KvType,
     },
     /// The last `rows` inputs of a causal convolution, oldest first, zeros at the start: `[rows, channels]`, f32.
@@ -163,7 +163,7 @@ impl Slot {
         !matches!(self, Self::Kv { .. })
     }
 
-    /// Bytes for a session of `context` rows (the largest number where they are beyond counting).
+    /// Bytes for a session of `context` rows, saturating on overflow.
     pub fn bytes(&self, context: usize) -> u64 {
         let product = |sizes: &[usize]| sizes.iter().fold(2u64, |bytes, &n| bytes.saturating_mul(n as u64));
         match *self {
@@ -175,7 +175,7 @@ impl Slot {
     }
 }
 
-/// The type in which a KV slot keeps its rows.
+/// The type in which a KV slot stores its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KvType {
@@ -186,7 +186,7 @@ pub enum KvType {
 }
 
 impl KvType {
-    /// Bytes of one number.
+    /// Bytes of one element.
     pub fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -195,11 +195,11 @@ impl KvType {
     }
 }
 
-/// A rotary embedding as data. Frequency `f` turns one pair of numbers by the angle `positions[stream[f]] · inv_freq[f]`.
+/// A rotary embedding as data. Frequency `f` rotates one pair of values by the angle `positions[stream[f]] · inv_freq[f]`.
 ///
 /// A block (start, length) has `length / 2` frequencies; its frequency `i` pairs number `start + i` with `start + i + length / 2`:
 /// `(a, b) → (a·cos − b·sin, b·cos + a·sin)`, cos and sin multiplied by the amplitude. Frequencies are counted through all blocks.
-/// Numbers outside the blocks pass unchanged.
+/// Values outside the blocks are unchanged.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rotary {
@@ -212,7 +212,7 @@ pub struct Rotary {
     pub variants: Vec<RotaryVariant>,
 }
 
-/// The numbers of a [`Rotary`] in one epoch.
+/// The parameters of a [`Rotary`] in one epoch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RotaryVariant {
@@ -223,7 +223,7 @@ pub struct RotaryVariant {
 }
 
 impl Rotary {
-    /// The numbers that hold in `epoch`.
+    /// The parameters in `epoch`.
     pub fn variant(&self, epoch: usize) -> &RotaryVariant {
         &self.variants[epoch.min(self.variants.len() - 1)]
     }
@@ -240,7 +240,7 @@ impl Rotary {
 pub struct Stage {
     /// `embed`, `layers.3.attn`, `lm_head` …
     pub name: Name,
-    /// The value that shows the stage's effect: as a rule the residual stream after it. Absent in a part of a program that does not complete the stage.
+    /// The value that shows the stage's effect: usually the residual stream after it. Absent in a part of a program that does not complete the stage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<Name>,
 }
@@ -256,7 +256,7 @@ pub struct Weight {
 }
 
 impl Program {
-    /// The epoch that holds for a total length (prompt and answer so far).
+    /// The epoch for a total length (prompt and answer so far).
     pub fn epoch(&self, total: usize) -> usize {
         self.epochs.iter().filter(|&&limit| limit < total).count()
     }
@@ -303,7 +303,7 @@ impl Program {
         let version: Version = serde_json::from_str(text).map_err(|e| format!("not a program: {e}"))?;
         if version.program_version != PROGRAM_VERSION {
             return Err(format!(
-                "program_version {} is not {PROGRAM_VERSION}, the one this qhx reads: forge the bundle again or update qhx",
+                "program_version is {}, but this qhx reads {PROGRAM_VERSION}: forge the bundle again or update qhx",
                 version.program_version
             ));
         }
@@ -362,7 +362,7 @@ mod tests {
     #[test]
     fn other_versions_are_refused_before_anything_else() {
         let newer = Program::from_json("{\"program_version\": 2, \"what\": \"ever\"}").unwrap_err();
-        assert!(newer.contains("program_version 2 is not 1") && newer.contains("update qhx"), "{newer}");
+        assert!(newer.contains("program_version is 2, but this qhx reads 1") && newer.contains("update qhx"), "{newer}");
         for broken in ["", "[]", "{}", "{\"program_version\": -1}", "{\"program_version\": 1}"] {
             assert!(Program::from_json(broken).unwrap_err().starts_with("not a program"), "{broken}");
         }

@@ -47,7 +47,7 @@ fn every_fault_is_found() {
         (Fault::ImportsNothing, "gated_delta", "the copy's export differs"),
         (Fault::TapsNothing, "model.decoder", "expected [\"tap of stage"),
         (Fault::Panics, "add", "panicked: a fault"),
-        (Fault::NoChecks, "refusals", "it was done"),
+        (Fault::NoChecks, "refusals", "the request succeeded"),
     ];
     for (fault, group, reason) in faults {
         let summary = hold(fault, group);

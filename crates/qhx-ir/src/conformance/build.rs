@@ -1,4 +1,4 @@
-//! Writing a case: a small program, its weights, and where each input's numbers come from.
+//! Builds a case: a small program, its weights, and the source of each input.
 
 use super::{rng::Rng, weights};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
 };
 use std::collections::{BTreeMap, HashMap};
 
-/// What is to be run, and how it is to be judged.
+/// What to run, and how to judge the result.
 pub(crate) struct Case {
     /// What was drawn, for people: shapes, forms, masks.
     pub(crate) what: String,
@@ -16,14 +16,14 @@ pub(crate) struct Case {
     pub(crate) fills: Vec<Fill>,
     /// Seed of the inputs.
     pub(crate) seed: u64,
-    /// One in so many rows is a soft row; 0: none.
+    /// One in this many rows is a soft row; 0: none.
     pub(crate) soft_one_in: usize,
-    /// Largest accepted difference, relative to the larger of a row's largest number and `floor`.
+    /// Largest accepted difference, relative to the larger of a row's largest value and `floor`.
     pub(crate) tolerance: f64,
-    /// The size that numbers of the result have as a rule.
+    /// The usual magnitude of results.
     pub(crate) floor: f64,
-    /// Set where an integer form follows other arithmetic in the same program, so that a number may fall to the other side of a
-    /// rounding edge: the bound for the few rows (at most one in ten, and one) in which that happens.
+    /// Set where an integer form follows other arithmetic in the same program, so that a value may round the other way: the bound for
+    /// the few rows (at most one in ten, and one) in which that happens.
     pub(crate) flips: Option<f64>,
     pub(crate) epoch: usize,
     pub(crate) rows: RowRules,
@@ -32,24 +32,24 @@ pub(crate) struct Case {
 /// Which calls a case is run with.
 #[derive(Clone, Copy)]
 pub(crate) struct RowRules {
-    /// Least rows of a session's first segment.
+    /// The fewest rows of a session's first segment.
     pub(crate) least: usize,
-    /// Most rows of one segment in one call.
+    /// The most rows of one segment in one call.
     pub(crate) most: usize,
     /// A segment's rows are a multiple of this.
     pub(crate) multiple: usize,
-    /// Most calls one after the other.
+    /// The most calls in sequence.
     pub(crate) calls: usize,
 }
 
-/// Where an input's numbers come from.
+/// The source of an input's data.
 #[derive(Clone, Copy)]
 pub(crate) enum Fill {
     /// Each row of `[T, ..]` by this function.
     Rows(fn(&mut Rng, &mut [f32])),
-    /// Whole numbers below this, `[T, ..]`.
+    /// Integers below this, `[T, ..]`.
     Index(usize),
-    /// Distinct whole numbers below this in each row of `[T, k]`.
+    /// Distinct integers below this in each row of `[T, k]`.
     Choice(usize),
     /// `[streams, T]`: the row's index in its session, or anything below the limit.
     Positions(Option<usize>),
@@ -66,7 +66,7 @@ pub(crate) fn normal(rng: &mut Rng, row: &mut [f32]) {
     row.iter_mut().for_each(|x| *x = rng.normal());
 }
 
-/// Rows as they come in real life: some with outliers, some tiny, some large, some all zero.
+/// Realistic rows: some with outliers, some tiny, some large, some all zero.
 pub(crate) fn wild(rng: &mut Rng, row: &mut [f32]) {
     normal(rng, row);
     match rng.below(8) {

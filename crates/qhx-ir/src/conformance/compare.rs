@@ -1,17 +1,17 @@
-//! How close is close enough.
+//! Comparison of results, and its bounds.
 
 use super::session::Made;
 use crate::{KvType, Program, Slot, SlotData};
 use half::f16;
 
-/// Largest accepted differences, relative to the larger of a row's largest number and the case's usual size (1 unless the case says
+/// Largest accepted differences, relative to the larger of a row's largest value and the case's usual magnitude (1 unless the case says
 /// otherwise). An f32 device meets these with room; [`super::Options::tolerance_factor`] widens all of them for a coarser device.
 pub(crate) mod tolerance {
-    /// Moving numbers: bit for bit on an f32 device.
+    /// Moving data: bit for bit on an f32 device.
     pub(crate) const MOVE: f64 = 1e-7;
     /// One or two roundings: add, mul, scale, clamp, table rows.
     pub(crate) const ARITHMETIC: f64 = 1e-6;
-    /// Functions of one number, and what is multiplied by them.
+    /// Elementwise functions, and what is multiplied by them.
     pub(crate) const FUNCTION: f64 = 1e-5;
     /// Sums over a row: norms, products of every encoding and activation form, convolutions, routing weights.
     pub(crate) const SUM: f64 = 2e-5;
@@ -23,9 +23,9 @@ pub(crate) mod tolerance {
     pub(crate) const RECURRENT: f64 = 1e-4;
     /// Whole models in f32 throughout.
     pub(crate) const MODEL: f64 = 1e-4;
-    /// Whole models that keep or multiply anything in f16: a number that falls to the other side of a rounding edge differs by 1e-3 of itself.
+    /// Whole models that store or multiply anything in f16: a value that rounds the other way differs by 1e-3 of itself.
     pub(crate) const HALF_MODEL: f64 = 3e-3;
-    /// Whole models with integer forms, in which roundings that fall the other way travel through layers and states.
+    /// Whole models with integer forms, in which values that round the other way propagate through layers and states.
     pub(crate) const INTEGER_MODEL: f64 = 1e-1;
     /// What a bound of this table becomes for a device that keeps and computes everything in f16: no less than a few roundings of f16
     /// make, and no more than they grow to in a whole model. The last digit of a score in the hundreds is worth 0.12.
@@ -59,7 +59,7 @@ pub(crate) fn compare(expected: &[Made], found: &[Made], bound: Bound) -> Result
 fn compare_rows(expected: &Made, found: &Made, bound: Bound) -> Result<f64, String> {
     let name = &expected.name;
     if expected.numbers.len() != found.numbers.len() {
-        return Err(format!("{name}: expected {} numbers, found {}", expected.numbers.len(), found.numbers.len()));
+        return Err(format!("{name}: expected {} values, found {}", expected.numbers.len(), found.numbers.len()));
     }
     let (mut worst, mut flipped, mut complaint) = (0.0f64, 0, String::new());
     let rows = expected.numbers.chunks(expected.width).zip(found.numbers.chunks(expected.width));
@@ -91,7 +91,7 @@ fn compare_rows(expected: &Made, found: &Made, bound: Bound) -> Result<f64, Stri
     }
 }
 
-/// A slot's content as rows that can be compared. Of a windowed slot only the rows count that the next call can see.
+/// A slot's content as rows that can be compared. For a windowed slot, only the rows that the next call can see count.
 pub(crate) fn slot_rows(program: &Program, name: &str, data: &SlotData, len: usize) -> Result<Vec<Made>, String> {
     let slot = &program.slots[name];
     match (slot, data) {
@@ -112,7 +112,7 @@ pub(crate) fn slot_rows(program: &Program, name: &str, data: &SlotData, len: usi
         (Slot::Fifo { channels: width, .. } | Slot::Delta { value_dim: width, .. }, SlotData::Recurrent(numbers)) => {
             Ok(vec![Made { name: format!("slot `{name}`"), width: *width, numbers: numbers.clone() }])
         }
-        _ => Err(format!("slot `{name}`: the export is not of the kind of {slot:?}")),
+        _ => Err(format!("slot `{name}`: the export is of the wrong kind for {slot:?}")),
     }
 }
 

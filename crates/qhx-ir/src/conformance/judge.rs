@@ -1,4 +1,4 @@
-//! Holding a device to one case: its calls beside the reference's, with trouble in between that must leave no trace.
+//! Tests a device on one case: runs its calls next to the reference's, with interruptions that must leave no trace.
 
 use super::{
     Options, Outcome,
@@ -21,9 +21,9 @@ enum Trouble {
     Cancel,
     /// The call is cancelled when the first stage is done.
     CancelInside,
-    /// The last call is taken back and done again.
+    /// The last call is undone and repeated.
     Redo,
-    /// A copy goes another way; then a second copy takes over.
+    /// A copy continues differently; then a second copy takes over.
     Fork,
     /// The state moves to a fresh one of the same device.
     Move,
@@ -67,7 +67,7 @@ pub(crate) fn judge(device: &dyn Device, case: &Case, rng: &mut Rng, options: &O
     }
 }
 
-/// A call, and what all sessions held before it.
+/// A call, and the content of all sessions before it.
 struct Before<'p> {
     call: &'p CallPlan,
     exports: Vec<BTreeMap<Name, SlotData>>,
@@ -194,7 +194,7 @@ fn visible(session: &Session<'_>, number: usize, slots: &BTreeMap<Name, SlotData
     Ok(rows.into_iter().flatten().map(|m| (m.name, m.numbers.iter().map(|x| x.to_bits()).collect())).collect())
 }
 
-/// Takes the last call back, does something else, takes that back too and does the call again.
+/// Undoes the last call, runs something else, undoes that too and repeats the call.
 fn redo(session: &mut Session<'_>, previous: &Before<'_>) -> Result<(), String> {
     for salt in [ELSEWHERE, 0] {
         for piece in &previous.call.pieces {
@@ -203,7 +203,7 @@ fn redo(session: &mut Session<'_>, previous: &Before<'_>) -> Result<(), String> 
             if state.len() != piece.from {
                 return Err(format!("truncate({}) left {} rows", piece.from, state.len()));
             }
-            // What recurrent slots were at that length is not known to the state: the caller keeps it.
+            // The state does not know its recurrent slots at that length: the caller keeps them.
             let recurrent = previous.exports[piece.session].iter().filter(|(_, data)| matches!(data, SlotData::Recurrent(_)));
             recurrent.into_iter().try_for_each(|(name, data)| state.import(name, data)).map_err(text)?;
         }
@@ -213,7 +213,7 @@ fn redo(session: &mut Session<'_>, previous: &Before<'_>) -> Result<(), String> 
     Ok(())
 }
 
-/// Lets copies go another way; the first copies of all come back as the session's states.
+/// Lets copies continue differently; the first copies then become the session's states.
 fn fork(session: &mut Session<'_>, call: &CallPlan) -> Result<(), String> {
     let kept: Vec<Box<dyn State>> = session.states.iter().map(|s| s.fork()).collect();
     let originals = std::mem::replace(&mut session.states, kept.iter().map(|s| s.fork()).collect());

@@ -1,10 +1,10 @@
-//! The conformance suite: what every device is held to, against the [`mod@crate::reference`].
+//! The conformance suite, which compares every device with the [`mod@crate::reference`].
 //!
 //! Cases are small random programs, one op each with the smallest companions it needs, then whole tiny models. Each case is run as a script of
-//! calls: prefill and decode, padded, in several segments, with calls that are cancelled, discarded, taken back or moved to another
-//! state in between. Numbers must agree within the bounds of one table (`compare.rs`).
+//! calls: prefill and decode, padded, in several segments, interleaved with calls that are cancelled, discarded, undone or moved to another
+//! state. Results must agree within the bounds of one table (`compare.rs`).
 //!
-//! A case is named `GROUP/NUMBER` and is made from [`Options::seed`] and its name alone: [`Options::only`] runs it again.
+//! A case is named `GROUP/NUMBER` and depends only on [`Options::seed`] and its name: [`Options::only`] runs it again.
 //!
 //! ```
 //! use qhx_ir::{conformance, reference::ReferenceDevice};
@@ -30,10 +30,10 @@ use build::Case;
 use rng::Rng;
 use std::{collections::BTreeMap, fmt};
 
-/// How the suite is run.
+/// Options of the suite.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// All cases come from it.
+    /// The random seed of all cases.
     pub seed: u64,
     /// Cases for an op of ordinary variety; products and attention have several times as many.
     pub cases: usize,
@@ -45,8 +45,8 @@ pub struct Options {
     pub max_segments: usize,
     /// Widens every bound, for a device that computes in a coarser form than the programs state.
     pub tolerance_factor: f64,
-    /// Whether the device computes in f16 whatever programs state: the reference then rounds rows that enter products to f16 too, and bounds are
-    /// those of f16.
+    /// Whether the device always computes in f16: the reference then also rounds rows that enter products to f16, and bounds are those of
+    /// f16.
     pub half: bool,
 }
 
@@ -70,7 +70,7 @@ impl Options {
         }
     }
 
-    /// What a case's tolerance means for this device.
+    /// A case's tolerance for this device.
     fn tolerance(&self, case: &Case) -> f64 {
         let stated = if self.half { compare::tolerance::half(case.tolerance) } else { case.tolerance };
         stated * self.tolerance_factor
@@ -81,21 +81,21 @@ impl Options {
     }
 }
 
-/// What became of a case.
+/// The outcome of a case.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// All numbers agree.
+    /// All results agree.
     Passed {
         /// The largest difference, relative to its row's scale.
         worst: f64,
     },
-    /// The device does not take one of its ops.
+    /// The device does not support one of its ops.
     Refused(String),
     /// What is wrong.
     Failed(String),
 }
 
-/// A case and what became of it.
+/// A case and its outcome.
 #[derive(Clone, Debug)]
 pub struct CaseResult {
     /// `GROUP/NUMBER`.
@@ -104,7 +104,7 @@ pub struct CaseResult {
     pub seed: u64,
     /// Shapes, forms and calls.
     pub what: String,
-    /// What became of it.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
@@ -146,7 +146,7 @@ impl fmt::Display for Summary {
     }
 }
 
-/// Holds `device` to the reference; `report` hears of every case as it ends.
+/// Compares `device` with the reference; `report` is called for every finished case.
 pub fn run(device: &dyn Device, options: &Options, report: &mut dyn FnMut(&CaseResult)) -> Summary {
     let mut summary = Summary::default();
     refusals::run(device, options, &mut |result| {
@@ -182,7 +182,7 @@ struct Group {
     name: &'static str,
     /// Quarters of [`Options::cases`].
     weight: usize,
-    /// At least so many, where every number stands for another form.
+    /// The minimum number of cases, where each covers another form.
     least: usize,
     draw: fn(Rng, usize) -> Case,
 }

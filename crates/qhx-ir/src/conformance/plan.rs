@@ -71,7 +71,7 @@ impl Plan {
     }
 }
 
-/// Prefill as a rule is long; later calls are short, single rows above all.
+/// Prefill is usually long; later calls are short, mostly single rows.
 fn draw_rows(rng: &mut Rng, first: bool, rules: &RowRules) -> usize {
     let rows = match rng.below(if first { 4 } else { 8 }) {
         0 => rng.between(2, 9),
@@ -93,7 +93,7 @@ fn exact_divisor(program: &Checked) -> usize {
     divisors.fold(1, |a, b| if a % b == 0 { a } else { a * b })
 }
 
-/// An input's numbers.
+/// An input's data.
 pub(crate) enum Owned {
     F32(Vec<f32>),
     I32(Vec<i32>),
@@ -108,8 +108,8 @@ impl Owned {
     }
 }
 
-/// The inputs of a call. A row's numbers depend on the case, the session and the row's index alone (and on `salt`, for calls whose results
-/// must leave no trace), so that any cutting into calls feeds the same rows. Padding rows hold large garbage.
+/// The inputs of a call. A row depends only on the case, the session and its index (and on `salt`, for calls whose results
+/// must leave no trace), so that any division into calls feeds the same rows. Padding rows contain large garbage.
 pub(crate) fn inputs(case: &Case, program: &Checked, plan: &CallPlan, salt: u64) -> (Bindings, Vec<Owned>) {
     let stream = |place: usize, session: usize, row: usize| Rng::new(&[case.seed, salt, place as u64, session as u64, row as u64]);
     let valid: Vec<(usize, usize, usize)> =
@@ -121,7 +121,7 @@ pub(crate) fn inputs(case: &Case, program: &Checked, plan: &CallPlan, salt: u64)
     match rng.below(4) {
         0 => wanted = wanted.split_off(wanted.len() - 1),
         1 => wanted.retain(|_| rng.one_in(3)),
-        // A chunk of a prompt before its last: nobody asks for its rows.
+        // A chunk of a prompt before its last: none of its rows are wanted.
         2 => wanted.clear(),
         _ => {}
     }

@@ -1,4 +1,4 @@
-//! What a device must refuse: calls and states that do not fit. It may not crash, and must go on as if nothing had been asked.
+//! What a device must reject: calls and states that do not match. It must not crash, and must continue as if nothing had happened.
 
 use super::{
     CaseResult, Options, Outcome,
@@ -14,7 +14,7 @@ use crate::{
 };
 use std::{collections::HashMap, sync::Arc};
 
-/// Something that must end with an error.
+/// A request that must fail.
 type Demand = fn(&mut Subject<'_, '_>) -> Result<(), DeviceError>;
 
 const DEMANDS: &[(&str, Demand)] = &[
@@ -99,7 +99,7 @@ fn rows(dtype: KvType, rows: usize, width: usize) -> SlotData {
     SlotData::Kv { dtype, rows, keys: bytes.clone(), values: bytes }
 }
 
-/// One case for each demand, and two for weights that are not what the program declares.
+/// One case for each request, and two for weights that are not what the program declares.
 pub(super) fn run(device: &dyn Device, options: &Options, report: &mut dyn FnMut(CaseResult)) {
     let case = case(Rng::new(&[options.seed]));
     let program = Checked::new(case.program.clone()).expect("the suite's own program type-checks");
@@ -197,15 +197,15 @@ fn two_rows() -> CallPlan {
     CallPlan { number: 0, rows: 2, pieces: vec![piece] }
 }
 
-/// The demand must fail, and an ordinary call after it must give what it always gives.
+/// The request must fail, and an ordinary call after it must give the usual result.
 fn demanded(device: &dyn Device, case: &Case, program: &Checked, demand: Demand, options: &Options) -> Result<f64, String> {
     let plan = Plan { sessions: 1, calls: vec![two_rows()] };
     let load = |device: &dyn Device| Session::new(device, case, program, &plan).map_err(|e| format!("does not load: {e}"));
     let (mut session, mut reference) = (load(device)?, load(&ReferenceDevice)?);
     match demand(&mut Subject { session: &mut session, case }) {
         Err(DeviceError::Call(_) | DeviceError::Resources(_)) => {}
-        Err(other) => return Err(format!("expected a refused call, found: {other}")),
-        Ok(()) => return Err("it was done".into()),
+        Err(other) => return Err(format!("expected the call to be rejected, found: {other}")),
+        Ok(()) => return Err("the request succeeded".into()),
     }
     let bound = Bound { tolerance: options.tolerance(case), floor: case.floor, flips: None };
     let run =
@@ -224,7 +224,7 @@ fn load_with(device: &dyn Device, case: &Case, program: &Checked, shape: Option<
     }
     let weights: Arc<dyn Weights> = Arc::new(weights);
     match device.load(program, &weights, &LoadOptions::default()) {
-        Ok(_) => Err("it was loaded".into()),
+        Ok(_) => Err("the program was loaded".into()),
         Err(e) if e.to_string().contains("table") => Ok(0.0),
         Err(e) => Err(format!("the error does not name the weight: {e}")),
     }

@@ -1,4 +1,4 @@
-//! The suite's own random numbers: a case is made again from its seed alone, on any machine.
+//! The suite's own random number generator, so that a case can be reproduced from its seed on any machine.
 
 /// SplitMix64.
 #[derive(Clone)]

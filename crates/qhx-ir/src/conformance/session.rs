@@ -1,4 +1,4 @@
-//! Running a case's calls on one device and keeping what they gave.
+//! Runs a case's calls on one device and keeps their results.
 
 use super::{
     build::Case,
@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-/// A device at work on a case: one executable, one state per session.
+/// A device running a case: one executable, one state per session.
 pub(crate) struct Session<'c> {
     case: &'c Case,
     pub(crate) program: Checked,
@@ -22,7 +22,7 @@ pub(crate) struct Session<'c> {
     pub(crate) context: usize,
 }
 
-/// Numbers that must agree, as rows: outputs and taps, valid rows only.
+/// Results that must agree, as rows: outputs and taps, valid rows only.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Made {
     pub(crate) name: String,
@@ -45,7 +45,7 @@ impl<'c> Session<'c> {
         let mut limits = LoadOptions { max_rows: 1, max_soft_rows: 0, max_wanted: 1, artifacts: None };
         for b in bindings {
             limits.max_rows = limits.max_rows.max(b.rows);
-            // Calls with other numbers of soft and wanted rows are made of the same plan: any row may be soft or wanted.
+            // Calls with other numbers of soft and wanted rows use the same plan: any row may be soft or wanted.
             limits.max_soft_rows = limits.max_rows;
             limits.max_wanted = limits.max_rows;
         }
@@ -121,7 +121,7 @@ pub(crate) fn export(program: &Checked, state: &dyn State) -> Result<BTreeMap<Na
     program.slots.keys().map(|name| Ok((name.clone(), state.export(name)?))).collect()
 }
 
-/// Fills a fresh state with what `from` holds: the first half of its rows, then those behind them.
+/// Fills a fresh state with the content of `from`: the first half of its rows, then the rest.
 pub(crate) fn copy(program: &Checked, from: &dyn State, state: &mut dyn State) -> Result<(), DeviceError> {
     let (len, half) = (from.len(), from.len() / 2);
     for name in program.slots.keys() {
@@ -144,7 +144,7 @@ fn first_rows(mut data: SlotData, count: usize) -> SlotData {
     data
 }
 
-/// The rows of a value that mean something in this call.
+/// The valid rows of a value in this call.
 fn keep(program: &Checked, plan: &CallPlan, name: String, value: &Name, numbers: &[f32]) -> Made {
     let shape = &program.value_type(value).shape;
     let fixed = shape[1..].iter().map(|d| if let Dim::Fixed(n) = d { *n } else { 1 });

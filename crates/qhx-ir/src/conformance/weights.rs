@@ -1,10 +1,10 @@
-//! Random weights in every encoding. What the layout calls meaningless (row padding, the surplus of a partial block) holds garbage.
+//! Random weights in every encoding. What has no meaning in the layout (row padding, the surplus of a partial block) contains garbage.
 
 use super::rng::Rng;
 use crate::{AlignedBytes, Encoding, Quants, ScaleType, WeightTensor, encoding::RowBytes};
 use half::{bf16, f16};
 
-/// A tensor whose numbers have about the deviation `magnitude`.
+/// A tensor whose values have a standard deviation of about `magnitude`.
 pub(crate) fn random(rng: &mut Rng, encoding: Encoding, shape: &[usize], magnitude: f32) -> WeightTensor {
     let columns = *shape.last().expect("the suite's weights have dimensions");
     let rows: usize = shape[..shape.len() - 1].iter().product();
@@ -44,7 +44,7 @@ pub(crate) fn random(rng: &mut Rng, encoding: Encoding, shape: &[usize], magnitu
         .expect("the suite builds tensors in the one layout")
 }
 
-/// A scale: positive as a rule, sometimes negative or nothing at all.
+/// A scale: usually positive, sometimes negative or zero.
 fn step(rng: &mut Rng, size: f32) -> f32 {
     match rng.below(16) {
         0 => -size * (0.5 + rng.uniform()),

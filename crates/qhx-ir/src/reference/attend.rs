@@ -65,7 +65,7 @@ fn visible(mask: Mask, index: usize, total: usize) -> Range<usize> {
     }
 }
 
-/// The keys and values within reach of a segment's queries, and how many of them stand before its first row.
+/// The keys and values that a segment's queries can see, and how many of them precede its first row.
 struct Seen {
     keys: Vec<f32>,
     values: Vec<f32>,
@@ -88,7 +88,7 @@ fn seen(frame: &Frame<'_>, span: usize, q: &Name, kv: Option<&KeyValue>, slot: O
     Seen { keys: [keys.as_slice(), new_keys].concat(), values: [values.as_slice(), new_values].concat(), before: crate::State::len(state) }
 }
 
-/// Puts the segments' new rows into the slot, provisionally.
+/// Adds the segments' new rows to the slot, provisionally.
 fn write(frame: &mut Frame<'_>, kv: &KeyValue, slot: &Name) {
     let Slot::Kv { dtype, .. } = frame.program.slots[slot] else { unreachable!("checked: a KV slot") };
     for number in 0..frame.spans.len() {

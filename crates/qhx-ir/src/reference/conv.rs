@@ -1,4 +1,4 @@
-//! Ops that join neighbouring rows without a running state: 2-D convolution and pooling.
+//! Ops that combine neighbouring rows without a running state: 2-D convolution and pooling.
 
 use super::frame::Frame;
 use crate::Name;
@@ -14,7 +14,7 @@ pub(super) fn conv2d(frame: &Frame<'_>, x: &Name, weight: &Name, bias: Option<&N
     for span in &frame.spans {
         let valid = span.rows(per_row);
         let x = &frame.f32s(x)[valid.start * width * inputs..valid.end * width * inputs];
-        // The number at (row, column) of the segment, zero around it.
+        // The value at (row, column) of the segment, zero outside it.
         let at = |row: usize, column: usize, i: usize| match (row.checked_sub(padding), column.checked_sub(padding)) {
             (Some(row), Some(column)) if row < valid.len() && column < width => x[(row * width + column) * inputs + i] as f64,
             _ => 0.0,
@@ -39,7 +39,7 @@ pub(super) fn conv2d(frame: &Frame<'_>, x: &Name, weight: &Name, bias: Option<&N
     y
 }
 
-/// The mean of each group of rows; of a segment's last, partial group the mean of its valid rows.
+/// The mean of each group of rows; for a segment's last, partial group, the mean of its valid rows.
 pub(super) fn pool(frame: &Frame<'_>, x: &Name, size: usize) -> Vec<f32> {
     let shape = frame.shape(x);
     let width: usize = shape[1..].iter().product();

@@ -1,4 +1,4 @@
-//! Ops on single numbers, computed in f64 and rounded once.
+//! Elementwise ops, computed in f64 and rounded once.
 
 use super::frame::Frame;
 use crate::{Activation, Name};

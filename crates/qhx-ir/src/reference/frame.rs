@@ -1,10 +1,10 @@
-//! What one call of the interpreter works on: the values made so far, the segments, and what their states would become.
+//! The working set of one call: the values computed so far, the segments, and their new states.
 
 use super::state::{Pending, ReferenceState};
 use crate::{Bindings, Checked, DeviceError, Name, Segment, WeightTensor, dim};
 use std::{collections::HashMap, ops::Range};
 
-/// A value's numbers, row-major.
+/// A value's data, row-major.
 pub(super) enum Data {
     F32(Vec<f32>),
     I32(Vec<i32>),
@@ -17,7 +17,7 @@ pub(super) struct Value {
 }
 
 impl Value {
-    /// The numbers as callers get them: integers (chosen experts that cross a cut) become floats, which is exact for any count of experts.
+    /// The data as callers get it: integers (chosen experts that cross a cut) become floats, which is exact for any number of experts.
     pub(super) fn to_f32(&self) -> Vec<f32> {
         match &self.data {
             Data::F32(x) => x.clone(),
@@ -35,7 +35,7 @@ pub(super) struct Span<'a> {
 }
 
 impl Span<'_> {
-    /// The segment's valid rows in a value of which one row stands for `n` rows of the call.
+    /// The segment's valid rows in a value with one row per `n` rows of the call.
     pub(super) fn rows(&self, n: usize) -> Range<usize> {
         let start = self.first_row / n;
         start..start + self.valid_rows.div_ceil(n)
@@ -106,7 +106,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// How many rows of the call one row of a value stands for.
+    /// The number of rows of the call per row of a value.
     pub(super) fn rows_per_row(&self, name: &Name) -> usize {
         self.program.value_type(name).shape[0].rows_per_row().expect("the checked program has rows of the call here")
     }
@@ -115,7 +115,7 @@ impl<'a> Frame<'a> {
         &self.weights[name]
     }
 
-    /// All numbers of a weight, without padding.
+    /// All values of a weight, without padding.
     pub(super) fn plain_weight(&self, name: &Name) -> Vec<f32> {
         let weight = self.weight(name);
         let mut numbers = vec![0.0; weight.rows() * weight.columns()];

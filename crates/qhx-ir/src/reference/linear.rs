@@ -78,7 +78,7 @@ fn quantised(group: &[f32]) -> Vec<f64> {
     group.iter().map(|&x| (x * inverse).round_ties_even().clamp(-127.0, 127.0) as f64 * scale as f64).collect()
 }
 
-/// A weight row as it enters a product: the decoder's numbers or, for integer forms, quant, scale and minimum without rounding.
+/// A weight row as it enters a product: the decoded values or, for integer forms, quant, scale and minimum without rounding.
 pub(super) fn weight_row(weight: &WeightTensor, row: usize, form: ActivationForm) -> Vec<f64> {
     let columns = 0..weight.columns();
     if form.is_integer() {

@@ -1,7 +1,7 @@
-//! The reference interpreter: every op in its plainest form, the yardstick that all devices are held to.
+//! The reference interpreter: every op in its plainest form, the standard for all devices.
 //!
-//! It computes what an op states and nothing else: one op after the other, no fusion, no threads, sums in f64 (so that its own rounding
-//! is no part of a comparison), results in f32. It is slow on purpose and must stay readable: a doubt about an op's meaning is settled here.
+//! It computes exactly what an op specifies: one op after the other, no fusion, no threads, sums in f64 (so that its own rounding
+//! does not affect a comparison), results in f32. It is slow on purpose and must stay readable: it defines the meaning of every op.
 
 mod attend;
 mod conv;
@@ -30,12 +30,12 @@ use std::{
     sync::Arc,
 };
 
-/// The device that is obviously right. Takes every op.
+/// The reference device. It supports every op.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReferenceDevice;
 
-/// The same but for one thing: the sums of a [`OpKind::Linear`] are rounded to f16 after every product, as on a processor that adds in f16. For finding out what that
-/// does to a stage.
+/// The same, except that the sums of an [`OpKind::Linear`] are rounded to f16 after every product, as on a processor that adds in f16. For measuring the
+/// effect on a stage.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HalfSumsDevice;
 
@@ -145,14 +145,14 @@ impl ReferenceExecutable {
         let (found, limit) = (call.bindings, &self.options);
         if found.rows > limit.max_rows || found.soft_rows > limit.max_soft_rows || found.wanted > limit.max_wanted {
             return Err(DeviceError::Call(format!(
-                "a call of T = {}, R = {}, L = {} rows is beyond the {}, {}, {} that program `{}` was loaded for",
+                "a call of T = {}, R = {}, L = {} rows exceeds the {}, {}, {} that program `{}` was loaded for",
                 found.rows, found.soft_rows, found.wanted, limit.max_rows, limit.max_soft_rows, limit.max_wanted, self.program.name
             )));
         }
         Ok(())
     }
 
-    /// Runs all ops; gives the outputs and what each segment's state would become.
+    /// Runs all ops; returns the outputs and the new state of each segment.
     fn interpret(&mut self, call: &mut Call<'_>) -> Result<(Outputs, Vec<Pending>), DeviceError> {
         let program = self.program.clone();
         let mut frame = Frame::new(&program, &self.weights, call.bindings, call.epoch, call.segments)?;
@@ -180,7 +180,7 @@ impl ReferenceExecutable {
     }
 }
 
-/// Hands a value to the tap of every stage that it stands for.
+/// Passes a value to the tap of every stage that it belongs to.
 fn deliver(frame: &Frame<'_>, name: &Name, taps: &mut Option<&mut dyn FnMut(Tap<'_>)>) {
     let Some(taps) = taps else { return };
     for stage in frame.program.stages.iter().filter(|s| s.tap.as_ref() == Some(name)) {

@@ -1,4 +1,4 @@
-//! Mixture of experts: choosing and computing.
+//! Mixture of experts: routing and computation.
 
 use super::{
     elementwise::activate,
@@ -8,7 +8,7 @@ use super::{
 use crate::{Name, OpKind, Routing, WeightTensor};
 use std::collections::HashMap;
 
-/// Chosen experts and their weights, row after row.
+/// Chosen experts and their weights, row by row.
 pub(super) fn route(frame: &Frame<'_>, scores: &Name, method: &Routing) -> (Vec<i32>, Vec<f32>) {
     let chosen = frame.f32s(scores).chunks_exact(frame.width(scores)).flat_map(|row| match *method {
         Routing::SparseMixer { jitter } => sparse_mixer(row, jitter).to_vec(),
@@ -17,7 +17,7 @@ pub(super) fn route(frame: &Frame<'_>, scores: &Name, method: &Routing) -> (Vec<
     chosen.map(|(expert, weight)| (expert as i32, weight as f32)).unzip()
 }
 
-/// Two winners, each weighed by a softmax over the experts in its band. The band test is in f32: it decides, so it must be one for all.
+/// Two winners, each weighted by a softmax over the experts in its band. The band test is in f32: it is a decision, so it must be the same on all devices.
 pub(super) fn sparse_mixer(r: &[f32], jitter: f32) -> [(usize, f64); 2] {
     let winner = |skip: Option<usize>| {
         let others = (0..r.len()).filter(|&e| Some(e) != skip);

@@ -57,7 +57,7 @@ pub(super) fn gated_delta(frame: &mut Frame<'_>, op: &OpKind) -> Vec<f32> {
                 let step = sigmoid(frame.f32s(b)[row * heads + head] as f64);
                 let input = frame.f32s(a)[row * heads + head] as f64 + dt_bias[head] as f64;
                 let decay = (-(a_log[head] as f64).exp() * softplus(input)).exp();
-                // S is [key_dim, value_dim]; it is rounded to f32 after each row, so that chunks of any length give one result.
+                // S is [key_dim, value_dim]; it is rounded to f32 after each row, so that chunks of any length give the same result.
                 let s = &mut state[head * key_dim * value_dim..][..key_dim * value_dim];
                 for j in 0..value_dim {
                     let decayed: Vec<f64> = (0..key_dim).map(|i| s[i * value_dim + j] as f64 * decay).collect();
@@ -85,7 +85,7 @@ fn unit(x: &[f32], eps: f32, scale: f64) -> Vec<f64> {
     x.iter().map(|&x| x as f64 * factor).collect()
 }
 
-/// What a recurrent slot held before this call.
+/// The content of a recurrent slot before this call.
 fn committed(frame: &Frame<'_>, span: usize, slot: &Name) -> Vec<f32> {
     let state = frame.spans[span].state.expect("checked: a program with slots has states");
     match state.content(slot) {

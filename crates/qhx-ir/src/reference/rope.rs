@@ -13,7 +13,7 @@ pub(super) fn rope(frame: &Frame<'_>, x: &Name, positions: &Name, rotary: &Name)
         let mut f = 0;
         for &(start, length) in &rotary.blocks {
             for i in 0..length / 2 {
-                // The angle is rounded to f32, as every implementation of these models rounds it: far positions depend on it.
+                // The angle is rounded to f32, as in every implementation of these models: large positions depend on it.
                 let angle = positions[rotary.stream(f) * rows + row] as f32 * variant.inv_freq[f];
                 let cos = (angle as f64).cos() as f32 * variant.amplitude;
                 let sin = (angle as f64).sin() as f32 * variant.amplitude;

@@ -1,4 +1,4 @@
-//! Moving numbers: joining, cutting and picking rows.
+//! Moving data: concatenating, slicing and gathering rows.
 
 use super::frame::Frame;
 use crate::Name;

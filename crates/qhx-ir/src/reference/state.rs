@@ -4,7 +4,7 @@ use crate::{Checked, DeviceError, KvType, Ledger, Name, Slot, SlotData, State};
 use half::f16;
 use std::{any::Any, collections::BTreeMap};
 
-/// The reference interpreter's state. KV slots keep all rows (windows only limit what is read), as f32 numbers already rounded to the slot's type.
+/// The reference interpreter's state. KV slots keep all rows (windows only limit what is read), as f32 values rounded to the slot's type.
 #[derive(Clone)]
 pub struct ReferenceState {
     ledger: Ledger,
@@ -13,14 +13,14 @@ pub struct ReferenceState {
     pending: Pending,
 }
 
-/// A slot's numbers.
+/// A slot's data.
 #[derive(Clone)]
 pub(super) enum Content {
     Kv { keys: Vec<f32>, values: Vec<f32> },
     Recurrent(Vec<f32>),
 }
 
-/// What a call would change: KV slots hold the new rows only, recurrent slots what they would become.
+/// What a call would change: for KV slots only the new rows, for recurrent slots the new state.
 #[derive(Clone, Default)]
 pub(super) struct Pending {
     rows: usize,
@@ -41,14 +41,15 @@ impl ReferenceState {
                 Slot::Fifo { rows, channels } => zeros(&[rows, channels]).map(Content::Recurrent),
                 Slot::Delta { heads, key_dim, value_dim } => zeros(&[heads, key_dim, value_dim]).map(Content::Recurrent),
             };
-            let content = content.ok_or_else(|| DeviceError::Resources(format!("there is no memory for slot `{name}`: {slot:?}")))?;
+            let content = content
+                .ok_or_else(|| DeviceError::Resources(format!("not enough memory for slot `{name}` ({slot:?}): use a smaller context")))?;
             Ok((name.clone(), content))
         };
         let committed = program.slots.iter().map(fresh).collect::<Result<_, DeviceError>>()?;
         Ok(Self { ledger: Ledger::new(&program.slots, capacity), committed, pending: Pending::default() })
     }
 
-    /// The reference state behind `state`, which must be one of this program.
+    /// The reference state behind `state`, which must belong to this program.
     pub(super) fn of<'a>(state: &'a dyn State, program: &Checked) -> Result<&'a Self, DeviceError> {
         let own = state.as_any().downcast_ref::<Self>().filter(|own| *own.ledger.slots() == program.slots);
         own.ok_or_else(|| foreign(program))
@@ -72,7 +73,7 @@ impl ReferenceState {
         self.pending = pending;
     }
 
-    /// Numbers in one row of a KV slot.
+    /// Elements in one row of a KV slot.
     fn row_numbers(slot: &Slot) -> usize {
         match *slot {
             Slot::Kv { kv_heads, head_dim, .. } => kv_heads * head_dim,
@@ -80,7 +81,7 @@ impl ReferenceState {
         }
     }
 
-    /// Drops the rows that do not count.
+    /// Drops the uncommitted rows.
     fn cut_rows(&mut self) {
         self.pending = Pending::default();
         for (name, content) in &mut self.committed {
@@ -112,7 +113,7 @@ impl State for ReferenceState {
                     values.extend_from_slice(&new_values[..rows * row_numbers]);
                 }
                 (Some(old), new) => *old = new,
-                (None, _) => unreachable!("a call makes content for declared slots only"),
+                (None, _) => unreachable!("a call changes declared slots only"),
             }
         }
         Ok(())
@@ -185,7 +186,7 @@ impl State for ReferenceState {
     }
 }
 
-/// So many zeros, where there is memory for them.
+/// `count` zeros, if there is enough memory.
 fn zeros(sizes: &[usize]) -> Option<Vec<f32>> {
     let count = sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size))?;
     let mut numbers = Vec::new();
@@ -194,7 +195,7 @@ fn zeros(sizes: &[usize]) -> Option<Vec<f32>> {
     Some(numbers)
 }
 
-/// A number as a KV slot keeps it.
+/// A value as a KV slot stores it.
 pub(super) fn round_to(x: f32, dtype: KvType) -> f32 {
     match dtype {
         KvType::F32 => x,
@@ -217,5 +218,5 @@ fn from_bytes(bytes: &[u8], dtype: KvType) -> Vec<f32> {
 }
 
 fn foreign(program: &Checked) -> DeviceError {
-    DeviceError::Call(format!("program `{}`: the state was made by another device or for another program", program.name))
+    DeviceError::Call(format!("program `{}`: the state belongs to another device or another program", program.name))
 }

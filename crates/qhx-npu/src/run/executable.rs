@@ -98,7 +98,7 @@ impl NpuExecutable {
         let (found, limit) = (call.bindings, &self.limits);
         if found.rows > limit.max_rows || found.soft_rows > limit.max_soft_rows || found.wanted > limit.max_wanted {
             return Err(DeviceError::Call(format!(
-                "a call of T = {}, R = {}, L = {} rows exceeds the limits {}, {}, {} with which program `{}` was loaded",
+                "a call of T = {}, R = {}, L = {} rows exceeds the {}, {}, {} that program `{}` was loaded for",
                 found.rows, found.soft_rows, found.wanted, limit.max_rows, limit.max_soft_rows, limit.max_wanted, self.program.name
             )));
         }

@@ -112,7 +112,7 @@ impl NpuState {
     /// The NPU state behind `state`, which must belong to a program with these slots.
     pub(crate) fn of<'a>(state: &'a mut dyn State, slots: &BTreeMap<Name, Slot>) -> Result<&'a mut Self, DeviceError> {
         let own = state.as_any_mut().downcast_mut::<Self>().filter(|own| own.ledger.slots() == slots);
-        own.ok_or_else(|| DeviceError::Call("the state belongs to another device or program".into()))
+        own.ok_or_else(|| DeviceError::Call("the state belongs to another device or another program".into()))
     }
 
     /// The sizes of its KV buffers; `rows` and `taps` have no meaning.

@@ -62,7 +62,7 @@ fn the_context_ends_with_an_error_that_says_so() {
     call(&mut *executable, &mut *state, 9).unwrap();
     assert_eq!(state.len(), CONTEXT);
     let error = call(&mut *executable, &mut *state, 1).unwrap_err().to_string();
-    assert!(error.contains("beyond the context of 32 rows"), "{error}");
+    assert!(error.contains("exceed the context of 32 rows"), "{error}");
     // What came before it still counts.
     state.truncate(CONTEXT - 1).unwrap();
     call(&mut *executable, &mut *state, 1).unwrap();

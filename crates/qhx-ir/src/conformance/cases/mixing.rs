@@ -1,4 +1,4 @@
-//! Ops that join neighbouring rows of a segment.
+//! Ops that combine neighbouring rows of a segment.
 
 use crate::{
     Dim, Mask, OpKind, Symbol,

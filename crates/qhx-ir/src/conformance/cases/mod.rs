@@ -1,4 +1,4 @@
-//! One group of cases for each op, or for each of its faces.
+//! One group of cases for each op, or for each of its variants.
 
 mod attention;
 mod mixing;
@@ -8,7 +8,7 @@ mod simple;
 
 use super::Group;
 
-/// Sizes of a row that kernels stumble over: one, odd, just beside a register, a block or a tile.
+/// Row sizes that are difficult for kernels: one, odd, next to the size of a register, a block or a tile.
 const WIDTHS: [usize; 16] = [1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 48, 64, 80, 100, 130];
 
 const fn group(name: &'static str, weight: usize, least: usize, draw: fn(super::Rng, usize) -> super::Case) -> Group {

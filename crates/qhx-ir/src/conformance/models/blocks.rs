@@ -1,4 +1,4 @@
-//! The pieces that models are made of.
+//! The building blocks of models.
 
 use crate::{
     Activation, ActivationForm, Dim, Encoding, KvType, Name, OpKind, Rotary, RotaryVariant,
@@ -9,7 +9,7 @@ use crate::{
     },
 };
 
-/// A builder that knows in which precision the model is.
+/// A builder that knows the model's precision.
 pub(super) struct Blocks {
     pub(super) b: Builder,
     pub(super) encoding: Encoding,
@@ -43,7 +43,7 @@ impl Blocks {
         Self { b, encoding, form, kv }
     }
 
-    /// The model in plain f32 up to here: for parts whose decisions must not hang on rounding.
+    /// The model in plain f32 up to here: for parts whose decisions must not depend on rounding.
     pub(super) fn exact(&mut self) {
         (self.encoding, self.form, self.kv) = (Encoding::F32, ActivationForm::F32, KvType::F32);
     }

@@ -1,5 +1,5 @@
 //! Whole tiny models, written by hand: a dense decoder, a hybrid of recurrent and attention layers, a mixture of experts, an image tower and an
-//! audio tower. They say nothing of any real model; they put ops together the ways real ones do.
+//! audio tower. They correspond to no real model, but combine ops the way real ones do.
 
 mod blocks;
 mod text;
@@ -21,7 +21,7 @@ pub(super) const GROUPS: &[Group] = &[
     group("model.audio", towers::audio),
 ];
 
-/// A model that runs, for tests of whatever stands above devices.
+/// A runnable model, for tests of the layers above devices.
 pub struct TinyModel {
     /// `model.decoder` …
     pub name: &'static str,

@@ -18,7 +18,7 @@ struct Heads {
 
 /// What an attention layer does with its slot.
 enum Keys {
-    /// Makes keys and values and keeps them, in a window or all.
+    /// Computes keys and values and stores them, all or in a window.
     Own(Option<usize>),
     /// Reads another layer's.
     Shared(Name, Mask),
@@ -162,7 +162,7 @@ fn gated_attention(m: &mut Blocks, stage: &str, x: &Name, positions: &Name, turn
 }
 
 /// A mixture of experts with layer norms and a rotary that changes with the total length. Exact up to the router, whose decisions must not
-/// hang on rounding; the experts are in the precision of the case.
+/// depend on rounding; the experts are in the precision of the case.
 pub(super) fn mixture(rng: Rng, number: usize) -> Case {
     let mut m = Blocks::new(rng, "mixture", number);
     let (encoding, form) = (m.encoding, m.form);

@@ -91,7 +91,7 @@ fn rotary_pairs_streams_and_epochs() {
     let (a, c) = turned(0.5, 1.0, 3.0);
     assert_close(&loaded.last(), &[9.0, 2.0 * a, 2.0 * b, 2.0 * c, 2.0 * d, 8.0]);
     loaded.epoch = 2;
-    assert!(loaded.run(1, &[x, positions], &mut segment()).unwrap_err().to_string().contains("epoch 2 of 2"));
+    assert!(loaded.run(1, &[x, positions], &mut segment()).unwrap_err().to_string().contains("epoch is 2, but there are only 2"));
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn only_committed_rows_count() {
     small.commit(1).unwrap();
     let inputs = [F32(&[0.0; 2]), F32(&[0.0; 2]), F32(&[0.0; 2])];
     let segment = Segment { state: Some(&mut *small), first_row: 0, valid_rows: 2 };
-    refused(loaded.run(2, &inputs, &mut [segment]), "beyond the context of 2 rows");
+    refused(loaded.run(2, &inputs, &mut [segment]), "exceed the context of 2 rows");
 }
 
 #[test]
@@ -95,15 +95,15 @@ fn states_move() {
     assert_eq!((other.export("kv").unwrap(), other.export("fifo").unwrap()), (kv.clone(), fifo.clone()));
     assert_close(&run(&mut loaded, &mut *other, &[6.0]), &[3.0]);
     assert_close(&loaded.output("sums"), &[9.0]);
-    refused(state.import("kv", &fifo), "not of the kind");
+    refused(state.import("kv", &fifo), "wrong kind");
     refused(state.import("fifo", &SlotData::Recurrent(vec![0.0; 2])), "needs 1 numbers, found 2");
     refused(state.import("none", &fifo), "no slot `none`");
     refused(state.export("none"), "no slot `none`");
     let rows = |dtype, rows, bytes| SlotData::Kv { dtype, rows, keys: vec![0; bytes], values: vec![0; bytes] };
-    refused(state.import("kv", &rows(KvType::F32, 2, 8)), "2 rows from row 0 on do not fit 3 committed");
+    refused(state.import("kv", &rows(KvType::F32, 2, 8)), "2 rows from row 0 on do not match 3 committed");
     refused(state.import("kv", &rows(KvType::F32, 3, 8)), "need 12 bytes");
     refused(state.import("kv", &rows(KvType::F16, 3, 6)), "needs F32 rows");
-    refused(loaded.state().set_len(65), "beyond the context of 64");
+    refused(loaded.state().set_len(65), "exceed the context of 64");
     assert!(state.bytes() >= 4 * (3 + 3 + 1));
 }
 
@@ -114,7 +114,7 @@ fn foreign_states_are_refused() {
     let inputs = [F32(&[0.0]), F32(&[0.0]), F32(&[0.0])];
     let segment = Segment { state: Some(&mut *other), first_row: 0, valid_rows: 1 };
     refused(loaded.run(1, &inputs, &mut [segment]), "another program");
-    refused(loaded.run(1, &inputs, &mut [Segment { state: None, first_row: 0, valid_rows: 1 }]), "without state");
+    refused(loaded.run(1, &inputs, &mut [Segment { state: None, first_row: 0, valid_rows: 1 }]), "has no state");
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn calls_that_do_not_fit() {
     };
     let x = |n: usize| F32(&numbers[..n]);
     refused(call(2, &[x(2), x(2)], 0, 2), "2 inputs");
-    refused(call(2, &[x(2), x(2), x(1)], 0, 2), "`v` needs 2 numbers of F32, found 1");
+    refused(call(2, &[x(2), x(2), x(1)], 0, 2), "`v` needs 2 values of F32, found 1");
     refused(call(2, &[x(2), x(2), I32(&[0, 0])], 0, 2), "found 2 of I32");
     refused(call(0, &[x(0), x(0), x(0)], 0, 0), "at least one row");
     refused(call(2, &[x(2), x(2), x(2)], 1, 2), "segment 1..3");
