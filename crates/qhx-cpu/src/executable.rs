@@ -69,7 +69,7 @@ impl CpuExecutable {
         let (found, max) = (call.bindings, self.max);
         if found.rows > max.rows || found.soft_rows > max.soft_rows || found.wanted > max.wanted {
             return Err(DeviceError::Call(format!(
-                "a call of T = {}, R = {}, L = {} rows is beyond the {}, {}, {} that program `{}` was loaded for",
+                "a call of T = {}, R = {}, L = {} rows exceeds the {}, {}, {} that program `{}` was loaded for",
                 found.rows, found.soft_rows, found.wanted, max.rows, max.soft_rows, max.wanted, self.program.name
             )));
         }
@@ -82,7 +82,7 @@ impl CpuExecutable {
                 Some(state) if state.fits(&self.program.slots) => state.begin(),
                 _ => {
                     return Err(DeviceError::Call(format!(
-                        "program `{}`: the state was made by another device or for another program",
+                        "program `{}`: the state belongs to another device or another program",
                         self.program.name
                     )));
                 }
@@ -214,7 +214,7 @@ fn deliver(program: &Checked, tapped: &Tapped, frame: &mut Frame<'_, '_>, taps: 
 fn room(numbers: usize) -> Result<AlignedBytes, DeviceError> {
     let fits = numbers.checked_mul(4).filter(|&bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok());
     let bytes = fits.ok_or_else(|| {
-        DeviceError::Resources(format!("{numbers} numbers for intermediate results do not fit into memory: load it for fewer rows"))
+        DeviceError::Resources(format!("not enough memory for {numbers} intermediate values: load the program for fewer rows per call"))
     })?;
     Ok(AlignedBytes::zeroed(bytes))
 }

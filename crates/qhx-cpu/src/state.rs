@@ -126,7 +126,9 @@ impl KvRows {
 impl CpuState {
     pub(crate) fn new(slots: &BTreeMap<Name, Slot>, capacity: usize) -> Result<Self, DeviceError> {
         let too_large = |name: &Name, slot: &Slot| {
-            DeviceError::Resources(format!("a context of {capacity} rows is too large for slot `{name}` ({slot:?}): ask for a smaller one"))
+            DeviceError::Resources(format!(
+                "not enough memory for slot `{name}` ({slot:?}) with a context of {capacity} rows: use a smaller context"
+            ))
         };
         let content = |(name, slot): (&Name, &Slot)| {
             let fits = |sizes: &[usize]| {

@@ -418,7 +418,7 @@ fn transposed(numbers: &[f32], rows: usize) -> Vec<f32> {
 }
 
 fn too_large() -> DeviceError {
-    DeviceError::Resources("the program's values are too large for this machine: load it for fewer rows".into())
+    DeviceError::Resources("the program's intermediate values are too large for this machine: load it for fewer rows per call".into())
 }
 
 /// A dimension's number in the largest call.
