@@ -3,7 +3,7 @@
 //! The order is by cost: the manifest, sizes and small files; headers, programs and weights; then the sums of large files that this user has not loaded before.
 
 use crate::{
-    BundleError, BundlePath, Digest, Manifest, ManifestError,
+    BundleError, BundlePath, Digest, Manifest, ManifestError, files,
     layout::{PADDING_PREFIX, Part, StoredPart, stored_parts},
     manifest::{FileEntry, MANIFEST_FILE, MAX_MANIFEST_BYTES},
     safetensors::{Header, StoredTensor, description, read_header},
@@ -13,7 +13,8 @@ use crate::{
 use qhx_ir::{ALIGNMENT, Bytes, Checked, Name, Program, Weight, WeightTensor, Weights};
 use std::{
     collections::{BTreeMap, HashMap},
-    fs, io,
+    fs,
+    io::{self, Read},
     panic::resume_unwind,
     path::{Path, PathBuf},
     sync::{
@@ -355,8 +356,7 @@ pub fn manifest_in(folder: &Path) -> Option<String> {
         let path = folder.join(name);
         is_target_manifest(&path).then(|| {
             // A damaged one is taken where there is no other, so that opening it tells what is wrong.
-            let small = fs::metadata(&path).is_ok_and(|about| about.len() <= MAX_MANIFEST_BYTES);
-            let text = small.then(|| fs::read_to_string(&path).ok()).flatten();
+            let text = files::read(&path, MAX_MANIFEST_BYTES).ok().and_then(|text| String::from_utf8(text).ok());
             text.and_then(|text| Manifest::from_json(&text).ok()).map_or(0, |manifest| manifest.programs.len())
         })
     };
@@ -369,12 +369,9 @@ pub fn manifest_in(folder: &Path) -> Option<String> {
 
 /// Whether a file is a manifest of an arch folder, by its first bytes.
 pub fn is_target_manifest(path: &Path) -> bool {
-    use std::io::Read;
-    if !fs::metadata(path).is_ok_and(|about| about.is_file()) {
-        return false;
-    }
+    let Ok(file) = files::open(path) else { return false };
     let mut start = Vec::new();
-    let read = fs::File::open(path).and_then(|file| file.take(SNIFFED_BYTES).read_to_end(&mut start));
+    let read = file.take(SNIFFED_BYTES).read_to_end(&mut start);
     let text = String::from_utf8_lossy(&start);
     read.is_ok() && ["\"schema_version\"", "\"plan\"", "\"dsp_arch\""].iter().all(|field| text.contains(field))
 }

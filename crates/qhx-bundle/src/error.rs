@@ -91,6 +91,17 @@ pub enum BundleError {
     /// The place is taken.
     #[error("{} exists already and is not empty; choose another place or ask to replace it", .0.display())]
     Exists(PathBuf),
+    /// The place holds a bundle and files that are none of the bundle's.
+    #[error(
+        "{} is not replaced: it holds files that the bundle in it does not list: {}; move them away, or choose another place",
+        path.display(), files.join(", ")
+    )]
+    Foreign {
+        /// The place.
+        path: PathBuf,
+        /// The first of these files.
+        files: Vec<String>,
+    },
     /// Another process writes a bundle to the same place.
     #[error("another process is writing {}; wait for it or choose another place", .0.display())]
     Busy(PathBuf),

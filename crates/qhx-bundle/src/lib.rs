@@ -1,7 +1,7 @@
 //! Bundles: a folder with a manifest, programs, weights and a tokenizer, and the checks that make it safe to run.
 //!
-//! This crate owns the manifest and its schema, paths that cannot leave the folder, integrity sums, weights over a mapping or over
-//! memory, and atomic writing. It knows neither checkpoints nor devices, and no model family.
+//! This crate owns the manifest and its schema, paths that cannot leave the folder, checksums, weights over a mapping or over memory, and
+//! the reading and writing of files with care ([`mod@files`]). It knows neither checkpoints nor devices, and no model family.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), qhx_bundle::BundleError> {
@@ -18,6 +18,7 @@
 
 mod bundle;
 mod error;
+pub mod files;
 mod hash;
 mod json;
 pub mod layout;
@@ -38,4 +39,4 @@ pub use hash::Digest;
 pub use manifest::{Manifest, ManifestError};
 pub use path::{BundlePath, PathError};
 pub use verified::cache_dir;
-pub use write::{BundleWriter, Staged, TargetWriter, TensorSpec, WriteOptions};
+pub use write::{BundleWriter, Staged, TargetWriter, TemporaryFolder, TensorSpec, WriteOptions};

@@ -1,12 +1,16 @@
 //! Where a bundle's files come from: a folder, or memory (a model built into a program).
 //!
-//! Links inside a bundle may point to other files of the same bundle; a link that leads out is refused, as is anything that is not a plain file.
+//! Links inside a bundle may point to other files of the same bundle; a link that leads out is refused, as is anything that is not a regular file.
 
-use crate::{BundlePath, Digest, map::map, verified::Identity};
+use crate::{
+    BundlePath, Digest,
+    files::{Identity, ReadError, open_inside},
+    map::map,
+};
 use qhx_ir::{ALIGNMENT, AlignedBytes, Bytes};
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
+    fs::File,
     io::{self, Read, Seek},
     path::{Path, PathBuf},
     sync::atomic::AtomicBool,
@@ -22,7 +26,7 @@ pub(crate) enum Source {
 
 /// A file of a bundle, ready to read: all that follows speaks of the very file that was looked at here.
 pub(crate) enum Opened {
-    File { file: File, identity: Identity },
+    File { file: File, place: PathBuf, identity: Identity },
     Memory(Bytes),
 }
 
@@ -36,34 +40,24 @@ impl Source {
     pub(crate) fn open(&self, path: &BundlePath) -> Result<Opened, String> {
         match self {
             Self::Memory(files) => files.get(path).cloned().map(Opened::Memory).ok_or_else(|| "is missing".into()),
-            Self::Folder(root) => open_inside(root, path),
+            Self::Folder(root) => open_file(root, path),
         }
     }
 }
 
-fn open_inside(root: &Path, path: &BundlePath) -> Result<Opened, String> {
-    let told = |e: io::Error| match e.kind() {
-        io::ErrorKind::NotFound => "is missing".into(),
-        _ => format!("cannot be read: {e}"),
-    };
-    let place = root.join(path.to_relative()).canonicalize().map_err(told)?;
-    if !place.starts_with(root) {
-        return Err(format!("is a link to {}, outside the bundle; replace the link by the file itself", place.display()));
-    }
-    // Asked before opening: opening a pipe would wait for its writer.
-    if !fs::metadata(&place).map_err(told)?.is_file() {
-        return Err("is not a plain file".into());
-    }
-    let file = File::open(&place).map_err(told)?;
-    let identity = Identity::of(&file.metadata().map_err(told)?, &place);
-    Ok(Opened::File { file, identity })
+fn open_file(root: &Path, path: &BundlePath) -> Result<Opened, String> {
+    let told = |error: ReadError| if error.is_missing() { "is missing".into() } else { error.reason() };
+    let (file, place) = open_inside(root, path).map_err(told)?;
+    let about = file.metadata().map_err(|e| format!("cannot be read: {e}"))?;
+    let identity = Identity::of(&about, &place);
+    Ok(Opened::File { file, place, identity })
 }
 
 impl Opened {
     /// Length in bytes.
     pub(crate) fn len(&self) -> u64 {
         match self {
-            Self::File { identity, .. } => identity.size,
+            Self::File { identity, .. } => identity.size(),
             Self::Memory(bytes) => bytes.len() as u64,
         }
     }
@@ -79,12 +73,12 @@ impl Opened {
     /// Whether the file is still the one that was opened.
     pub(crate) fn is_unchanged(&self) -> bool {
         match self {
-            Self::File { file, identity } => file.metadata().is_ok_and(|now| identity.is_still(&now)),
+            Self::File { file, place, identity } => file.metadata().is_ok_and(|now| *identity == Identity::of(&now, place)),
             Self::Memory(_) => true,
         }
     }
 
-    /// The file's sum.
+    /// The file's checksum.
     pub(crate) fn sum(&self, cancel: Option<&AtomicBool>) -> io::Result<Digest> {
         match self {
             Self::File { file, .. } => {
@@ -99,12 +93,12 @@ impl Opened {
     /// A copy of the content. The caller has compared the length with what it expects.
     pub(crate) fn read(&self) -> io::Result<Vec<u8>> {
         match self {
-            Self::File { file, identity } => {
+            Self::File { file, identity, .. } => {
                 let mut file = file;
                 let mut content = Vec::new();
                 file.rewind()?;
                 // One byte more than expected tells a file that grew meanwhile.
-                file.take(identity.size.saturating_add(1)).read_to_end(&mut content)?;
+                file.take(identity.size().saturating_add(1)).read_to_end(&mut content)?;
                 Ok(content)
             }
             Self::Memory(bytes) => Ok(bytes.to_vec()),

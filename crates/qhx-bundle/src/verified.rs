@@ -1,23 +1,24 @@
 //! Which large files were found whole before, so that loading a model twice does not hash it twice.
 //!
-//! The memory is a small text file in the user's cache: a line for each file identity and sum. It is a convenience: whatever is wrong with
+//! The memory is a small text file in the user's cache: a line for each file identity and checksum. It is a convenience: whatever is wrong with
 //! it, the answer is to hash again.
 
-use crate::Digest;
+use crate::{
+    Digest,
+    files::{self, Identity, no_links},
+};
 use std::{
     collections::HashSet,
     env,
-    fs::{self, Metadata, OpenOptions},
-    io::{Read, Write},
+    fs::{self, OpenOptions},
+    io::Write,
     path::{Path, PathBuf},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::SystemTime,
 };
 
 const FILE: &str = "verified.txt";
-/// Beyond this many bytes the older half is forgotten.
+/// Beyond this many bytes the older lines are forgotten, up to half of it.
 const MAX_BYTES: u64 = 1 << 20;
-/// A file changed so shortly before it was hashed could change again within the clock's tick.
-const SETTLED: Duration = Duration::from_secs(2);
 
 /// Where qhx keeps what it can make again: `QHX_CACHE_DIR`, or `qhx` in the user's cache folder. `None` where the system tells neither.
 pub fn cache_dir() -> Option<PathBuf> {
@@ -26,53 +27,6 @@ pub fn cache_dir() -> Option<PathBuf> {
         .or_else(|| folder("XDG_CACHE_HOME").map(|path| path.join("qhx")))
         .or_else(|| folder("LOCALAPPDATA").map(|path| path.join("qhx").join("cache")))
         .or_else(|| folder("HOME").map(|path| path.join(".cache").join("qhx")))
-}
-
-/// What tells a file from every other and from its own earlier versions.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
-    /// Length in bytes.
-    pub(crate) size: u64,
-    modified: SystemTime,
-    place: String,
-}
-
-impl Identity {
-    pub(crate) fn of(metadata: &Metadata, path: &Path) -> Self {
-        Self { size: metadata.len(), modified: modified(metadata), place: place(metadata, path) }
-    }
-
-    /// Whether `now`, of the same open file, tells no change.
-    pub(crate) fn is_still(&self, now: &Metadata) -> bool {
-        self.size == now.len() && self.modified == modified(now)
-    }
-
-    fn line(&self, sum: &Digest) -> String {
-        let modified = self.modified.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
-        format!("{} {} {modified} {sum}", self.place, self.size)
-    }
-
-    /// Whether the last change is so long ago that another one would have another time.
-    fn is_settled(&self, now: SystemTime) -> bool {
-        now.duration_since(self.modified).is_ok_and(|age| age >= SETTLED)
-    }
-}
-
-fn modified(metadata: &Metadata) -> SystemTime {
-    metadata.modified().unwrap_or(UNIX_EPOCH)
-}
-
-/// Device and inode.
-#[cfg(unix)]
-fn place(metadata: &Metadata, _: &Path) -> String {
-    use std::os::unix::fs::MetadataExt;
-    format!("{} {}", metadata.dev(), metadata.ino())
-}
-
-/// Elsewhere the path must do.
-#[cfg(not(unix))]
-fn place(_: &Metadata, path: &Path) -> String {
-    Digest::of(path.to_string_lossy().as_bytes()).to_string()
 }
 
 /// The files that were found whole.
@@ -84,22 +38,20 @@ pub(crate) struct Verified {
 impl Verified {
     /// What `folder` remembers; nothing where it cannot be read.
     pub(crate) fn load(folder: Option<PathBuf>) -> Self {
-        let mut text = String::new();
-        if let Some(file) = folder.as_ref().and_then(|folder| fs::File::open(folder.join(FILE)).ok()) {
-            // Appending keeps the file below this but for a few lines.
-            let _ = file.take(2 * MAX_BYTES).read_to_string(&mut text);
-        }
+        // Appending keeps the file below this but for a few lines.
+        let read = |folder: &PathBuf| String::from_utf8(files::read(&folder.join(FILE), 2 * MAX_BYTES).ok()?).ok();
+        let text = folder.as_ref().and_then(read).unwrap_or_default();
         Self { folder, lines: text.lines().map(str::to_string).collect() }
     }
 
-    /// Whether this very file had this sum before.
+    /// Whether this very file had this checksum before.
     pub(crate) fn contains(&self, identity: &Identity, sum: &Digest) -> bool {
-        self.lines.contains(&identity.line(sum))
+        self.lines.contains(&line(identity, sum))
     }
 
     /// Remembers files found whole by a check that began at `began`. Failing to is no error.
     pub(crate) fn remember<'a>(&self, files: impl IntoIterator<Item = (&'a Identity, &'a Digest)>, began: SystemTime) {
-        let new = files.into_iter().filter(|(identity, _)| identity.is_settled(began)).map(|(identity, sum)| identity.line(sum));
+        let new = files.into_iter().filter(|(identity, _)| identity.is_settled(began)).map(|(identity, sum)| line(identity, sum));
         let new: String = new.filter(|line| !self.lines.contains(line)).map(|line| line + "\n").collect();
         if let Some(folder) = self.folder.as_ref().filter(|_| !new.is_empty()) {
             let _ = append(folder, &new);
@@ -107,18 +59,25 @@ impl Verified {
     }
 }
 
+fn line(identity: &Identity, sum: &Digest) -> String {
+    format!("{identity} {sum}")
+}
+
 /// Appends in one write, so that processes do not cut each other's lines.
 fn append(folder: &Path, lines: &str) -> std::io::Result<()> {
     fs::create_dir_all(folder)?;
     let path = folder.join(FILE);
-    let mut file = OpenOptions::new().create(true).append(true).open(&path)?;
+    let mut file = no_links(OpenOptions::new().create(true).append(true)).open(&path)?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    }
     file.write_all(lines.as_bytes())?;
     if file.metadata()?.len() > MAX_BYTES {
-        let text = fs::read_to_string(&path)?;
-        let all: Vec<_> = text.split_inclusive('\n').collect();
-        let scratch = folder.join(format!("{FILE}.{}", std::process::id()));
-        fs::write(&scratch, all[all.len() / 2..].concat())?;
-        fs::rename(&scratch, &path)?;
+        // One that is far too large was not written here: it is forgotten as a whole.
+        let text = files::read(&path, 16 * MAX_BYTES).unwrap_or_default();
+        let recent = text.len().saturating_sub(MAX_BYTES as usize / 2);
+        let kept = text[recent..].iter().position(|&byte| byte == b'\n').map_or(text.len(), |end| recent + end + 1);
+        files::write(&path, |file| file.write_all(&text[kept..]))?;
     }
     Ok(())
 }
@@ -126,47 +85,72 @@ fn append(folder: &Path, lines: &str) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
-    fn identity(inode: u64, age: Duration) -> Identity {
-        Identity { size: 7, modified: SystemTime::now() - age, place: format!("1 {inode}") }
+    /// That of a file of its own for each number.
+    fn identity(folder: &Path, number: usize) -> Identity {
+        let path = folder.join(format!("file{number}"));
+        fs::write(&path, number.to_string()).unwrap();
+        Identity::of(&fs::metadata(&path).unwrap(), &path)
+    }
+
+    fn later() -> SystemTime {
+        SystemTime::now() + Duration::from_secs(60)
     }
 
     #[test]
     fn settled_files_are_remembered() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Some(folder.path().join("deep").join("cache"));
-        let (old, fresh) = (identity(1, Duration::from_secs(60)), identity(2, Duration::ZERO));
-        let (sum, other) = (Digest::of(b"a"), Digest::of(b"b"));
-        Verified::load(cache.clone()).remember([(&old, &sum), (&fresh, &sum)], SystemTime::now());
+        let (old, other) = (identity(folder.path(), 1), identity(folder.path(), 2));
+        let (sum, other_sum) = (Digest::of(b"a"), Digest::of(b"b"));
+        Verified::load(cache.clone()).remember([(&old, &sum)], SystemTime::now());
+        assert!(!Verified::load(cache.clone()).contains(&old, &sum), "changed too shortly before");
+        Verified::load(cache.clone()).remember([(&old, &sum)], later());
         let again = Verified::load(cache);
         assert!(again.contains(&old, &sum));
-        assert!(!again.contains(&old, &other), "another sum");
-        assert!(!again.contains(&Identity { size: 8, ..old.clone() }, &sum), "another size");
-        assert!(!again.contains(&Identity { modified: SystemTime::now(), ..old }, &sum), "another time");
-        assert!(!again.contains(&fresh, &sum), "changed too shortly before");
+        assert!(!again.contains(&old, &other_sum), "another checksum");
+        assert!(!again.contains(&other, &sum), "another file");
     }
 
     #[test]
     fn a_broken_or_absent_memory_is_no_error() {
         let folder = tempfile::tempdir().unwrap();
-        let (old, sum) = (identity(1, Duration::from_secs(60)), Digest::of(b"a"));
+        let (old, sum) = (identity(folder.path(), 1), Digest::of(b"a"));
         fs::write(folder.path().join(FILE), b"\xff\xfe nonsense\n").unwrap();
         let broken = Verified::load(Some(folder.path().into()));
         assert!(!broken.contains(&old, &sum));
-        Verified::load(None).remember([(&old, &sum)], SystemTime::now());
+        Verified::load(None).remember([(&old, &sum)], later());
         let file = folder.path().join("file");
         fs::write(&file, b"").unwrap();
-        Verified::load(Some(file)).remember([(&old, &sum)], SystemTime::now());
+        Verified::load(Some(file)).remember([(&old, &sum)], later());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_memory_that_is_no_file_is_neither_waited_for_nor_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (old, sum) = (identity(folder.path(), 1), Digest::of(b"a"));
+        let (cache, victim) = (folder.path().join("cache"), folder.path().join("victim"));
+        fs::create_dir(&cache).unwrap();
+        fs::write(&victim, "precious").unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(cache.join(FILE)).status().unwrap().success());
+        Verified::load(Some(cache.clone())).remember([(&old, &sum)], later());
+        fs::remove_file(cache.join(FILE)).unwrap();
+        std::os::unix::fs::symlink(&victim, cache.join(FILE)).unwrap();
+        Verified::load(Some(cache)).remember([(&old, &sum)], later());
+        assert_eq!(fs::read(&victim).unwrap(), b"precious");
     }
 
     #[test]
     fn it_does_not_grow_without_end() {
         let folder = tempfile::tempdir().unwrap();
-        let many: Vec<_> = (0..20_000).map(|i| (identity(i, Duration::from_secs(60)), Digest::of(&i.to_le_bytes()))).collect();
-        Verified::load(Some(folder.path().into())).remember(many.iter().map(|(i, s)| (i, s)), SystemTime::now());
+        let file = identity(folder.path(), 1);
+        let sums: Vec<_> = (0..20_000u32).map(|i| Digest::of(&i.to_le_bytes())).collect();
+        Verified::load(Some(folder.path().into())).remember(sums.iter().map(|sum| (&file, sum)), later());
         assert!(fs::metadata(folder.path().join(FILE)).unwrap().len() <= MAX_BYTES);
         let kept = Verified::load(Some(folder.path().into()));
-        let (last, first) = (many.last().unwrap(), &many[0]);
-        assert!(kept.contains(&last.0, &last.1) && !kept.contains(&first.0, &first.1));
+        assert!(kept.contains(&file, &sums[19_999]) && !kept.contains(&file, &sums[0]));
+        assert!(kept.lines.iter().all(|line| line.len() == kept.lines.iter().next().map_or(0, String::len)), "whole lines only");
     }
 }

@@ -3,47 +3,52 @@
 //! For the final place `dir/NAME` there are, while a process writes: `dir/.NAME.lock` (held by that process), `dir/.NAME.tmp-PID-RANDOM`, and, for the moment in
 //! which one bundle replaces another, `dir/.NAME.old-PID-RANDOM`. Only the holder of the lock touches any of them.
 
-use crate::{BundleError, BundlePath, manifest::MANIFEST_FILE};
+use super::ours::check_replaceable;
+use crate::{
+    BundleError, BundlePath,
+    files::{self, no_links, random},
+};
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
-    hash::{BuildHasher, Hasher, RandomState},
-    io::{self, Write},
+    io,
     path::{Path, PathBuf},
 };
 
-/// A folder that goes away unless it is published.
-pub(crate) struct TemporaryFolder {
+/// A new folder beside the place where it is to stand. It goes away unless it is published.
+pub struct TemporaryFolder {
     path: PathBuf,
     place: PathBuf,
     replace: bool,
     published: bool,
     // Dropped in this order, after the folder is cleared away: the lock's file stands in the last ancestor.
-    _lock: Option<Lock>,
+    lock: Option<Lock>,
     _ancestors: CreatedAncestors,
 }
 
 impl TemporaryFolder {
-    /// Locks `place`, clears what dead processes left there, and makes the folder.
-    pub(crate) fn create(place: &Path, replace: bool) -> Result<Self, BundleError> {
+    /// Locks `place`, clears what dead processes left there, and makes the folder. With `replace` a bundle may be there, and nothing but a bundle.
+    pub fn create(place: &Path, replace: bool) -> Result<Self, BundleError> {
         let (place, ancestors) = resolve(place)?;
         let lock = Lock::take(&place)?;
-        if lock.is_some() {
-            clear_leftovers(&place);
-        }
-        check_free(&place, replace)?;
         let path = sibling(&place, "tmp");
         fs::create_dir(&path).map_err(BundleError::io("create the folder", &path))?;
-        Ok(Self { path, place, replace, published: false, _lock: lock, _ancestors: ancestors })
+        let folder = Self { path, place, replace, published: false, lock, _ancestors: ancestors };
+        if folder.lock.is_some() {
+            clear_leftovers(&folder.place, &folder.path);
+        }
+        check_free(&folder.place, replace)?;
+        Ok(folder)
     }
 
     /// A folder inside, which goes where this one goes.
     pub(crate) fn inside(&self, name: &BundlePath) -> Result<Self, BundleError> {
         let (path, place) = (self.path.join(name.to_relative()), self.place.join(name.to_relative()));
         fs::create_dir(&path).map_err(BundleError::io("create the folder", &path))?;
-        Ok(Self { path, place, replace: false, published: true, _lock: None, _ancestors: CreatedAncestors::default() })
+        Ok(Self { path, place, replace: false, published: true, lock: None, _ancestors: CreatedAncestors::default() })
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// Where it is now.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
@@ -71,8 +76,8 @@ impl TemporaryFolder {
         write_synced(&self.make_room(file)?, content)
     }
 
-    /// The rename that makes the bundle appear.
-    pub(crate) fn publish(mut self) -> Result<PathBuf, BundleError> {
+    /// The rename that makes the folder appear in its place, which is returned.
+    pub fn publish(mut self) -> Result<PathBuf, BundleError> {
         sync_folders(&self.path)?;
         check_free(&self.place, self.replace)?;
         self.move_to(&self.place.clone())
@@ -122,8 +127,7 @@ impl Drop for TemporaryFolder {
 
 /// Writes a file and waits until it is on the disk.
 pub(crate) fn write_synced(path: &Path, content: &[u8]) -> Result<(), BundleError> {
-    let mut file = File::create(path).map_err(BundleError::io("create", path))?;
-    file.write_all(content).and_then(|()| file.sync_all()).map_err(BundleError::io("write", path))
+    files::write(path, |file| file.write_all(content)).map_err(BundleError::io("write", path))
 }
 
 /// The absolute form of `place`, which has a name and a folder above it; that folder is made where it is missing.
@@ -169,29 +173,30 @@ fn check_free(place: &Path, replace: bool) -> Result<(), BundleError> {
     if !replace {
         return Err(BundleError::Exists(place.into()));
     }
-    if place.join(MANIFEST_FILE).is_file() {
-        return Ok(());
-    }
-    Err(BundleError::Write { path: place.into(), reason: "there is a folder that is not a bundle; it is not replaced".into() })
+    check_replaceable(place)
 }
 
 /// `.NAME.KIND-PID-RANDOM` beside `place`.
 fn sibling(place: &Path, kind: &str) -> PathBuf {
-    let random = RandomState::new().build_hasher().finish();
-    place.with_file_name(format!("{}{}-{random:016x}", prefix(place, kind), std::process::id()))
+    place.with_file_name(format!("{}{}-{:016x}", prefix(place, kind), std::process::id(), random()))
 }
 
 fn prefix(place: &Path, kind: &str) -> String {
     format!(".{}.{kind}-", place.file_name().unwrap_or_default().to_string_lossy())
 }
 
-/// Removes half-written folders of processes that are gone (the lock is held, so none of them lives), and puts back a bundle that was set aside when
-/// its replacement did not come.
-fn clear_leftovers(place: &Path) {
+/// Removes half-written folders of this user's processes that are gone (the lock is held, so none but `own` is in use), and puts back a bundle that was set
+/// aside when its replacement did not come.
+fn clear_leftovers(place: &Path, own: &Path) {
+    let Ok(about_own) = fs::symlink_metadata(own) else { return };
     let Some(entries) = place.parent().and_then(|parent| fs::read_dir(parent).ok()) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let is = |kind: &str| name.strip_prefix(&prefix(place, kind)).is_some_and(is_own_suffix);
+        // Of the entry itself: a link is nothing that a writer leaves.
+        if entry.path() == own || !entry.metadata().is_ok_and(|about| about.is_dir() && same_owner(&about, &about_own)) {
+            continue;
+        }
         if is("old") && !place.exists() {
             let _ = fs::rename(entry.path(), place);
         } else if is("old") || is("tmp") {
@@ -206,6 +211,17 @@ fn is_own_suffix(suffix: &str) -> bool {
     suffix.split_once('-').is_some_and(|(pid, random)| pid.parse::<u32>().is_ok() && random.len() == 16 && random.bytes().all(hex))
 }
 
+#[cfg(unix)]
+fn same_owner(a: &fs::Metadata, b: &fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    a.uid() == b.uid()
+}
+
+#[cfg(not(unix))]
+fn same_owner(_: &fs::Metadata, _: &fs::Metadata) -> bool {
+    true
+}
+
 /// The right to write at a place. The system gives it back when the process ends, however it ends.
 struct Lock {
     file: Option<File>,
@@ -217,7 +233,7 @@ impl Lock {
     fn take(place: &Path) -> Result<Option<Self>, BundleError> {
         let path = place.with_file_name(format!(".{}.lock", place.file_name().unwrap_or_default().to_string_lossy()));
         loop {
-            let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+            let file = no_links(OpenOptions::new().create(true).truncate(false).write(true)).open(&path);
             let file = file.map_err(BundleError::io("create", &path))?;
             match file.try_lock() {
                 // A holder that finished meanwhile has removed the file that was opened: take the new one.
@@ -275,6 +291,7 @@ fn sync_folder(folder: &Path) -> Result<(), BundleError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::manifest::MANIFEST_FILE;
 
     fn names(folder: &Path) -> Vec<String> {
         let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
@@ -345,25 +362,31 @@ mod tests {
         let error = TemporaryFolder::create(&place, true).err().unwrap().to_string();
         assert!(error.contains("not a bundle"), "{error}");
         fs::write(place.join(MANIFEST_FILE), "{}").unwrap();
-        let folder = TemporaryFolder::create(&place, true).unwrap();
-        assert!(place.join("letter.txt").exists(), "the old one stays until the new one is complete");
-        folder.publish().unwrap();
-        assert_eq!((names(dir.path()), names(&place)), (vec!["model".to_string()], vec![]));
+        let error = TemporaryFolder::create(&place, true).err().unwrap().to_string();
+        assert!(error.contains("not a bundle") && error.contains(MANIFEST_FILE), "{error}");
+        assert_eq!(names(&place), ["letter.txt", MANIFEST_FILE]);
         fs::write(dir.path().join("file"), "").unwrap();
         assert!(matches!(TemporaryFolder::create(&dir.path().join("file"), true), Err(BundleError::Exists(_))));
         assert!(TemporaryFolder::create(Path::new("/"), true).is_err());
         assert!(TemporaryFolder::create(&dir.path().join("file/model"), true).is_err());
     }
 
+    #[cfg(unix)]
     #[test]
-    fn rejected_beside_the_place() {
+    fn planted_links_are_neither_followed_nor_removed() {
+        use std::os::unix::fs::symlink;
         let dir = tempfile::tempdir().unwrap();
-        for content in ["1", "2"] {
-            let folder = TemporaryFolder::create(&dir.path().join("model"), false).unwrap();
-            folder.add(&BundlePath::new(MANIFEST_FILE).unwrap(), content.as_bytes()).unwrap();
-            folder.reject().unwrap();
-            assert_eq!(names(dir.path()), ["model.rejected"]);
-            assert_eq!(fs::read_to_string(dir.path().join("model.rejected").join(MANIFEST_FILE)).unwrap(), content);
+        let (place, victim) = (dir.path().join("model"), dir.path().join("victim"));
+        fs::create_dir(&victim).unwrap();
+        fs::write(victim.join("letter.txt"), "dear").unwrap();
+        for kind in ["tmp", "old"] {
+            symlink(&victim, dir.path().join(format!(".model.{kind}-7-0123456789abcdef"))).unwrap();
         }
+        drop(TemporaryFolder::create(&place, true).unwrap());
+        assert!(!place.exists() && victim.join("letter.txt").exists());
+        assert_eq!(names(dir.path()), [".model.old-7-0123456789abcdef", ".model.tmp-7-0123456789abcdef", "victim"]);
+        symlink(victim.join("letter.txt"), dir.path().join(".model.lock")).unwrap();
+        assert!(TemporaryFolder::create(&place, true).is_err());
+        assert_eq!(fs::read(victim.join("letter.txt")).unwrap(), b"dear");
     }
 }

@@ -16,6 +16,7 @@
 
 mod folder;
 mod listed;
+mod ours;
 mod target;
 mod tensors;
 
@@ -25,8 +26,10 @@ use crate::{
     manifest::{FileEntry, MANIFEST_FILE},
     parity::PARITY_FILE,
 };
-use folder::{TemporaryFolder, write_synced};
+pub use folder::TemporaryFolder;
+use folder::write_synced;
 use listed::Listed;
+pub use ours::check_replaceable;
 use qhx_ir::{Program, WeightTensor};
 use std::{
     path::{Path, PathBuf},
@@ -39,7 +42,7 @@ use tensors::WeightFiles;
 /// How a bundle is written.
 #[derive(Clone, Debug)]
 pub struct WriteOptions {
-    /// Whether a bundle that is there already is replaced. Anything else that is there never is.
+    /// Whether a bundle that is there already is replaced. Anything else that is there never is, nor is a bundle with files that it does not list.
     pub replace: bool,
     /// Data bytes per weight file; a larger tensor gets a file of its own.
     pub weight_file_bytes: u64,
@@ -187,8 +190,6 @@ impl Staged {
         let wrong = |source| BundleError::Manifest { manifest: self.folder.place().display().to_string(), source };
         self.manifest.check().map_err(wrong)?;
         let text = self.manifest.to_json().map_err(wrong)?;
-        let (new, place) = (self.path().join(".qhx.json.new"), self.path().join(MANIFEST_FILE));
-        write_synced(&new, text.as_bytes())?;
-        std::fs::rename(&new, &place).map_err(BundleError::io("rename", &new))
+        write_synced(&self.path().join(MANIFEST_FILE), text.as_bytes())
     }
 }

@@ -5,6 +5,7 @@ mod fixture;
 mod integrity;
 mod mutations;
 mod refusals;
+mod replace;
 mod round_trip;
 mod schema;
 mod targets;

@@ -65,7 +65,7 @@ fn wrong_files() {
         fs::remove_file(p.join("tokenizer.json")).unwrap();
         fs::create_dir(p.join("tokenizer.json")).unwrap();
     };
-    says(&spoiled(folder), &["`tokenizer.json`", "not a plain file"]);
+    says(&spoiled(folder), &["`tokenizer.json`", "not a regular file"]);
 }
 
 #[cfg(unix)]
@@ -79,18 +79,18 @@ fn links_that_leave_and_links_that_stay() {
         fs::remove_file(p.join("tokenizer.json")).unwrap();
         symlink(&target, p.join("tokenizer.json")).unwrap();
     };
-    says(&spoiled(out), &["`tokenizer.json`", "outside the bundle", outside.path().to_str().unwrap()]);
+    says(&spoiled(out), &["`tokenizer.json`", "outside the folder", outside.path().to_str().unwrap()]);
     // A folder that is a link out.
     let out = |p: &Path| {
         fs::rename(p.join("weights"), outside.path().join("weights")).unwrap();
         symlink(outside.path().join("weights"), p.join("weights")).unwrap();
     };
-    says(&spoiled(out), &[WEIGHTS, "outside the bundle"]);
+    says(&spoiled(out), &[WEIGHTS, "outside the folder"]);
     let pipe = |p: &Path| {
         fs::remove_file(p.join("tokenizer.json")).unwrap();
         let _socket = std::os::unix::net::UnixListener::bind(p.join("tokenizer.json")).unwrap();
     };
-    says(&spoiled(pipe), &["`tokenizer.json`", "not a plain file"]);
+    says(&spoiled(pipe), &["`tokenizer.json`", "not a regular file"]);
 
     let dir = tempfile::tempdir().unwrap();
     write_usual(&dir.path().join("model"));

@@ -36,7 +36,7 @@ fn in_use(root: &Manifest, programs: &[&str]) -> (Manifest, BTreeSet<String>) {
 }
 
 /// A bundle of two programs with a folder `v81` for text alone and for both; where that folder is.
-fn write_target(place: &Path) -> PathBuf {
+pub(crate) fn write_target(place: &Path) -> PathBuf {
     let programs = [usual_program(), program("vision", &[("patches", Encoding::F32, vec![9, 20]), ("inner", Encoding::F32, vec![12])])];
     let (writer, _) = write(place, &programs, WriteOptions::default(), &mut Random(3));
     let staged = writer.stage(manifest()).unwrap();
