@@ -1,5 +1,9 @@
 //! The context binaries of a bundle, as `qhx doctor` sees them: files and what they say of themselves, held against this machine.
 
+use qhx_bundle::{
+    BundlePath,
+    files::{self, ReadError},
+};
 use qhx_npu::{
     Arch, Expected, Metadata,
     budget::Limits,
@@ -54,11 +58,15 @@ pub(crate) fn examine(path: &Path, probe: &Probe) -> Vec<Finding> {
 fn examine_one(root: &Path, file: &Path, named: &Named, probe: &Probe) -> Finding {
     let subject = file.strip_prefix(root).ok().filter(|rest| !rest.as_os_str().is_empty()).unwrap_or(file).display().to_string();
     let wrong = |found: String, advice: &str| finding(&subject, State::Wrong, found, Some(advice));
-    let Ok(size) = fs::metadata(file).map(|data| data.len()) else {
+    let Ok(about) = fs::metadata(file) else {
         let by: Vec<&str> = named.by.iter().map(String::as_str).collect();
         let verb = if by.len() == 1 { "names" } else { "name" };
         return wrong(format!("is missing, though {} {verb} it", by.join(", ")), "copy it again");
     };
+    if let Err(error) = open_here(root, file) {
+        return wrong(error.reason(), "copy the file itself");
+    }
+    let size = about.len();
     let too_large = |described: &str, arch: Arch| {
         let most = Limits::of(arch).context_bytes;
         let found = format!("{described}; a phone loads about {}", show_bytes(most));
@@ -97,6 +105,15 @@ fn examine_one(root: &Path, file: &Path, named: &Named, probe: &Probe) -> Findin
     }
 }
 
+/// Opens a file that must be a regular one, in the folder `root` where it is not that file itself.
+fn open_here(root: &Path, file: &Path) -> Result<(), ReadError> {
+    let inside = file.strip_prefix(root).ok().and_then(|rest| BundlePath::new(rest.to_str()?).ok());
+    match (inside, root.canonicalize()) {
+        (Some(inside), Ok(root)) => files::open_inside(&root, &inside).map(drop),
+        _ => files::open(file).map(drop),
+    }
+}
+
 /// Context binaries in a folder and in its arch folders: those that are there and those that a manifest there names.
 fn binaries(folder: &Path) -> BTreeMap<PathBuf, Named> {
     let mut found: BTreeMap<PathBuf, Named> = BTreeMap::new();
@@ -128,10 +145,8 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
 
 /// Takes down the context binaries that a manifest names, as plain strings, with their sizes and sums where it lists files.
 fn read_manifest(folder: &Path, file: &Path, found: &mut BTreeMap<PathBuf, Named>) {
-    let small = fs::metadata(file).is_ok_and(|data| data.len() <= MOST_MANIFEST_BYTES);
-    let Some(manifest) = small.then(|| fs::read(file).ok()).flatten().and_then(|text| serde_json::from_slice::<Value>(&text).ok()) else {
-        return;
-    };
+    let text = files::read(file, MOST_MANIFEST_BYTES).ok();
+    let Some(manifest) = text.and_then(|text| serde_json::from_slice::<Value>(&text).ok()) else { return };
     let mut names = Vec::new();
     strings(&manifest, &mut names);
     for name in names {
@@ -213,6 +228,22 @@ mod tests {
         assert!(other.len() == 1 && other[0].advice.as_ref().unwrap().contains("--target v79"), "{other:?}");
         fs::remove_dir_all(&v81).unwrap();
         assert!(examine(folder.path(), &machine(None))[0].found.contains("the bundle has none"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_regular_file_inside_is_not_looked_into() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("bundle");
+        fs::create_dir(&root).unwrap();
+        fs::write(folder.path().join("outside.bin"), "x").unwrap();
+        std::os::unix::fs::symlink("../outside.bin", root.join("a.bin")).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(root.join("b.bin")).status().unwrap().success());
+        fs::write(root.join("model.json"), r#"{"plan":["a.bin","b.bin"]}"#).unwrap();
+        let found = examine(&root, &machine(Some(Arch::V81)));
+        let told: Vec<(State, &str)> = found.iter().map(|finding| (finding.state, &*finding.found)).collect();
+        assert!(told[0].0 == State::Wrong && told[0].1.contains("outside the folder"), "{told:?}");
+        assert_eq!(told[1], (State::Wrong, "is a FIFO, not a regular file"));
     }
 
     #[test]

@@ -5,20 +5,16 @@ use crate::{
     media::{MediaFlags, open_parts},
 };
 use clap::Args;
-use qhx_bundle::{Bundle, manifest::ChatMode};
+use qhx_bundle::{Bundle, files::read_given, manifest::ChatMode};
 use qhx_runtime::{
     Error, Medium, Model, Prompt,
     text::{Chat, ChatError, Message},
 };
 use serde_json::Value;
-use std::{
-    fs::File,
-    io::{self, Read},
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-/// The longest prompt that is read from a file or from stdin.
-const MAX_INPUT_BYTES: u64 = 64 << 20;
+/// The longest prompt that is read from a file or from stdin: far more than any model's context holds.
+pub(crate) const MAX_INPUT_BYTES: u64 = 16 << 20;
 
 /// What goes in.
 #[derive(Args)]
@@ -229,20 +225,9 @@ fn parse_ids(text: &str) -> Result<Vec<u32>, Failure> {
 
 /// A whole text file; `-` is stdin.
 pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
-    let is_stdin = path.as_os_str() == "-";
-    let place = if is_stdin { "stdin".into() } else { path.display().to_string() };
-    let cannot = |error: io::Error| Failure::work(format!("cannot read {place}: {error}"));
-    let mut bytes = Vec::new();
-    let limit = MAX_INPUT_BYTES + 1;
-    match is_stdin {
-        true => io::stdin().lock().take(limit).read_to_end(&mut bytes),
-        false => File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes)),
-    }
-    .map_err(cannot)?;
-    if bytes.len() as u64 > MAX_INPUT_BYTES {
-        return Err(Failure::work(format!("{place} has more than the {MAX_INPUT_BYTES} bytes that a prompt may have")));
-    }
+    let bytes = read_given(path, MAX_INPUT_BYTES)?;
     String::from_utf8(bytes).map_err(|error| {
+        let place = if path.as_os_str() == "-" { "stdin".into() } else { path.display().to_string() };
         let at = error.utf8_error().valid_up_to();
         Failure::work(format!("{place} is not valid UTF-8 text: byte {at} begins no character"))
     })

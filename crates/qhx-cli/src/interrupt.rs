@@ -29,6 +29,7 @@ impl Interrupt {
         let handler = interrupt.clone();
         ctrlc::set_handler(move || {
             if handler.is_set() {
+                qhx_bundle::files::remove_temporaries();
                 process::exit(ENDED_BY_CTRL_C);
             }
             handler.flag.store(true, Ordering::Relaxed);

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, value_parser};
-use qhx_bundle::Bundle;
+use qhx_bundle::{Bundle, files};
 use qhx_runtime::{MediaKind, Medium, staged_media, text::Message};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -65,7 +65,7 @@ impl MediaFlags {
     /// The media, ready for the bundle's towers; where the manifest has staged what towers make, that.
     pub(crate) fn open(&self, bundle: &Bundle) -> Result<Vec<Medium>, Failure> {
         if let (Some(staged), Some(folder)) = (&bundle.manifest().fixture_dir, bundle.folder()) {
-            return Ok(staged_media(&folder.join(staged.as_str()), name(bundle), &bundle.manifest().media)?);
+            return Ok(staged_media(folder, staged, name(bundle), &bundle.manifest().media)?);
         }
         self.files.iter().map(|(kind, path)| open(*kind, path, bundle)).collect()
     }
@@ -97,13 +97,22 @@ pub(crate) fn open_parts(message: &mut Message, bundle: &Bundle) -> Result<(), F
         for (place, part) in parts.iter_mut().enumerate() {
             let in_part = |failure: Failure| failure.within(&format!("content part {}", place + 1));
             if let Some((kind, path)) = medium_of(part).map_err(in_part)? {
-                media.push(open(kind, &path, bundle).map_err(in_part)?);
+                media.push(open_part(kind, &path, bundle).map_err(in_part)?);
                 *part = json!({ "type": if kind == MediaKind::Image { "image" } else { "audio" } });
             }
         }
     }
     message.media = media;
     Ok(())
+}
+
+/// Opens a file that a file names: a regular one, never a pipe or a device.
+fn open_part(kind: MediaKind, path: &Path, bundle: &Bundle) -> Result<Medium, Failure> {
+    // What the model takes is told before what the file is.
+    if path.exists() && !path.is_file() {
+        files::open(path)?;
+    }
+    open(kind, path, bundle)
 }
 
 /// The kind and the file of a part that is no text. `image_url` and the like may name a file as well.

@@ -10,10 +10,13 @@ use crate::{
     output,
 };
 use qhx_bundle::{
-    Bundle, Digest, cache_dir, is_target_manifest,
+    Bundle, Digest, cache_dir,
+    files::Identity,
+    is_target_manifest,
     manifest::{MANIFEST_FILE, SCHEMA_VERSION},
     manifest_in,
     parity::PARITY_PAGE,
+    write::check_replaceable,
 };
 use qhx_forge::{Material, Precision};
 use qhx_ir::PROGRAM_VERSION;
@@ -22,7 +25,7 @@ use std::{
     fs::{self, File, Metadata},
     io::{self, Read},
     path::{Path, PathBuf},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 /// About how long the gate of a bundle in the cache may take: somebody waits for an answer.
@@ -94,6 +97,7 @@ fn open_checkpoint(source: &Path, interrupt: &Interrupt) -> Result<Bundle, Failu
             Err(failure) if interrupt.is_set() => return Err(failure),
             Err(failure) => output::note(&format!("forging again, the cached bundle cannot be used: {}", failure.message())),
         }
+        keep_foreign(&place)?;
         replace = true;
     }
     output::dim_note(&format!("forging {} into {} (once)", source.display(), place.display()));
@@ -111,6 +115,21 @@ fn open_checkpoint(source: &Path, interrupt: &Interrupt) -> Result<Bundle, Failu
     let limited = gate.limited.as_ref().map_or(String::new(), |limited| format!(" (within {limited})"));
     output::dim_note(&format!("gate: {}{limited}", gate.result));
     open_bundle(&place, interrupt)
+}
+
+/// Gives a folder in the cache another name where it may not be replaced: whoever put something into it finds it there.
+fn keep_foreign(place: &Path) -> Result<(), Failure> {
+    let Err(reason) = check_replaceable(place) else { return Ok(()) };
+    let beside = |number: u32| {
+        let mut name = place.as_os_str().to_owned();
+        name.push(format!(".kept-{number}"));
+        PathBuf::from(name)
+    };
+    let kept = (1..).map(beside).find(|kept| !kept.exists()).unwrap_or_else(|| beside(0));
+    let cannot = |error: io::Error| Failure::work(format!("cannot rename {}: {error}", place.display())).causes([reason.to_string()]);
+    fs::rename(place, &kept).map_err(cannot)?;
+    output::note(&format!("{} is kept as {}: {reason}", place.display(), kept.display()));
+    Ok(())
 }
 
 /// Where the bundle of this very checkpoint is kept: another place once any of its files has changed, or qhx makes bundles of another form.
@@ -131,7 +150,7 @@ fn cached_place(source: &Path, precision: Precision) -> Result<PathBuf, Failure>
     Ok(cache.join("models").join(&Digest::of(key.as_bytes()).to_string()[..24]).join(name))
 }
 
-/// Path, and name, size and time of every file.
+/// Path, and name, size and times of every file. A file that was changed and given its old time of writing is another one.
 fn identity(source: &Path) -> io::Result<String> {
     let mut lines = Vec::new();
     if source.is_dir() {
@@ -151,8 +170,7 @@ fn identity(source: &Path) -> io::Result<String> {
 
 fn line(path: &Path, about: &Metadata) -> String {
     let name = path.file_name().unwrap_or_default().as_encoded_bytes().escape_ascii();
-    let modified = about.modified().ok().and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok()).unwrap_or_default();
-    format!("{name}\t{}\t{}\n", about.len(), modified.as_nanos())
+    format!("{name}\t{}\n", Identity::of(about, path).version())
 }
 
 #[cfg(test)]
@@ -184,6 +202,14 @@ mod tests {
         fs::write(folder.path().join("config.json"), "{ }").unwrap();
         let larger = identity(folder.path()).unwrap();
         assert_ne!(larger, before);
+        // The same size and the old time of writing.
+        let file = File::options().write(true).open(folder.path().join("config.json")).unwrap();
+        let written = file.metadata().unwrap().modified().unwrap();
+        std::thread::sleep(Duration::from_millis(30));
+        fs::write(folder.path().join("config.json"), "[ ]").unwrap();
+        file.set_modified(written).unwrap();
+        assert_eq!(cfg!(unix), identity(folder.path()).unwrap() != larger);
+        let larger = identity(folder.path()).unwrap();
         fs::write(folder.path().join("tokenizer.json"), "").unwrap();
         assert_ne!(identity(folder.path()).unwrap(), larger);
     }

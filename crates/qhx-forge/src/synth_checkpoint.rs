@@ -6,10 +6,10 @@ use crate::{
     Config, ForgeError, ForgeOptions, Progress, families, forge::weights, model::Recipe, precision::Precision, synth::TensorNumbers,
 };
 use half::bf16;
-use qhx_bundle::BundleError;
+use qhx_bundle::{BundleError, TemporaryFolder, files};
 use serde_json::{Map, Value, json};
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{BufWriter, Write},
     path::{Path, PathBuf},
     sync::atomic::Ordering,
@@ -67,15 +67,9 @@ pub fn write_synthetic_checkpoint(config: &Value, seed: u64, options: &mut Forge
     }
     let constants = programs.programs.iter().flat_map(|written| &written.constants);
     tensors.extend(constants.map(|(name, number)| Tensor { name: name.clone(), shape: Vec::new(), numbers: Numbers::One(*number) }));
-    let out = options.out.to_path_buf();
-    fs::create_dir(&out).map_err(io("create the folder", &out))?;
-    match write_all(config, &tensors, &out, options) {
-        Ok(()) => Ok(out),
-        Err(error) => {
-            let _ = fs::remove_dir_all(&out);
-            Err(error)
-        }
-    }
+    let folder = TemporaryFolder::create(options.out, false)?;
+    write_all(config, &tensors, folder.path(), options)?;
+    Ok(folder.publish()?)
 }
 
 fn write_all(config: &Value, tensors: &[Tensor], out: &Path, options: &mut ForgeOptions<'_>) -> Result<(), ForgeError> {
@@ -103,7 +97,7 @@ fn write_all(config: &Value, tensors: &[Tensor], out: &Path, options: &mut Forge
     let index = json!({ "metadata": { "total_size": 2 * total }, "weight_map": map });
     for (name, value) in [("model.safetensors.index.json", &index), ("config.json", config)] {
         let place = out.join(name);
-        fs::write(&place, value.to_string()).map_err(io("write", &place))?;
+        files::write(&place, |file| file.write_all(value.to_string().as_bytes())).map_err(io("write", &place))?;
     }
     Ok(())
 }
@@ -117,7 +111,7 @@ fn write_shard(path: &Path, tensors: &[&Tensor], progress: &mut dyn FnMut(u64, &
     }
     let mut header = Value::from(header).to_string().into_bytes();
     header.resize(header.len().next_multiple_of(8), b' ');
-    let mut file = BufWriter::new(File::create(path).map_err(io("create", path))?);
+    let mut file = BufWriter::new(File::create_new(path).map_err(io("create", path))?);
     file.write_all(&(header.len() as u64).to_le_bytes()).and_then(|()| file.write_all(&header)).map_err(io("write", path))?;
     let threads = thread::available_parallelism().map_or(1, usize::from);
     for tensor in tensors {
@@ -162,7 +156,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for name in ["phimoe", "qwen3_5", "gemma4"] {
             let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name).join("config.json");
-            let config: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+            let config: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
             let [checkpoint, a, b] = ["checkpoint", "a", "b"].map(|part| folder.path().join(format!("{name}-{part}")));
             let mut options = ForgeOptions {
                 out: &checkpoint,

@@ -83,6 +83,9 @@ pub struct ExpertUse {
     pub used: Vec<usize>,
 }
 
+/// The most runs of a test.
+pub const MAX_REPEATS: usize = 1000;
+
 /// Runs the tests on `model`. Each result is shown as soon as it is there.
 pub fn bench(
     model: &Model,
@@ -93,8 +96,8 @@ pub fn bench(
 ) -> Result<BenchReport, Error> {
     let tests = options.prompt.iter().map(|&n| (Test::Prompt, n)).chain(options.generate.iter().map(|&n| (Test::Generate, n)));
     let tests: Vec<_> = tests.filter(|&(_, tokens)| tokens > 0).collect();
-    if options.repeats == 0 {
-        return Err(Error::Option { option: "repeats", found: "0".into(), expected: "1 or more".into() });
+    if !(1..=MAX_REPEATS).contains(&options.repeats) {
+        return Err(Error::Option { option: "repeats", found: options.repeats.to_string(), expected: format!("1 to {MAX_REPEATS}") });
     }
     if let Some(&(_, longest)) = tests.iter().max_by_key(|(_, tokens)| tokens)
         && longest > model.context()

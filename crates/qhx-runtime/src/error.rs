@@ -264,6 +264,9 @@ pub enum Error {
         /// What was expected and found.
         reason: String,
     },
+    /// A file is not read.
+    #[error(transparent)]
+    Read(#[from] qhx_bundle::files::ReadError),
     /// A file cannot be read or written.
     #[error("cannot {what} {}: {source}", path.display())]
     File {

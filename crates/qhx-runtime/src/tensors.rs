@@ -1,8 +1,11 @@
 //! Files of named f32 tensors (safetensors): traces and logits, for other tools to read and for `diff` to compare.
 
 use crate::{Error, files};
-use qhx_bundle::{layout::StoredType, safetensors::read_header};
+use qhx_bundle::{files::read_given, layout::StoredType, safetensors::read_header};
 use std::path::Path;
+
+/// The largest file of tensors that is read, in bytes.
+pub const MAX_TENSOR_FILE_BYTES: u64 = 16 << 30;
 
 /// Numbers with a name and a shape.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,11 +43,15 @@ pub fn write(path: &Path, tensors: &[Tensor]) -> Result<(), Error> {
     })
 }
 
-/// Reads all tensors, in the order of their content. Every one must be F32.
+/// Reads all tensors of a file that a person named, in the order of their content. Every one must be F32.
 pub fn read(path: &Path) -> Result<Vec<Tensor>, Error> {
+    parse(path, &read_given(path, MAX_TENSOR_FILE_BYTES)?)
+}
+
+/// The tensors of `bytes`, which errors say were read from `path`.
+pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<Vec<Tensor>, Error> {
     let wrong = |reason: String| Error::Tensors { path: path.to_owned(), reason };
-    let bytes = files::read(path)?;
-    let mut stored: Vec<_> = read_header(&bytes).map_err(wrong)?.tensors.into_iter().collect();
+    let mut stored: Vec<_> = read_header(bytes).map_err(wrong)?.tensors.into_iter().collect();
     stored.sort_by(|(a, x), (b, y)| (x.range.start, x.range.end, a).cmp(&(y.range.start, y.range.end, b)));
     let load = |(name, tensor): (String, qhx_bundle::safetensors::StoredTensor)| match tensor.dtype {
         StoredType::F32 => {

@@ -3,12 +3,10 @@
 use super::forge::BundleFlags;
 use crate::{failure::Failure, interrupt::Interrupt};
 use clap::Args;
+use qhx_bundle::files::read_given;
 use qhx_forge::Material;
 use serde_json::Value;
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 /// The longest configuration that is read.
 const MAX_CONFIG_BYTES: u64 = 32 << 20;
@@ -49,14 +47,6 @@ impl Synth {
 /// A configuration, as in a Hugging Face folder.
 pub(crate) fn read_config(path: &Path) -> Result<Value, Failure> {
     let place = path.display();
-    let cannot = |error: std::io::Error| Failure::work(format!("cannot read {place}: {error}"));
-    let about = fs::metadata(path).map_err(cannot)?;
-    if !about.is_file() {
-        return Err(Failure::work(format!("{place} is not a file")).hint("give the config.json of a model"));
-    }
-    if about.len() > MAX_CONFIG_BYTES {
-        return Err(Failure::work(format!("{place} has {} bytes; a configuration has {MAX_CONFIG_BYTES} at most", about.len())));
-    }
-    let text = fs::read(path).map_err(cannot)?;
+    let text = read_given(path, MAX_CONFIG_BYTES).map_err(|error| Failure::from(error).hint("give the config.json of a model"))?;
     serde_json::from_slice(&text).map_err(|error| Failure::work(format!("{place} is not valid JSON: {error}")))
 }

@@ -4,7 +4,7 @@
 //! seeded generator. One with eyes or ears gets pictures and sounds too, made by code. Nothing depends on the machine or on the time.
 
 use crate::ForgeError;
-use qhx_bundle::{Digest, parity::Drawing};
+use qhx_bundle::{Digest, files::read_given, parity::Drawing};
 use qhx_runtime::{
     Error, MediaKind, Medium, Model, Prompt,
     sample::random::mix,
@@ -17,7 +17,7 @@ use std::path::Path;
 /// Tokens that each prompt is answered with.
 pub const NEW_TOKENS: usize = 64;
 /// The longest file of prompts that is read.
-const MAX_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 16 << 20;
 /// Lengths in ids. Interleaved, so that a suite that is cut short still has short and long ones.
 const LENGTHS: [usize; 12] = [17, 600, 1, 150, 33, 384, 8, 100, 257, 3, 513, 64];
 /// Sentences that are given as conversations.
@@ -248,11 +248,7 @@ fn given<'a>(model: &'a Model, prompts: &'a [GivenPrompt]) -> impl Iterator<Item
 /// Reads a file of prompts: a JSON list whose items are a text, a list of ids, `{"user": TEXT}`, `{"text": TEXT}` or `{"ids": [ … ]}`.
 pub fn read(path: &Path) -> Result<Vec<GivenPrompt>, String> {
     let place = path.display();
-    let about = std::fs::metadata(path).map_err(|e| format!("cannot read {place}: {e}"))?;
-    if !about.is_file() || about.len() > MAX_BYTES {
-        return Err(format!("{place} must be a file of at most {MAX_BYTES} bytes"));
-    }
-    let text = std::fs::read(path).map_err(|e| format!("cannot read {place}: {e}"))?;
+    let text = read_given(path, MAX_BYTES).map_err(|e| e.to_string())?;
     let value: Value = serde_json::from_slice(&text).map_err(|e| format!("{place} is not valid JSON: {e}"))?;
     let items = value
         .as_array()

@@ -1,9 +1,8 @@
 //! A checkpoint: a Hugging Face folder or a GGUF file, seen the same way.
 
 use super::{Mapping, Problem, ReadError, TensorSource, gguf, gguf_model, gguf_tokenizer, safetensors};
+use qhx_bundle::files;
 use serde_json::{Value, json};
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// The longest configuration file that is read.
@@ -104,16 +103,7 @@ impl Checkpoint {
 
 /// Reads a whole file that must not be longer than `limit`.
 pub(super) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, ReadError> {
-    let io = |source| ReadError::Io { path: path.to_path_buf(), source };
-    if !std::fs::metadata(path).map_err(io)?.is_file() {
-        return Err(unsupported(path, "this is not a regular file"));
-    }
-    let mut bytes = Vec::new();
-    File::open(path).map_err(io)?.take(limit + 1).read_to_end(&mut bytes).map_err(io)?;
-    if bytes.len() as u64 > limit {
-        return Err(unsupported(path, &format!("this file is longer than the {limit} bytes that it may have")));
-    }
-    Ok(bytes)
+    files::read(path, limit).map_err(ReadError::of_file)
 }
 
 fn optional(folder: &Path, name: &str, limit: u64) -> Result<Option<Vec<u8>>, ReadError> {

@@ -5,9 +5,9 @@
 #![allow(unsafe_code)] // memory mapping
 
 use super::ReadError;
+use qhx_bundle::files;
 use std::{
     fmt,
-    fs::File,
     ops::Range,
     path::{Path, PathBuf},
 };
@@ -30,13 +30,7 @@ impl Mapping {
     /// of the file with a signal. Checkpoints are written once and then only read, so this is not guarded against.
     pub fn open(path: &Path) -> Result<Self, ReadError> {
         let io = |source| ReadError::Io { path: path.to_path_buf(), source };
-        // Before opening: opening a pipe would wait for a writer.
-        let about = std::fs::metadata(path).map_err(io)?;
-        if !about.is_file() {
-            let reason = "this is not a regular file".to_string();
-            return Err(ReadError::Unsupported { path: path.to_path_buf(), reason });
-        }
-        let file = File::open(path).map_err(io)?;
+        let file = files::open(path).map_err(ReadError::of_file)?;
         let backing = match file.metadata().map_err(io)?.len() {
             0 => Backing::Owned(Vec::new()), // an empty file cannot be mapped everywhere
             // SAFETY: the mapping is read-only and its length is fixed now; all accesses are bounded by it. See above for what happens when

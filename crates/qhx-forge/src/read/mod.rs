@@ -24,6 +24,7 @@ pub use checkpoint::Checkpoint;
 pub use mapping::Mapping;
 pub use source::{SourceType, Tensor, TensorInfo, TensorSource};
 
+use qhx_bundle::files;
 use std::path::{Path, PathBuf};
 
 /// Why a checkpoint could not be read.
@@ -71,6 +72,18 @@ pub enum ReadError {
         /// What does not fit.
         reason: String,
     },
+}
+
+impl ReadError {
+    /// A file that is not read.
+    pub(crate) fn of_file(error: files::ReadError) -> Self {
+        use files::ReadError::{Io, NotRegular, Outside, TooLarge};
+        let reason = format!("this file {}", error.reason());
+        match error {
+            Io { path, source } => Self::Io { path, source },
+            NotRegular { path, .. } | TooLarge { path, .. } | Outside { path, .. } => Self::Unsupported { path, reason },
+        }
+    }
 }
 
 /// What is wrong with the bytes of a file; the path is added by whoever opened it.

@@ -3,13 +3,20 @@
 use crate::{Arch, budget::PerToken};
 use qhx_ir::DeviceError;
 use serde::{Deserialize, Serialize};
-use std::path::Path;
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::Path,
+};
 
 /// The supported version of this file.
 pub(super) const PLAN_VERSION: u32 = 3;
 
 /// More rows than any graph or session has: a sign that a plan is damaged.
 const MOST_ROWS: usize = 1 << 24;
+
+/// The largest plan that is read, in bytes.
+const MOST_BYTES: u64 = 16 << 20;
 
 /// The plan of one program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -78,13 +85,25 @@ impl Plan {
     /// Reads a plan for any processor.
     pub fn read_file(file: &Path) -> Result<Self, DeviceError> {
         let wrong = |reason: String| wrong(file, reason);
-        let text = std::fs::read_to_string(file).map_err(|e| match e.kind() {
+        let read = || {
+            // Asked before opening: opening a FIFO would wait for its writer.
+            if !std::fs::metadata(file)?.is_file() {
+                return Err(io::Error::other("it is not a regular file"));
+            }
+            let mut text = String::new();
+            File::open(file)?.take(MOST_BYTES + 1).read_to_string(&mut text)?;
+            Ok(text)
+        };
+        let text = read().map_err(|e| match e.kind() {
             std::io::ErrorKind::NotFound => wrong(
                 "cannot be read: there is no such file. The folder was not prepared for this placement: forge the bundle with the same one"
                     .into(),
             ),
             _ => wrong(format!("cannot be read: {e}")),
         })?;
+        if text.len() as u64 > MOST_BYTES {
+            return Err(wrong(format!("is larger than {MOST_BYTES} bytes, the most that a plan may have")));
+        }
         let plan: Self = serde_json::from_str(&text).map_err(|e| wrong(format!("is not a plan of an NPU program: {e}")))?;
         if plan.plan_version != PLAN_VERSION {
             return Err(wrong(format!(

@@ -14,12 +14,10 @@ use crate::{
 use qhx_ir::{Artifact, DeviceError, Piece, Target, Weights};
 use sha2::{Digest, Sha256};
 use std::{
+    hash::{BuildHasher, Hasher, RandomState},
     io::Read,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
 };
 
 /// Plans the contexts of a program.
@@ -104,12 +102,13 @@ pub(super) fn prepare(
 
 /// The folder for context binaries.
 fn folder(target: &Target) -> Result<PathBuf, DeviceError> {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let path = target.folder.clone().unwrap_or_else(|| {
-        let name = format!("qhx-npu-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-        std::env::temp_dir().join(name)
-    });
-    std::fs::create_dir_all(&path).map_err(|e| cannot_write(&path, e))?;
+    if let Some(path) = &target.folder {
+        std::fs::create_dir_all(path).map_err(|e| cannot_write(path, e))?;
+        return Ok(path.clone());
+    }
+    // Where everybody may write, a name that can be foretold could be taken by somebody else first.
+    let path = std::env::temp_dir().join(format!("qhx-npu-{:016x}", RandomState::new().build_hasher().finish()));
+    std::fs::create_dir(&path).map_err(|e| cannot_write(&path, e))?;
     Ok(path)
 }
 

@@ -21,8 +21,10 @@ pub enum MediaProblem {
     #[error("cannot be read: {0}")]
     Read(#[source] io::Error),
     /// The file is larger than any that is read.
-    #[error("is larger than {} MiB, the most that is read; use a smaller file", limit >> 20)]
+    #[error("has {}, the limit is {limit} bytes; use a smaller file", .size.map_or("too many bytes".into(), |size| format!("{size} bytes")))]
     FileTooBig {
+        /// Its size, where it has one.
+        size: Option<u64>,
         /// The most bytes.
         limit: u64,
     },

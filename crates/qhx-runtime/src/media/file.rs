@@ -1,18 +1,16 @@
 //! Files, read whole and within a limit.
 
 use super::MediaProblem;
-use std::{fs::File, io::Read, path::Path};
+use qhx_bundle::files::{ReadError, read_given};
+use std::{io, path::Path};
 
 /// All bytes of a file that has at least one and at most `limit`.
 pub(super) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, MediaProblem> {
-    let file = File::open(path).map_err(MediaProblem::Read)?;
-    let length = file.metadata().map_err(MediaProblem::Read)?.len();
-    if length > limit {
-        return Err(MediaProblem::FileTooBig { limit });
-    }
-    // What is no ordinary file (a pipe) has no length of its own: the limit holds for what arrives, too.
-    let mut bytes = Vec::with_capacity(length as usize);
-    file.take(limit + 1).read_to_end(&mut bytes).map_err(MediaProblem::Read)?;
+    let bytes = read_given(path, limit).map_err(|error| match error {
+        ReadError::Io { source, .. } => MediaProblem::Read(source),
+        ReadError::TooLarge { size, limit, .. } => MediaProblem::FileTooBig { size, limit },
+        ReadError::NotRegular { .. } | ReadError::Outside { .. } => MediaProblem::Read(io::Error::other(format!("it {}", error.reason()))),
+    })?;
     check_length(&bytes, limit)?;
     Ok(bytes)
 }
@@ -21,7 +19,7 @@ pub(super) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, MediaProblem> {
 pub(super) fn check_length(bytes: &[u8], limit: u64) -> Result<(), MediaProblem> {
     match bytes.len() as u64 {
         0 => Err(MediaProblem::NoBytes),
-        length if length > limit => Err(MediaProblem::FileTooBig { limit }),
+        length if length > limit => Err(MediaProblem::FileTooBig { size: Some(length), limit }),
         _ => Ok(()),
     }
 }
@@ -36,7 +34,7 @@ mod tests {
         let path = folder.path().join("five.bin");
         std::fs::write(&path, [1, 2, 3, 4, 5]).expect("written");
         assert_eq!(read(&path, 5).expect("within the limit"), [1, 2, 3, 4, 5]);
-        assert!(matches!(read(&path, 4), Err(MediaProblem::FileTooBig { limit: 4 })));
+        assert!(matches!(read(&path, 4), Err(MediaProblem::FileTooBig { size: Some(5), limit: 4 })));
         std::fs::write(&path, []).expect("written");
         assert!(matches!(read(&path, 4), Err(MediaProblem::NoBytes)));
         assert!(matches!(read(folder.path(), 4 << 20), Err(MediaProblem::Read(_))));

@@ -11,8 +11,8 @@
 //! ```
 
 use super::{Phase, tower_stage};
-use crate::{Error, files};
-use qhx_bundle::target::PlacementRules;
+use crate::Error;
+use qhx_bundle::{files::read_given, target::PlacementRules};
 use qhx_ir::Checked;
 use serde::Deserialize;
 use std::{
@@ -36,7 +36,7 @@ pub struct Rules {
 }
 
 /// A placement file is a page of text, no more.
-const MOST_BYTES: usize = 1 << 20;
+const MOST_BYTES: u64 = 1 << 20;
 /// Stands for any one word of a path.
 const ANY: &str = "*";
 /// So many names are listed beside one that is unknown.
@@ -46,10 +46,7 @@ impl Rules {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let wrong = |reason: String| Error::Placement { reason: format!("{}: {reason}", path.display()) };
-        let bytes = files::read(path)?;
-        if bytes.len() > MOST_BYTES {
-            return Err(wrong(format!("{} bytes are too many for a placement", bytes.len())));
-        }
+        let bytes = read_given(path, MOST_BYTES)?;
         let text = String::from_utf8(bytes).map_err(|_| wrong("is not UTF-8".into()))?;
         Self::from_toml(&text).map_err(|error| match error {
             Error::Placement { reason } => wrong(reason),

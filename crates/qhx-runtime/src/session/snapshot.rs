@@ -16,6 +16,8 @@ use std::{path::Path, sync::Arc};
 
 const MAGIC: &[u8; 8] = b"qhxsess1";
 const SUM_BYTES: usize = 32;
+/// The largest snapshot that is read.
+const MAX_BYTES: u64 = 64 << 30;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -117,7 +119,7 @@ impl Session {
 impl Model {
     /// A session as it was saved. The file must be whole and made with this very model; the device may be another.
     pub fn restore(&self, path: &Path) -> Result<Session, Error> {
-        let bytes = files::read(path)?;
+        let bytes = qhx_bundle::files::read(path, MAX_BYTES)?;
         let (header, mut content) = open(&bytes).map_err(|reason| wrong(path, reason))?;
         if header.fingerprint != self.fingerprint() {
             return Err(wrong(

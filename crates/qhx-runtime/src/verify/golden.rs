@@ -11,12 +11,13 @@
 
 use super::{Answer, Notes, Verdict, VerifyError, play, row_stages, top};
 use crate::{
-    Cancel, Model,
+    Cancel, Error, Model,
     tensors::{self, Tensor},
 };
+use qhx_bundle::{BundlePath, files};
 use qhx_ir::{ActivationForm, Encoding, OpKind};
 use serde::{Deserialize, Serialize};
-use std::{collections::HashMap, fs, path::Path};
+use std::{collections::HashMap, path::Path};
 
 /// The longest `oracle.json` that is read.
 const MAX_BYTES: u64 = 64 << 20;
@@ -228,12 +229,10 @@ fn is_f32(model: &Model) -> bool {
 fn read(folder: &Path, model: &Model) -> Result<(Vec<Prompt>, HashMap<String, Tensor>), VerifyError> {
     let path = folder.join("oracle.json");
     let wrong = |reason: String| VerifyError::Golden { path: path.clone(), reason };
-    let about = fs::metadata(&path)
-        .map_err(|e| wrong(format!("cannot be read: {e}; a golden folder has an oracle.json (docs/parity.md shows it)")))?;
-    if !about.is_file() || about.len() > MAX_BYTES {
-        return Err(wrong(format!("must be a file of at most {MAX_BYTES} bytes")));
-    }
-    let text = fs::read(&path).map_err(|e| wrong(format!("cannot be read: {e}")))?;
+    let missing = |reason: String| wrong(format!("{reason}; a golden folder has an oracle.json (docs/parity.md shows it)"));
+    let root = folder.canonicalize().map_err(|e| missing(format!("cannot be read: {e}")))?;
+    let inside = |name: &str| BundlePath::new(name).map_err(|e| wrong(e.to_string()));
+    let text = files::read_inside(&root, &inside("oracle.json")?, MAX_BYTES).map_err(|e| missing(e.reason()))?;
     let File { prompts } = serde_json::from_slice(&text).map_err(|e| wrong(format!("is no oracle: {e}")))?;
     if prompts.is_empty() {
         return Err(wrong("has no prompts".into()));
@@ -251,10 +250,11 @@ fn read(folder: &Path, model: &Model) -> Result<(Vec<Prompt>, HashMap<String, Te
         }
     }
     let path = folder.join("oracle.safetensors");
-    if !path.exists() {
-        return Ok((prompts, HashMap::new()));
-    }
-    let tensors: HashMap<_, _> = tensors::read(&path)?.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
+    let bytes = match files::read_inside(&root, &inside("oracle.safetensors")?, tensors::MAX_TENSOR_FILE_BYTES) {
+        Err(error) if error.is_missing() => return Ok((prompts, HashMap::new())),
+        bytes => bytes.map_err(Error::from)?,
+    };
+    let tensors: HashMap<_, _> = tensors::parse(&path, &bytes)?.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
     for prompt in &prompts {
         let expected = [prompt.greedy.len(), vocabulary.logits];
         if let Some(found) = tensors.get(&format!("{}.step_logits", prompt.name)).filter(|t| t.shape != expected) {

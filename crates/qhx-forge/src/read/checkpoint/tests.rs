@@ -85,7 +85,7 @@ fn files_have_a_limit() {
     let folder = folder(&[("config.json", "{}")]);
     assert_eq!(read_limited(&folder.path().join("config.json"), 2).unwrap(), b"{}");
     let error = read_limited(&folder.path().join("config.json"), 1).unwrap_err().to_string();
-    assert!(error.contains("longer than the 1 bytes"), "{error}");
+    assert!(error.contains("the limit is 1 bytes"), "{error}");
     fs::create_dir(folder.path().join("tokenizer.json")).unwrap();
     assert!(refused(folder.path()).contains("not a regular file"));
 }
