@@ -79,7 +79,8 @@ impl Failure {
         let mut lines = vec![format!("error: {}", self.message)];
         lines.extend(self.causes.iter().map(|cause| format!("  cause: {cause}")));
         lines.extend(self.hint.iter().map(|hint| format!("  hint: {hint}")));
-        lines.join("\n")
+        // A line break in a text from elsewhere must not look like a line of ours.
+        lines.iter().map(|line| line.replace('\n', "\n    ")).collect::<Vec<_>>().join("\n")
     }
 }
 
@@ -152,6 +153,7 @@ mod tests {
         let block = Failure::from(Outer("cannot write", cause())).hint("free some space").block();
         assert_eq!(block, "error: cannot write\n  cause: disk full\n  hint: free some space");
         assert_eq!(Failure::from(Outer("cannot write: disk full", cause())).block(), "error: cannot write: disk full");
+        assert_eq!(Failure::work("no file a\nerror: fine").block(), "error: no file a\n    error: fine");
     }
 
     #[test]

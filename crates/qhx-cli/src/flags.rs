@@ -5,9 +5,21 @@ use clap::{Args, builder::RangedU64ValueParser};
 use qhx_runtime::{DEFAULT_CHUNK, DeviceChoice, GenerateOptions, LoadOptions, placement::Rules, registry::CAN_PIN, sample::SamplerConfig};
 use std::path::PathBuf;
 
-/// For numbers of which there must be at least one.
-pub(crate) fn at_least_one() -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(1..)
+/// More threads than any machine has cores.
+pub(crate) const MAX_THREADS: u64 = 1024;
+/// More tokens than any session has.
+pub(crate) const MAX_TOKENS: u64 = 1 << 30;
+/// The most prompt tokens per chunk.
+pub(crate) const MAX_CHUNK: u64 = 1 << 20;
+
+/// For counts from 1 to `most`.
+pub(crate) fn count(most: u64) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=most)
+}
+
+/// For counts from 0 to `most`.
+pub(crate) fn count_or_none(most: u64) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(0..=most)
 }
 
 /// Where and how a model runs.
@@ -18,17 +30,17 @@ pub(crate) struct ExecutionFlags {
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: DeviceChoice,
     /// Threads of the processor [default: one for each core]
-    #[arg(long, value_name = "N", value_parser = at_least_one())]
+    #[arg(long, value_name = "N", value_parser = count(MAX_THREADS))]
     pub(crate) threads: Option<usize>,
     #[command(flatten)]
     pin: PinFlag,
     #[command(flatten)]
     placement: PlacementFlag,
     /// Longest session in tokens [default: the model's own limit, at most 4096]
-    #[arg(long, value_name = "N", value_parser = at_least_one())]
+    #[arg(long, value_name = "N", value_parser = count(MAX_TOKENS))]
     pub(crate) context: Option<usize>,
     /// Tokens of the prompt read at a time
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = at_least_one())]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = count(MAX_CHUNK))]
     pub(crate) chunk: usize,
     /// Load a model that does not fit into memory all the same: it may run, slowly, from the disk
     #[arg(long)]
@@ -91,7 +103,7 @@ pub(crate) struct DecodingFlags {
     #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
     temperature: f32,
     /// Keep only this many of the most probable tokens; 0 keeps all
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = count_or_none(MAX_TOKENS))]
     top_k: usize,
     /// Keep the most probable tokens that together reach this probability
     #[arg(long, default_value_t = 1.0, value_name = "X", allow_negative_numbers = true)]
@@ -103,7 +115,7 @@ pub(crate) struct DecodingFlags {
     #[arg(long, default_value_t = 1.0, value_name = "X", allow_negative_numbers = true)]
     repetition_penalty: f32,
     /// How many of the latest tokens the repetition penalty looks at [default: all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count_or_none(MAX_TOKENS))]
     repetition_window: Option<usize>,
     /// Starting point of the random numbers: the same seed repeats the same text
     #[arg(long, default_value_t = 0, value_name = "N")]

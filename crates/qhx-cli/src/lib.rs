@@ -12,6 +12,7 @@ mod contexts;
 mod cost;
 mod failure;
 mod flags;
+mod foreign;
 mod forging;
 mod input;
 mod interrupt;
@@ -68,8 +69,14 @@ fn not_parsed(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     if error.kind() == ErrorKind::InvalidUtf8 {
         return failure::not_utf8(arguments).report();
     }
-    // A closed pipe is no reason to complain about help.
-    let _ = error.print();
+    // The error shows arguments; a script may have taken them from anywhere.
+    let text = error.render().to_string();
+    if error.use_stderr() && foreign::shown(&text) != text {
+        output::note(text.trim_end());
+    } else {
+        // A closed pipe is no reason to complain about help.
+        let _ = error.print();
+    }
     if error.exit_code() == 0 { ExitCode::SUCCESS } else { Failure::USAGE.into() }
 }
 

@@ -1,6 +1,9 @@
 //! Where text goes: answers and JSON to stdout, everything else to stderr. Nothing here panics when the other end is closed.
+//!
+//! Whatever is printed for people is made harmless to terminals here, so that nobody else has to think of it. JSON and answers that go to a pipe or a
+//! file are printed as they are.
 
-use crate::failure::Failure;
+use crate::{failure::Failure, foreign::shown};
 use serde::Serialize;
 use std::{
     env,
@@ -8,8 +11,13 @@ use std::{
     path::Path,
 };
 
-/// Prints to stdout at once. A closed pipe ends the command quietly.
+/// Prints a report to stdout.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    print_as_is(&shown(text))
+}
+
+/// Prints to stdout at once. A closed pipe ends the command quietly.
+fn print_as_is(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| match error.kind() {
         io::ErrorKind::BrokenPipe => Failure::nobody_reads(),
@@ -20,18 +28,19 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 /// Prints the one object of `--json`.
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string(value).map_err(|error| Failure::work(format!("cannot write JSON: {error}")))?;
-    print(&(text + "\n"))
+    print_as_is(&(text + "\n"))
 }
 
 /// Prints a line to stderr.
 pub(crate) fn note(line: &str) {
     // With stderr closed there is nobody to tell.
-    let _ = writeln!(io::stderr(), "{line}");
+    let _ = writeln!(io::stderr(), "{}", shown(line));
 }
 
 /// Prints a line to stderr that a person may overlook.
 pub(crate) fn dim_note(line: &str) {
-    if colours() { note(&format!("\x1b[2m{line}\x1b[0m")) } else { note(line) }
+    let (dim, usual) = if colours() { ("\x1b[2m", "\x1b[0m") } else { ("", "") };
+    let _ = writeln!(io::stderr(), "{dim}{}{usual}", shown(line));
 }
 
 /// Whether stderr shows colours: a terminal, unless `NO_COLOR` is set.
@@ -55,7 +64,8 @@ impl Stream {
     pub(crate) fn push(&mut self, text: &str) -> bool {
         if self.failure.is_none() && !text.is_empty() {
             self.ends_line = text.ends_with('\n');
-            let printed = if self.terminal { print(&without_controls(text)) } else { print(text) };
+            // A model may write anything; a terminal must not obey it.
+            let printed = if self.terminal { print(text) } else { print_as_is(text) };
             self.failure = printed.err();
         }
         self.failure.is_none()
@@ -70,20 +80,9 @@ impl Stream {
     }
 }
 
-/// A model may write anything; a terminal must not obey it.
-fn without_controls(text: &str) -> String {
-    text.chars().filter(|&c| !c.is_control() || c == '\n' || c == '\t').collect()
-}
-
 /// Whether a file can be written there, as far as that can be told before the work is done.
 pub(crate) fn check_place(path: &Path) -> Result<(), Failure> {
-    let cannot = |reason: &str| Err(Failure::work(format!("cannot write {}: {reason}", path.display())));
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    match (path.file_name(), folder.is_dir(), path.is_dir()) {
-        (None, ..) | (_, _, true) => cannot("it is a folder"),
-        (_, false, _) => cannot(&format!("there is no folder {}", folder.display())),
-        _ => Ok(()),
-    }
+    qhx_bundle::files::check(path).map_err(|error| Failure::work(format!("cannot write {}: {error}", path.display())))
 }
 
 /// A large number for people: `134.5 M`.
@@ -113,10 +112,5 @@ mod tests {
     fn numbers_for_people() {
         assert_eq!([999, 134_515_008].map(show_count), ["999", "134.5 M"]);
         assert_eq!([0.0031, 0.2149, 61.24, 185.9].map(show_seconds), ["3 ms", "0.21 s", "61.2 s", "3 min 5 s"]);
-    }
-
-    #[test]
-    fn a_terminal_is_not_commanded() {
-        assert_eq!(without_controls("a\x1b[2Jb\n\tc\u{9b}d\r"), "a[2Jb\n\tcd");
     }
 }

@@ -1,6 +1,6 @@
 //! The progress of forging and of gates, on stderr. Hidden where stderr is no terminal.
 
-use crate::output::show_count;
+use crate::{foreign::shown_in_line, output::show_count};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use qhx_forge::Progress;
 use std::{fmt::Write, time::Duration};
@@ -32,7 +32,11 @@ impl ForgeBar {
         self.0.set_length(progress.total);
         self.0.set_position(progress.done);
         let done = progress.done >= progress.total;
-        self.0.set_message(if done { "writing to the disk and summing".to_owned() } else { progress.weight.to_owned() });
+        self.0.set_message(if done {
+            "writing to the disk and computing checksums".to_owned()
+        } else {
+            shown_in_line(progress.weight).into_owned()
+        });
     }
 }
 
@@ -54,8 +58,9 @@ impl GateBar {
 
     /// `done` steps of `total` of `what`.
     pub(crate) fn update(&self, what: &str, done: usize, total: usize) {
+        let what = shown_in_line(what);
         if self.0.message() != what {
-            self.0.set_message(what.to_owned());
+            self.0.set_message(what.into_owned());
             self.0.reset_eta();
         }
         self.0.set_length(total as u64);

@@ -3,6 +3,7 @@
 use crate::{
     answer::{check_complete, stream_answer, tell_cost},
     failure::Failure,
+    flags::MAX_TOKENS,
     input::Input,
     interrupt::Interrupt,
     load::load_model,
@@ -42,7 +43,8 @@ pub(crate) fn run(arguments: &[OsString], interrupt: &Interrupt) -> Result<(), F
         return Err(wrong());
     }
     let max_new = text(max_new, "MAX_NEW")?;
-    let max_new = max_new.parse().map_err(|_| Failure::usage(format!("MAX_NEW is {max_new:?}, expected a number of tokens")))?;
+    let wrong = || Failure::usage(format!("MAX_NEW is {max_new:?}, expected a number of tokens from 0 to {MAX_TOKENS}"));
+    let max_new = max_new.parse().ok().filter(|&tokens: &u64| tokens <= MAX_TOKENS).ok_or_else(wrong)? as usize;
     let prompt = text(prompt, "PROMPT")?;
 
     let started = Instant::now();

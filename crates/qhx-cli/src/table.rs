@@ -1,5 +1,7 @@
 //! Tables for people: aligned columns under a header, in the form that Markdown reads too.
 
+use crate::foreign::shown_in_line;
+
 /// How a column stands.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Align {
@@ -26,7 +28,7 @@ impl Table {
 
     /// Adds a row.
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
-        let cells = cells.map(|cell| cell.replace('|', "\\|").replace(char::is_control, " "));
+        let cells = cells.map(|cell| shown_in_line(&cell).replace('|', "\\|"));
         for ((_, width), cell) in self.columns.iter_mut().zip(&cells) {
             *width = (*width).max(cell.chars().count());
         }
@@ -56,7 +58,7 @@ impl Table {
 /// Two columns without a frame: a name and what it is.
 pub(crate) fn facts(facts: &[(&str, String)]) -> String {
     let width = facts.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
-    facts.iter().map(|(name, value)| format!("{name:width$}  {value}\n")).collect()
+    facts.iter().map(|(name, value)| format!("{name:width$}  {}\n", shown_in_line(value))).collect()
 }
 
 #[cfg(test)]
@@ -66,10 +68,10 @@ mod tests {
     #[test]
     fn columns_are_aligned_and_cells_cannot_break_out() {
         let mut table = Table::new([("name", Align::Left), ("t/s", Align::Right)]);
-        table.row(["a|b\n".into(), "1".into()]);
+        table.row(["a|\n".into(), "1".into()]);
         table.row(["longer é".into(), "1000".into()]);
-        let expected = "| name     |  t/s |\n|----------|-----:|\n| a\\|b     |    1 |\n| longer é | 1000 |\n";
+        let expected = "| name     |  t/s |\n|----------|-----:|\n| a\\|\\u{a} |    1 |\n| longer é | 1000 |\n";
         assert_eq!(table.render(), expected);
-        assert_eq!(facts(&[("a", "1".into()), ("bcd", "2".into())]), "a    1\nbcd  2\n");
+        assert_eq!(facts(&[("a", "1".into()), ("bcd", "2\n3".into())]), "a    1\nbcd  2\\u{a}3\n");
     }
 }

@@ -1,6 +1,9 @@
 //! `--target` and what goes with it: which arch folders a bundle gets, and for which sizes.
 
-use crate::failure::Failure;
+use crate::{
+    failure::Failure,
+    flags::{MAX_TOKENS, count},
+};
 use clap::{Args, ValueEnum};
 use qhx_bundle::target::{KvForm, MadeFor};
 use qhx_forge::{
@@ -17,6 +20,11 @@ use qhx_runtime::{
 use serde::Serialize;
 use std::path::PathBuf;
 
+/// The most sizes of prefill graphs: each is compiled, stored and loaded.
+const MAX_PREFILL_SIZES: usize = 16;
+/// The longest sound in one piece: a day.
+const MAX_AUDIO_SECONDS: f64 = 86_400.0;
+
 /// What a bundle is made for.
 #[derive(Args)]
 pub(crate) struct TargetFlags {
@@ -27,7 +35,7 @@ pub(crate) struct TargetFlags {
     #[arg(long = "for", value_enum, value_name = "WHERE", help_heading = "NPU targets")]
     made_for: Option<Place>,
     /// Longest session of an NPU target in tokens [default: the model's own limit, at most 1024]
-    #[arg(long, value_name = "N", value_parser = crate::flags::at_least_one(), help_heading = "NPU targets")]
+    #[arg(long, value_name = "N", value_parser = count(MAX_TOKENS), help_heading = "NPU targets")]
     context: Option<usize>,
     /// Rows of the graphs that read prompts, separated by commas; none: prompts are read row by row [default: 128]
     #[arg(long, value_name = "N,M", help_heading = "NPU targets")]
@@ -196,7 +204,10 @@ impl TargetFlags {
                 let mut rows = rows.collect::<Result<Vec<usize>, _>>()?;
                 rows.sort_unstable();
                 rows.dedup();
-                Ok(rows)
+                match rows.len() {
+                    ..=MAX_PREFILL_SIZES => Ok(rows),
+                    found => Err(Failure::usage(format!("--prefill: found {found} sizes, at most {MAX_PREFILL_SIZES} are compiled"))),
+                }
             }
         }
     }
@@ -217,7 +228,8 @@ fn image_size(text: &str) -> Result<ImageSize, String> {
 }
 
 fn audio_seconds(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|s: &f64| s.is_finite() && *s > 0.0).ok_or_else(|| format!("`{text}` is no number of seconds above 0"))
+    let sane = text.parse().ok().filter(|seconds: &f64| *seconds > 0.0 && *seconds <= MAX_AUDIO_SECONDS);
+    sane.ok_or_else(|| format!("`{text}` is no number of seconds above 0 and up to {MAX_AUDIO_SECONDS}"))
 }
 
 /// An arch folder, for reports.
@@ -266,7 +278,12 @@ mod tests {
         for text in ["512", "0x5", "ax5", "5x", "99999x1"] {
             assert!(image_size(text).is_err(), "{text}");
         }
-        assert!(audio_seconds("0").is_err() && audio_seconds("nan").is_err() && audio_seconds("2.5") == Ok(2.5));
+        assert!(
+            audio_seconds("0").is_err()
+                && audio_seconds("nan").is_err()
+                && audio_seconds("1e300").is_err()
+                && audio_seconds("2.5") == Ok(2.5)
+        );
         assert!(target("toaster").is_err() && target("v81").is_ok());
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     failure::Failure,
-    flags::{PinFlag, PlacementFlag, at_least_one},
+    flags::{MAX_CHUNK, MAX_THREADS, MAX_TOKENS, PinFlag, PlacementFlag, count, count_or_none},
     interrupt::Interrupt,
     load::{load_model, open_for},
     output::{self, show_count},
@@ -12,10 +12,13 @@ use clap::Args;
 use qhx_bundle::Bundle;
 use qhx_runtime::{
     DEFAULT_CHUNK, DeviceChoice, LoadOptions,
-    bench::{BenchOptions, BenchReport, ExpertUse, bench},
+    bench::{BenchOptions, BenchReport, ExpertUse, MAX_REPEATS, bench},
     memory::show_bytes,
 };
 use std::path::PathBuf;
+
+/// The most tests of one call.
+const MAX_TESTS: usize = 64;
 
 /// Measure how fast a bundle reads prompts (pp) and writes tokens (tg)
 ///
@@ -27,13 +30,13 @@ pub(crate) struct Bench {
     /// The bundle
     bundle: PathBuf,
     /// Prompt lengths to read, separated by commas; 0 for none
-    #[arg(short = 'p', long = "prompt", value_name = "N", default_value = "512", value_delimiter = ',')]
+    #[arg(short = 'p', long = "prompt", value_name = "N", default_value = "512", value_delimiter = ',', value_parser = count_or_none(MAX_TOKENS))]
     prompt: Vec<usize>,
     /// Numbers of tokens to write, separated by commas; 0 for none
-    #[arg(short = 'n', long = "generate", value_name = "N", default_value = "64", value_delimiter = ',')]
+    #[arg(short = 'n', long = "generate", value_name = "N", default_value = "64", value_delimiter = ',', value_parser = count_or_none(MAX_TOKENS))]
     generate: Vec<usize>,
     /// Measured runs of each
-    #[arg(short = 'r', long = "repeats", value_name = "N", default_value = "3", value_parser = at_least_one())]
+    #[arg(short = 'r', long = "repeats", value_name = "N", default_value = "3", value_parser = count(MAX_REPEATS as u64))]
     repeats: usize,
     /// Where it runs: auto, cpu, gpu, npu, split, or reference
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
@@ -41,12 +44,12 @@ pub(crate) struct Bench {
     #[command(flatten)]
     placement: PlacementFlag,
     /// Threads of the processor [default: one for each core]
-    #[arg(long, value_name = "N", value_parser = at_least_one())]
+    #[arg(long, value_name = "N", value_parser = count(MAX_THREADS))]
     threads: Option<usize>,
     #[command(flatten)]
     pin: PinFlag,
     /// Tokens of the prompt read at a time
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = at_least_one())]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = count(MAX_CHUNK))]
     chunk: usize,
     /// Compute all logits of each token, as sampling needs them; greedy answers need the largest only
     #[arg(long)]
@@ -59,6 +62,10 @@ pub(crate) struct Bench {
 impl Bench {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
         let longest = self.prompt.iter().chain(&self.generate).copied().max().unwrap_or(0);
+        let tests = self.prompt.len() + self.generate.len();
+        if tests > MAX_TESTS {
+            return Err(Failure::usage(format!("-p and -n name {tests} tests, at most {MAX_TESTS} are run")));
+        }
         if longest == 0 {
             return Err(Failure::usage("there is nothing to measure").hint("give -p or -n a number above 0"));
         }

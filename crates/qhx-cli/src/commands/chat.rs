@@ -3,7 +3,7 @@
 use crate::{
     answer::{stream_answer, tell_cost},
     failure::Failure,
-    flags::{DecodingFlags, ExecutionFlags},
+    flags::{DecodingFlags, ExecutionFlags, MAX_TOKENS, count_or_none},
     input::{conversation, needs_template},
     interrupt::Interrupt,
     lines::{Line, Lines},
@@ -40,7 +40,7 @@ pub(crate) struct Chat {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     system: Option<String>,
     /// The most tokens to write in one answer
-    #[arg(long, value_name = "N", default_value_t = 2048, help_heading = "Decoding")]
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = count_or_none(MAX_TOKENS), help_heading = "Decoding")]
     max_new: usize,
     #[command(flatten)]
     decoding: DecodingFlags,

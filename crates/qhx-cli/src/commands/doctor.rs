@@ -3,6 +3,7 @@
 use crate::{
     contexts,
     failure::Failure,
+    flags::{MAX_TOKENS, count},
     interrupt::Interrupt,
     load::{open_bundle, open_for},
     output,
@@ -27,7 +28,7 @@ pub(crate) struct Doctor {
     #[arg(long, value_name = "DIR")]
     qnn_dir: Option<PathBuf>,
     /// Longest session in tokens that memory must suffice for [default: the model's own limit, at most 4096]
-    #[arg(long, value_name = "N", value_parser = crate::flags::at_least_one())]
+    #[arg(long, value_name = "N", value_parser = count(MAX_TOKENS))]
     context: Option<usize>,
     /// Print one JSON object instead of lines
     #[arg(long)]

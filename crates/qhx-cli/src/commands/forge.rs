@@ -72,13 +72,16 @@ pub(crate) struct BundleFlags {
     /// Prompts for the gate instead of the built-in texts: a JSON list of texts, lists of ids, or {"user": TEXT}
     #[arg(long, value_name = "FILE")]
     prompts: Option<PathBuf>,
-    /// Replace a bundle that is there already
+    /// Replace a bundle that is there already; a folder that is no bundle, or holds files that its bundle does not list, is kept
     #[arg(long)]
     force: bool,
     /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
 }
+
+/// The longest gate that can be asked for: a month.
+const MAX_BUDGET: Duration = Duration::from_secs(30 * 86_400);
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Gate {
@@ -215,8 +218,8 @@ fn precision(text: &str) -> Result<PrecisionChoice, String> {
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
     match Duration::try_from_secs_f64(seconds) {
-        Ok(time) if !time.is_zero() => Ok(time),
-        _ => Err(format!("`{text}`: expected a number of seconds above 0")),
+        Ok(time) if !time.is_zero() && time <= MAX_BUDGET => Ok(time),
+        _ => Err(format!("`{text}`: expected a number of seconds above 0 and up to {}", MAX_BUDGET.as_secs())),
     }
 }
 

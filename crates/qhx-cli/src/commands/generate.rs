@@ -3,7 +3,7 @@
 use crate::{
     answer::{check_complete, stream_answer, tell_cost},
     failure::Failure,
-    flags::{DecodingFlags, ExecutionFlags},
+    flags::{DecodingFlags, ExecutionFlags, MAX_TOKENS, count_or_none},
     input::InputFlags,
     interrupt::Interrupt,
     load::{load_model, open_for},
@@ -33,7 +33,7 @@ pub(crate) struct Generate {
     #[command(flatten)]
     media: MediaFlags,
     /// The most tokens to write
-    #[arg(long, value_name = "N", default_value_t = 256, help_heading = "Decoding")]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = count_or_none(MAX_TOKENS), help_heading = "Decoding")]
     max_new: usize,
     #[command(flatten)]
     decoding: DecodingFlags,

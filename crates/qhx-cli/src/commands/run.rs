@@ -3,7 +3,7 @@
 use crate::{
     answer::{check_complete, stream_answer, tell_cost},
     failure::Failure,
-    flags::{DecodingFlags, ExecutionFlags},
+    flags::{DecodingFlags, ExecutionFlags, MAX_TOKENS, count_or_none},
     input::{Input, not_empty, read_text},
     interrupt::Interrupt,
     load::load_model,
@@ -41,7 +41,7 @@ pub(crate) struct Run {
     #[command(flatten)]
     media: MediaFlags,
     /// The most tokens to write
-    #[arg(long, value_name = "N", default_value_t = 2048, help_heading = "Decoding")]
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = count_or_none(MAX_TOKENS), help_heading = "Decoding")]
     max_new: usize,
     #[command(flatten)]
     decoding: DecodingFlags,
