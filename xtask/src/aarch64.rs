@@ -75,7 +75,8 @@ pub(crate) fn test(tools: &Tools) -> Result<(), Failure> {
     })
 }
 
-const TESTS: [&str; 9] = ["--profile", "test-opt", "--package", "qhx-cpu", "--lib", "--test", "conformance", "--test", "threads"];
+const TESTS: [&str; 11] =
+    ["--profile", "test-opt", "--package", "qhx-cpu", "--lib", "--test", "conformance", "--test", "cuts", "--test", "threads"];
 
 /// Any command of cargo for aarch64: `run` and `test` go through qemu.
 pub(crate) fn pass_on(arguments: &[&str]) -> Result<(), Failure> {

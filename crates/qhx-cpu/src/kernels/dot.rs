@@ -1,4 +1,7 @@
-//! Products of a few f32 rows with many stored rows: decoding with float weights, and attention scores of one token.
+//! Products of f32 rows with stored rows: float weights, and attention scores.
+//!
+//! A product is summed in one order, however many rows there are: pieces of [`PIECE`] numbers from first to last; within a piece, each lane adds up every number
+//! that falls on it, then the lanes are summed. How many rows share a register tile changes nothing.
 #![allow(unsafe_code)] // Vector loads.
 #![allow(clippy::needless_range_loop)] // Register tiles are indexed in two directions.
 
@@ -9,10 +12,10 @@ use super::{
     vector::{Kernel, Vector},
 };
 
-/// `out[i · out_stride + j] = x_i · w_j`, where row `i` of `x` starts at `i · x_stride`, row `j` of `w` at `j · w_stride`, both with `k` numbers.
+/// `out[i · out_stride + j] (+)= x_i · w_j`, where row `i` of `x` starts at `i · x_stride`, row `j` of `w` at `j · w_stride`, both with `k` numbers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dots<'a, E> {
-    /// The few rows.
+    /// The rows.
     pub(crate) x: &'a [f32],
     /// From one of them to the next.
     pub(crate) x_stride: usize,
@@ -26,7 +29,12 @@ pub(crate) struct Dots<'a, E> {
     pub(crate) w_rows: usize,
     /// Numbers in a row.
     pub(crate) k: usize,
+    /// Add to what is there: sums over the pieces before.
+    pub(crate) add: bool,
 }
+
+/// Numbers of a row that are summed lane by lane before the lanes are added up: few enough that tiles of rows stay in the nearest cache.
+pub(crate) const PIECE: usize = 512;
 
 impl<E: Element> Dots<'_, E> {
     /// Computes all products.
@@ -38,9 +46,7 @@ impl<E: Element> Dots<'_, E> {
         assert!((self.x_rows - 1) * out_stride + self.w_rows <= out.len(), "out is too short");
         run(instructions, All { dots: self, out: out.as_mut_ptr(), out_stride });
     }
-}
 
-impl<E: Element> Dots<'_, E> {
     /// Computes all products into a tile of exactly `x_rows` x `w_rows`.
     pub(crate) fn into_tile(self, instructions: Instructions, out: &mut crate::work::Tile<'_, f32>) {
         assert!(out.rows == self.x_rows && out.columns == self.w_rows, "the tile must have the products' shape");
@@ -60,6 +66,8 @@ impl<E: Element> Dots<'_, E> {
 
 /// Bytes of stored rows that are asked for ahead of their use, at least.
 const AHEAD: usize = 2048;
+/// Rows of x that meet all stored rows before the next ones do: a piece of each stays in the nearest cache.
+const ROWS: usize = 12;
 
 struct All<'a, E> {
     dots: Dots<'a, E>,
@@ -73,78 +81,105 @@ impl<E: Element> Kernel for All<'_, E> {
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
         let d = &self.dots;
-        let mut j = 0;
         let rows_ahead = AHEAD.div_ceil(d.w_stride.max(1) * size_of::<E>()).next_multiple_of(4);
-        // SAFETY: `Dots::into` checked that all rows are there.
-        unsafe {
-            while j < d.w_rows {
-                let rows = (d.w_rows - j).min(4);
-                let w = d.w.as_ptr().add(j * d.w_stride);
-                // Beyond the last row nothing is asked for: others read what lies there.
-                let mut ahead = if j + rows_ahead + rows <= d.w_rows { rows_ahead * d.w_stride } else { 0 };
-                let mut i = 0;
-                while i < d.x_rows {
-                    let x = d.x.as_ptr().add(i * d.x_stride);
-                    let out = self.out.add(i * self.out_stride + j);
-                    // Three rows against four keep twelve sums in registers.
-                    i += match (d.x_rows - i, rows) {
-                        (3.., 4) => self.tile::<V, 3, 4>(x, (w, ahead), out),
-                        (2, 4) => self.tile::<V, 2, 4>(x, (w, ahead), out),
-                        (_, 4) => self.tile::<V, 1, 4>(x, (w, ahead), out),
-                        _ => {
-                            (0..rows).for_each(|r| drop_count(self.tile::<V, 1, 1>(x, (w.add(r * d.w_stride), ahead), out.add(r))));
-                            1
-                        }
-                    };
-                    ahead = 0;
+        for first in (0..d.x_rows).step_by(ROWS) {
+            let x_rows = first..(first + ROWS).min(d.x_rows);
+            for j in (0..d.w_rows).step_by(4) {
+                let w_rows = j..(j + 4).min(d.w_rows);
+                // Asked for once, and not beyond the last row: others read what lies there.
+                let ahead = if first == 0 && w_rows.end + rows_ahead <= d.w_rows { rows_ahead * d.w_stride } else { 0 };
+                // A row without numbers has the sum 0.
+                for at in (0..d.k.max(1)).step_by(PIECE) {
+                    // SAFETY: `Dots::check` saw that all rows are there.
+                    unsafe { self.piece::<V>(x_rows.clone(), w_rows.clone(), at, ahead) };
                 }
-                j += rows;
             }
         }
     }
 }
 
-#[inline(always)]
-fn drop_count(_: usize) {}
-
 impl<E: Element> All<'_, E> {
-    /// Gives `M`, the rows of x it did. Asks for what stands `ahead` of the stored rows as it goes, so that memory is busy all the time.
+    /// Some rows of x with up to four stored ones: the numbers from `at` on.
     #[inline(always)]
-    unsafe fn tile<V: Vector, const M: usize, const R: usize>(&self, x: *const f32, (w, ahead): (*const E, usize), out: *mut f32) -> usize {
-        let (k, x_stride, w_stride) = (self.dots.k, self.dots.x_stride, self.dots.w_stride);
+    unsafe fn piece<V: Vector>(&self, x_rows: std::ops::Range<usize>, w_rows: std::ops::Range<usize>, at: usize, mut ahead: usize) {
+        let mut i = x_rows.start;
         // SAFETY: the caller's rows are all inside their slices.
         unsafe {
+            while i < x_rows.end {
+                let left = x_rows.end - i;
+                if w_rows.len() < 4 {
+                    w_rows.clone().for_each(|j| self.tile::<V, 1, 1>(i, j, at, ahead));
+                    i += 1;
+                    continue;
+                }
+                let j = w_rows.start;
+                // As many sums as registers have room for, beside the numbers that they are made of.
+                i += match left {
+                    6.. if V::REGISTERS == 32 => {
+                        self.tile::<V, 6, 4>(i, j, at, ahead);
+                        6
+                    }
+                    3.. => {
+                        self.tile::<V, 3, 4>(i, j, at, ahead);
+                        3
+                    }
+                    2 => {
+                        self.tile::<V, 2, 4>(i, j, at, ahead);
+                        2
+                    }
+                    _ => {
+                        self.tile::<V, 1, 4>(i, j, at, ahead);
+                        1
+                    }
+                };
+                ahead = 0;
+            }
+        }
+    }
+
+    /// `M` rows of x from `i` on with `R` stored rows (one or four) from `j` on. Asks for what stands `ahead` of the stored rows as it goes, so that memory is busy
+    /// all the time.
+    #[inline(always)]
+    unsafe fn tile<V: Vector, const M: usize, const R: usize>(&self, i: usize, j: usize, at: usize, ahead: usize) {
+        let Dots { x_stride, w_stride, k, .. } = self.dots;
+        let (k, add) = ((k - at).min(PIECE), self.dots.add || at > 0);
+        // SAFETY: the caller's rows are all inside their slices.
+        unsafe {
+            let x = self.dots.x.as_ptr().add(i * x_stride + at);
+            let w = self.dots.w.as_ptr().add(j * w_stride + at);
             let mut sums = [[V::splat(0.0); R]; M];
             let mut p = 0;
             while p + V::LANES <= k {
-                let rows: [V; R] = std::array::from_fn(|r| {
-                    let at = w.add(r * w_stride + p);
-                    V::fetch(at.wrapping_add(ahead).cast());
-                    E::load(at)
-                });
-                for m in 0..M {
-                    let lanes = V::load(x.add(m * x_stride + p));
-                    for r in 0..R {
-                        sums[m][r] = lanes.mul_add(rows[r], sums[m][r]);
+                let lanes: [V; M] = std::array::from_fn(|m| V::load(x.add(m * x_stride + p)));
+                for r in 0..R {
+                    let from = w.add(r * w_stride + p);
+                    V::fetch(from.wrapping_add(ahead).cast());
+                    let row = E::load::<V>(from);
+                    for m in 0..M {
+                        sums[m][r] = lanes[m].mul_add(row, sums[m][r]);
                     }
                 }
                 p += V::LANES;
             }
             if p < k {
-                let rows: [V; R] = std::array::from_fn(|r| E::load_part(w.add(r * w_stride + p), k - p));
-                for m in 0..M {
-                    let lanes = V::load_part(x.add(m * x_stride + p), k - p);
-                    for r in 0..R {
-                        sums[m][r] = lanes.mul_add(rows[r], sums[m][r]);
+                let lanes: [V; M] = std::array::from_fn(|m| V::load_part(x.add(m * x_stride + p), k - p));
+                for r in 0..R {
+                    let row = E::load_part::<V>(w.add(r * w_stride + p), k - p);
+                    for m in 0..M {
+                        sums[m][r] = lanes[m].mul_add(row, sums[m][r]);
                     }
                 }
             }
             for m in 0..M {
-                for r in 0..R {
-                    *out.add(m * self.out_stride + r) = sums[m][r].sum();
+                let out = self.out.add((i + m) * self.out_stride + j);
+                let put = |r: usize, sum: f32| *out.add(r) = if add { *out.add(r) + sum } else { sum };
+                if let Some(&four) = sums[m].first_chunk::<4>() {
+                    let four = V::sums(four);
+                    (0..4).for_each(|r| put(r, four[r]));
+                } else {
+                    (0..R).for_each(|r| put(r, sums[m][r].sum()));
                 }
             }
-            M
         }
     }
 }
@@ -155,18 +190,24 @@ mod tests {
     use half::f16;
 
     #[test]
-    fn matches_plain_sums() {
+    fn matches_plain_sums_in_one_order() {
         for instructions in Instructions::all() {
-            for (x_rows, w_rows, k) in [(1, 1, 1), (1, 9, 33), (2, 4, 64), (3, 7, 65), (5, 6, 40), (9, 13, 100)] {
+            for (x_rows, w_rows, k) in [(1, 1, 1), (1, 9, 33), (2, 4, 64), (3, 7, 65), (5, 6, 40), (9, 13, 100), (29, 5, 1100)] {
                 let (x_stride, w_stride) = (k + 3, k + 1);
-                let x: Vec<f32> = (0..x_rows * x_stride).map(|i| ((i * 13 % 29) as f32 - 14.0) / 8.0).collect();
-                let w: Vec<f16> = (0..w_rows * w_stride).map(|i| f16::from_f32(((i * 7 % 31) as f32 - 15.0) / 16.0)).collect();
+                let x: Vec<f32> = (0..x_rows * x_stride).map(|i| ((i * 13 % 29) as f32 - 14.0) / 7.0).collect();
+                let w: Vec<f16> = (0..w_rows * w_stride).map(|i| f16::from_f32(((i * 7 % 31) as f32 - 15.0) / 11.0)).collect();
+                let dots = Dots { x: &x, x_stride, x_rows, w: &w, w_stride, w_rows, k, add: false };
                 let mut out = vec![0.0; x_rows * w_rows];
-                Dots { x: &x, x_stride, x_rows, w: &w, w_stride, w_rows, k }.into(instructions, &mut out, w_rows);
+                dots.into(instructions, &mut out, w_rows);
                 for i in 0..x_rows {
                     for j in 0..w_rows {
+                        let found = out[i * w_rows + j];
                         let wanted: f32 = (0..k).map(|p| x[i * x_stride + p] * w[j * w_stride + p].to_f32()).sum();
-                        assert!((out[i * w_rows + j] - wanted).abs() < 1e-4, "{instructions:?} {x_rows} {w_rows} {k}");
+                        assert!((found - wanted).abs() < 1e-5 * k as f32, "{instructions:?} {x_rows} {w_rows} {k}");
+                        let (x, w) = (&x[i * x_stride..], &w[j * w_stride..]);
+                        let mut alone = [f32::NAN];
+                        Dots { x, x_rows: 1, w, w_rows: 1, ..dots }.into(instructions, &mut alone, 1);
+                        assert_eq!(alone[0].to_bits(), found.to_bits(), "{instructions:?} {x_rows} {w_rows} {k}: row {i} alone with {j}");
                     }
                 }
             }

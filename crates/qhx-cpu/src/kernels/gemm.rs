@@ -1,4 +1,4 @@
-//! f32 matrix products `C = A · B` in register tiles; `B` may be stored narrower.
+//! f32 matrix products `C = A · B` in register tiles; `B` may be stored narrower. Each number of C is summed from its first term to its last, whatever the tile.
 #![allow(unsafe_code)] // Vector loads and stores.
 #![allow(clippy::needless_range_loop)] // Register tiles are indexed in two directions.
 
@@ -6,8 +6,9 @@ use super::{
     Instructions,
     element::Element,
     run,
-    vector::{Kernel, MOST_LANES, Vector},
+    vector::{Kernel, Vector},
 };
+use std::ops::Range;
 
 /// `C[m x n] (+)= A[m x k] · B[k x n]`, each with rows `stride` apart.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +27,8 @@ pub(crate) struct Gemm<'a, E> {
     pub(crate) n: usize,
     /// Terms of each sum.
     pub(crate) k: usize,
+    /// The terms of each row's sums, where not all count: what others hold is not looked at.
+    pub(crate) terms: Option<&'a [Range<usize>]>,
     /// Add to what is there.
     pub(crate) add: bool,
 }
@@ -41,20 +44,13 @@ impl<E: Element> Gemm<'_, E> {
         run(instructions, All { gemm: self, c: c.as_mut_ptr(), c_stride });
     }
 
-    /// Computes it into a tile of exactly `m` x `n`.
-    pub(crate) fn into_tile(self, instructions: Instructions, c: &mut crate::work::Tile<'_, f32>) {
-        assert!(c.rows == self.m && c.columns == self.n, "the tile must have the product's shape");
-        if self.m == 0 || self.n == 0 {
-            return;
-        }
-        self.check();
-        let (start, c_stride) = c.as_mut_ptr();
-        run(instructions, All { gemm: self, c: start, c_stride });
-    }
-
     fn check(&self) {
         assert!(self.k == 0 || (self.m - 1) * self.a_stride + self.k <= self.a.len(), "a is too short");
         assert!(self.k == 0 || (self.k - 1) * self.b_stride + self.n <= self.b.len(), "b is too short");
+        assert!(
+            self.terms.is_none_or(|terms| terms.len() == self.m && terms.iter().all(|terms| terms.end <= self.k)),
+            "terms beyond the last"
+        );
     }
 }
 
@@ -115,21 +111,37 @@ impl<E: Element> All<'_, E> {
     /// Gives `M`, the rows it did.
     #[inline(always)]
     unsafe fn tile<V: Vector, const M: usize, const N: usize, const PART: bool>(&self, i: usize, j: usize) -> usize {
-        let Gemm { a, a_stride, b, b_stride, k, n, add, .. } = self.gemm;
+        let Gemm { a, a_stride, b, b_stride, k, n, terms, add, .. } = self.gemm;
         let part = n - j;
         // SAFETY: rows i..i+M and columns j..j+N·LANES (or ..n where PART) are inside.
         unsafe {
             let a = a.as_ptr().add(if k == 0 { 0 } else { i * a_stride });
             let c = self.c.add(i * self.c_stride + j);
             let mut sums = [[V::splat(0.0); N]; M];
-            for p in 0..k {
+            let columns = |p: usize| -> [V; N] {
                 let row = b.as_ptr().add(p * b_stride + j);
-                let columns: [V; N] = std::array::from_fn(|v| if PART { E::load_part(row, part) } else { E::load(row.add(v * V::LANES)) });
+                std::array::from_fn(|v| if PART { E::load_part(row, part) } else { E::load(row.add(v * V::LANES)) })
+            };
+            // The terms that all rows have; those that some have before and after them are added row by row.
+            let own = |r: usize| terms.map_or((0, k), |terms| (terms[i + r].start, terms[i + r].end));
+            let first = (0..M).map(|r| own(r).0).max().unwrap_or(0);
+            let end = (0..M).map(|r| own(r).1).min().unwrap_or(0).max(first);
+            for r in 0..M {
+                let (own_first, own_end) = own(r);
+                for p in own_first..first.min(own_end) {
+                    add_term(*a.add(r * a_stride + p), columns(p), &mut sums[r]);
+                }
+            }
+            for p in first..end {
+                let columns = columns(p);
                 for r in 0..M {
-                    let factor = V::splat(*a.add(r * a_stride + p));
-                    for v in 0..N {
-                        sums[r][v] = factor.mul_add(columns[v], sums[r][v]);
-                    }
+                    add_term(*a.add(r * a_stride + p), columns, &mut sums[r]);
+                }
+            }
+            for r in 0..M {
+                let (own_first, own_end) = own(r);
+                for p in end.max(own_first)..own_end {
+                    add_term(*a.add(r * a_stride + p), columns(p), &mut sums[r]);
                 }
             }
             for r in 0..M {
@@ -148,76 +160,13 @@ impl<E: Element> All<'_, E> {
     }
 }
 
-/// `panel[p · width + r] = row_r[p]`: `count` rows, `stride` apart, with `k` numbers each, side by side; the columns from `count` to `width` become 0.
-pub(crate) fn pack_columns<E: Element>(
-    instructions: Instructions,
-    rows: &[E],
-    stride: usize,
-    count: usize,
-    k: usize,
-    panel: &mut [f32],
-    width: usize,
-) {
-    assert!(count <= width && panel.len() >= k * width, "the panel is too small");
-    assert!(count == 0 || (count - 1) * stride + k <= rows.len(), "the rows are too short");
-    run(instructions, Pack { rows: rows.as_ptr(), stride, count, k, panel: panel.as_mut_ptr(), width });
-}
-
-struct Pack<E> {
-    rows: *const E,
-    stride: usize,
-    count: usize,
-    k: usize,
-    panel: *mut f32,
-    width: usize,
-}
-
-impl<E: Element> Kernel for Pack<E> {
-    type Output = ();
-
-    #[inline(always)]
-    unsafe fn run<V: Vector>(self) {
-        let Self { rows, stride, count, k, panel, width } = self;
-        // SAFETY: `pack_columns` checked that rows and panel are long enough.
-        unsafe {
-            let (squares, whole) = (count - count % V::LANES, k - k % V::LANES);
-            for r in (0..squares).step_by(V::LANES) {
-                for p in (0..whole).step_by(V::LANES) {
-                    let mut square = [V::splat(0.0); MOST_LANES];
-                    for i in 0..V::LANES {
-                        square[i] = E::load(rows.add((r + i) * stride + p));
-                    }
-                    V::transpose(&mut square);
-                    for i in 0..V::LANES {
-                        square[i].store(panel.add((p + i) * width + r));
-                    }
-                }
-            }
-            // What is left of the last columns and of the last rows.
-            let mut lanes = [0.0f32; MOST_LANES];
-            for r in 0..count {
-                let row = rows.add(r * stride);
-                let mut p = if r < squares { whole } else { 0 };
-                while p < k {
-                    let n = (k - p).min(V::LANES);
-                    if n == V::LANES {
-                        E::load::<V>(row.add(p)).store(lanes.as_mut_ptr());
-                    } else {
-                        E::load_part::<V>(row.add(p), n).store(lanes.as_mut_ptr());
-                    }
-                    for (i, &x) in lanes[..n].iter().enumerate() {
-                        *panel.add((p + i) * width + r) = x;
-                    }
-                    p += n;
-                }
-            }
-            if count < width {
-                for p in 0..k {
-                    for r in count..width {
-                        *panel.add(p * width + r) = 0.0;
-                    }
-                }
-            }
+#[inline(always)]
+unsafe fn add_term<V: Vector, const N: usize>(factor: f32, columns: [V; N], sums: &mut [V; N]) {
+    // SAFETY: the caller has V's instructions.
+    unsafe {
+        let factor = V::splat(factor);
+        for v in 0..N {
+            sums[v] = factor.mul_add(columns[v], sums[v]);
         }
     }
 }
@@ -239,8 +188,8 @@ mod tests {
                     for add in [false, true] {
                         let start: Vec<f32> = (0..m * c_stride).map(|i| i as f32).collect();
                         let (mut c, mut d) = (start.clone(), start.clone());
-                        Gemm { a: &a, a_stride, b: &b, b_stride, m, n, k, add }.into(instructions, &mut c, c_stride);
-                        Gemm { a: &a, a_stride, b: &half, b_stride, m, n, k, add }.into(instructions, &mut d, c_stride);
+                        Gemm { a: &a, a_stride, b: &b, b_stride, m, n, k, terms: None, add }.into(instructions, &mut c, c_stride);
+                        Gemm { a: &a, a_stride, b: &half, b_stride, m, n, k, terms: None, add }.into(instructions, &mut d, c_stride);
                         assert_eq!(c, d);
                         for i in 0..m * c_stride {
                             let (row, column) = (i / c_stride, i % c_stride);
@@ -257,17 +206,27 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_packed_side_by_side() {
+    fn terms_that_do_not_count_are_not_looked_at() {
         for instructions in Instructions::all() {
-            for (count, k) in [(1, 1), (3, 40), (8, 8), (16, 16), (19, 33), (32, 100), (33, 5)] {
-                let (stride, width) = (k + 3, count + 2);
-                let rows: Vec<f16> = (0..count * stride).map(|i| f16::from_f32(i as f32)).collect();
-                let mut panel = vec![-1.0; k * width];
-                pack_columns(instructions, &rows, stride, count, k, &mut panel, width);
-                for (i, &found) in panel.iter().enumerate() {
-                    let (p, r) = (i / width, i % width);
-                    let wanted = if r < count { rows[r * stride + p].to_f32() } else { 0.0 };
-                    assert_eq!(found, wanted, "{instructions:?} {count} x {k}: row {r}, place {p}");
+            for m in [1, 2, 5, 13] {
+                let (n, k) = (19, 24);
+                let terms: Vec<Range<usize>> = (0..m).map(|i| [0..k, 3..9, i..i + 5, 20..k, 7..7][i % 5].clone()).collect();
+                let inside = |i: usize, p: usize| terms[i].contains(&p);
+                let a: Vec<f32> =
+                    (0..m * k).map(|at| if inside(at / k, at % k) { (at % 7) as f32 / 3.0 - 0.9 } else { f32::NAN }).collect();
+                let b: Vec<f32> = (0..k * n).map(|at| (at % 11) as f32 / 7.0 - 0.6).collect();
+                let gemm = Gemm { a: &a, a_stride: k, b: &b, b_stride: n, m, n, k, terms: Some(&terms), add: false };
+                let mut c = vec![f32::NAN; m * n];
+                gemm.into(instructions, &mut c, n);
+                for i in 0..m {
+                    let (first, k) = (terms[i].start, terms[i].len());
+                    let mut alone = vec![0.0; n];
+                    Gemm { a: &a[i * gemm.k + first..], b: &b[first * n..], m: 1, k, terms: None, ..gemm }.into(
+                        instructions,
+                        &mut alone,
+                        n,
+                    );
+                    assert_eq!(&c[i * n..][..n], alone, "{instructions:?} {m}: row {i}");
                 }
             }
         }

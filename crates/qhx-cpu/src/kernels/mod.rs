@@ -6,6 +6,7 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 pub(crate) mod convert;
+pub(crate) mod delta;
 pub(crate) mod dot;
 pub(crate) mod element;
 pub(crate) mod fetch;

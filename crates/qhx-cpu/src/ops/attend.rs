@@ -1,8 +1,10 @@
 //! Softmax attention, block by block over the keys.
 //!
-//! A unit is one key head, a few rows of queries with all the query heads that share it, and a run of keys. Within a run the softmax is carried along from
-//! block to block; where there are few queries, long runs of keys are cut into several, whose partial results are merged in order. All cuts depend on
-//! row counts alone.
+//! Keys are cut at absolute indexes: into blocks of [`KEYS`], which are scored at once, and into runs of [`RUN_KEYS`]. Within a run a query's softmax is carried along
+//! from block to block; the results of its runs are folded together from first to last. So the result of a query depends on its own index and the keys that it
+//! sees, and on nothing else: not on the rows that are computed with it, nor on where a chunk begins. A key that a query does not see is never looked at.
+//!
+//! A unit is one key head and a few rows of queries with all the query heads that share it, over all runs; where there are few queries, a unit is a single run.
 
 use super::{Frame, Run, span, state};
 use crate::{
@@ -11,7 +13,7 @@ use crate::{
         dot::Dots,
         element::{Element, Store as Stored},
         fetch,
-        gemm::{self, Gemm},
+        gemm::Gemm,
         map::{self, Binary, Unary},
         softmax,
     },
@@ -63,16 +65,14 @@ pub(crate) enum Source {
 
 /// Keys that are scored at once.
 const KEYS: usize = 64;
-/// Terms of a score that are summed at once.
-const TERMS: usize = 64;
+/// Keys of a run.
+const RUN_KEYS: usize = 256;
 /// Query rows (of all heads of a group) of a unit, where there are many.
 const QUERIES: usize = 48;
-/// Up to so many query rows the keys are cut into runs.
+/// Up to so many query rows each run of keys is a unit.
 const FEW: usize = 16;
-/// The most runs of keys.
-const RUNS: usize = 16;
-/// Keys of a run, at least.
-const RUN_KEYS: usize = 256;
+/// The most runs that are computed before they are folded together.
+const RUNS: usize = 32;
 
 impl Store {
     pub(crate) fn run(&self, frame: &mut Frame<'_, '_>) {
@@ -119,42 +119,6 @@ struct KeyValues<'a, E> {
     value_stride: usize,
 }
 
-/// How a segment's work is cut.
-#[derive(Clone, Copy)]
-struct Cut {
-    /// Query rows of a unit.
-    rows: usize,
-    /// Keys from the first that any query sees.
-    first_key: usize,
-    /// One beyond the last.
-    end_key: usize,
-    /// Runs of keys.
-    runs: usize,
-    /// Keys of a run.
-    run_keys: usize,
-}
-
-impl Cut {
-    fn new(mask: Mask, group: usize, rows: usize, before: usize) -> Self {
-        let first_key = match mask {
-            Mask::Window(window) => (before + 1).saturating_sub(window),
-            _ => 0,
-        };
-        let end_key = before + rows;
-        if rows > 1 && rows * group > FEW {
-            return Self { rows: (QUERIES / group).max(1), first_key, end_key, runs: 1, run_keys: end_key - first_key };
-        }
-        let keys = end_key - first_key;
-        let run_keys = keys.div_ceil(RUNS).next_multiple_of(KEYS).max(RUN_KEYS);
-        Self { rows, first_key, end_key, runs: keys.div_ceil(run_keys), run_keys }
-    }
-
-    fn keys(&self, run: usize) -> Range<usize> {
-        let start = self.first_key + run * self.run_keys;
-        start..(start + self.run_keys).min(self.end_key)
-    }
-}
-
 impl Attend {
     fn group(&self) -> usize {
         self.heads / self.kv_heads
@@ -164,20 +128,16 @@ impl Attend {
         self.relative_keys.as_ref().map_or(0, |table| table.numbers().len() / (self.heads * self.dim))
     }
 
-    /// Query rows of a unit, all heads of a group counted, at most.
-    fn most_rows(group: usize) -> usize {
-        QUERIES.max(group).max(FEW)
-    }
-
     pub(crate) fn scratch(&self) -> usize {
-        let rows = Self::most_rows(self.group());
-        // Queries, scores, sums, packed keys, maxima and totals, products with relative keys.
-        rows * (2 * self.dim + KEYS + 2 + self.distances()) + KEYS * self.dim + 64
+        let (group, dim) = (self.group(), self.dim);
+        let rows = QUERIES.max(group).max(FEW);
+        // Queries, scores, products with relative keys, two states, and widened keys.
+        rows * (dim + KEYS + self.distances() + 2 * State::numbers(dim)) + KEYS * dim
     }
 
-    /// Numbers of room that partial results need.
+    /// Numbers of room that the states of runs need: those of one round, and what they are folded into.
     pub(crate) fn partial_numbers(heads: usize, kv_heads: usize, dim: usize) -> usize {
-        kv_heads * RUNS * Self::most_rows(heads / kv_heads) * (dim + 2)
+        kv_heads * (RUNS + 1) * FEW.max(heads / kv_heads) * State::numbers(dim)
     }
 
     pub(crate) fn run(&self, frame: &mut Frame<'_, '_>) {
@@ -232,9 +192,11 @@ impl Attend {
         partial: &mut [f32],
         scratch: &mut [f32],
     ) {
-        let (width, columns) = (self.heads * self.dim, self.group() * self.dim);
-        let cut = Cut::new(self.mask, self.group(), rows.len(), before);
-        let unit = |head: usize, first: usize, count: usize, keys: Range<usize>| Unit {
+        if rows.is_empty() {
+            return;
+        }
+        let (width, group) = (self.heads * self.dim, self.group());
+        let unit = |head: usize, first: usize, count: usize| Unit {
             attend: self,
             set: run.instructions,
             q: *q,
@@ -242,60 +204,122 @@ impl Attend {
             rows: count,
             first_index: before + first,
             head,
-            keys,
-            end_key: cut.end_key,
+            end_key: before + rows.len(),
         };
-        if cut.runs <= 1 {
-            let tiles = Tiles::new(out, width, cut.rows, columns);
+        let seen = unit(0, 0, rows.len()).seen();
+        let runs = runs_of(&seen);
+        if runs.len() == 1 || rows.len() > 1 && rows.len() * group > FEW {
+            let columns = group * self.dim;
+            let tiles = Tiles::new(out, width, (QUERIES / group).max(1), columns);
             let body = |_: usize, mut tile: Tile<'_, f32>, scratch: &mut [f32]| {
-                let unit = unit(tile.first_column / columns, tile.first_row, tile.rows, cut.keys(0));
-                let room = unit.compute(kv, scratch);
-                unit.write(&room, &mut tile);
+                unit(tile.first_column / columns, tile.first_row, tile.rows).compute(kv, &mut tile, scratch);
             };
             // Small work is not worth waking anybody.
-            if rows.len() * (cut.end_key - cut.first_key) * width <= 2 * super::UNIT {
+            if rows.len() * seen.len() * width <= 2 * super::UNIT {
                 return crate::work::for_each_here(tiles, scratch, body);
             }
             return for_each(run.pool, tiles, scratch, body);
         }
-        let state = rows.len() * self.group() * (self.dim + 2);
-        let partial = &mut partial[..self.kv_heads * cut.runs * state];
-        for_each(run.pool, Chunks::new(partial, state), scratch, |number, kept, scratch| {
-            let unit = unit(number / cut.runs, 0, rows.len(), cut.keys(number % cut.runs));
-            unit.compute(kv, scratch).keep(kept);
-        });
-        for row in 0..rows.len() {
-            for head in 0..self.heads {
-                let (kv_head, place) = (head / self.group(), row * self.group() + head % self.group());
-                let runs = &partial[kv_head * cut.runs * state..(kv_head + 1) * cut.runs * state];
-                let out = &mut out[row * width + head * self.dim..][..self.dim];
-                merge(run.instructions, runs.chunks(state), place, self.dim, out);
+        let size = rows.len() * group * State::numbers(self.dim);
+        let (folded, partial) = partial.split_at_mut(self.kv_heads * size);
+        State::clear(folded, self.dim);
+        for first in runs.clone().step_by(RUNS) {
+            let count = (runs.end - first).min(RUNS);
+            let partial = &mut partial[..self.kv_heads * count * size];
+            for_each(run.pool, Chunks::new(partial, size), scratch, |number, states, scratch| {
+                let unit = unit(number / count, 0, rows.len());
+                unit.walk(kv, first + number % count, &mut unit.room(scratch).0, states);
+            });
+            for (number, states) in partial.chunks(size).enumerate() {
+                State::fold_all(run.instructions, &mut folded[number / count * size..][..size], states, self.dim);
+            }
+        }
+        for (row, out) in out.chunks_mut(width).enumerate() {
+            for (head, out) in out.chunks_mut(self.dim).enumerate() {
+                let place = (head / group * rows.len() + row) * group + head % group;
+                State(&mut folded[place * State::numbers(self.dim)..][..State::numbers(self.dim)]).write(run.instructions, out);
             }
         }
     }
 }
 
-/// Puts the partial results of one query together, in the order of keys.
-fn merge<'a>(set: Instructions, runs: impl Iterator<Item = &'a [f32]> + Clone, place: usize, dim: usize, out: &mut [f32]) {
-    let part = |run: &'a [f32]| {
-        let numbers = &run[place * (dim + 2)..][..dim + 2];
-        (numbers[0], numbers[1], &numbers[2..])
-    };
-    let max = runs.clone().map(|run| part(run).0).fold(f32::NEG_INFINITY, f32::max);
-    let mut total = 0.0;
-    out.fill(0.0);
-    for run in runs {
-        let (run_max, run_total, sums) = part(run);
-        if run_total > 0.0 {
-            let factor = (run_max - max).exp();
-            total += run_total * factor;
-            map::binary_into_left(set, Binary::AddScaled(factor), out, sums);
-        }
-    }
-    map::unary_in_place(set, Unary::Scale(1.0 / total), out);
+/// The runs that have some of these keys.
+fn runs_of(keys: &Range<usize>) -> Range<usize> {
+    keys.start / RUN_KEYS..keys.end.div_ceil(RUN_KEYS)
 }
 
-/// The work of one unit.
+/// The softmax of one query over some keys: weighted sums of values, then the largest score and the total of the weights. A total of 0 means that it saw no key yet.
+struct State<'a>(&'a mut [f32]);
+
+impl State<'_> {
+    /// Numbers of a state, in whole cache lines where values are.
+    fn numbers(dim: usize) -> usize {
+        dim + 16
+    }
+
+    fn clear(states: &mut [f32], dim: usize) {
+        states.fill(0.0);
+        states.chunks_mut(Self::numbers(dim)).for_each(|state| *State(state).max() = f32::NEG_INFINITY);
+    }
+
+    fn sums(&mut self) -> &mut [f32] {
+        let dim = self.0.len() - 16;
+        &mut self.0[..dim]
+    }
+
+    fn max(&mut self) -> &mut f32 {
+        let dim = self.0.len() - 16;
+        &mut self.0[dim]
+    }
+
+    fn total(&mut self) -> &mut f32 {
+        let dim = self.0.len() - 16;
+        &mut self.0[dim + 1]
+    }
+
+    /// From here on `max` is the largest score: what was summed before shrinks with it.
+    fn raise(&mut self, set: Instructions, max: f32) {
+        let factor = (*self.max() - max).exp();
+        // A factor of 0 (a far larger score) must wipe the sums too: so the total is looked at before it is scaled.
+        if *self.total() != 0.0 {
+            map::unary_in_place(set, Unary::Scale(factor), self.sums());
+        }
+        *self.total() *= factor;
+        *self.max() = max;
+    }
+
+    /// Adds what `later` keys gave.
+    fn fold(&mut self, set: Instructions, later: &[f32]) {
+        let dim = later.len() - 16;
+        let (max, total) = (later[dim], later[dim + 1]);
+        if *self.total() == 0.0 {
+            return self.0.copy_from_slice(later);
+        }
+        if total == 0.0 {
+            return;
+        }
+        if max > *self.max() {
+            self.raise(set, max);
+        }
+        let factor = (max - *self.max()).exp();
+        map::binary_into_left(set, Binary::AddScaled(factor), self.sums(), &later[..dim]);
+        *self.total() += total * factor;
+    }
+
+    /// [`State::fold`] of many queries.
+    fn fold_all(set: Instructions, states: &mut [f32], later: &[f32], dim: usize) {
+        let numbers = Self::numbers(dim);
+        states.chunks_mut(numbers).zip(later.chunks(numbers)).for_each(|(state, later)| State(state).fold(set, later));
+    }
+
+    /// The weighted mean of the values.
+    fn write(mut self, set: Instructions, out: &mut [f32]) {
+        let factor = 1.0 / *self.total();
+        map::unary(set, Unary::Scale(factor), self.sums(), out);
+    }
+}
+
+/// One key head and some query rows.
 struct Unit<'a> {
     attend: &'a Attend,
     set: Instructions,
@@ -307,77 +331,62 @@ struct Unit<'a> {
     first_index: usize,
     /// Key head.
     head: usize,
-    keys: Range<usize>,
-    /// One beyond the last key that any query of the segment sees.
+    /// One beyond the segment's last key.
     end_key: usize,
 }
 
-/// The scratch of a unit: for each (row, query head of the group), in this order, its state.
+/// What a unit keeps for each of its places: (row, query head of the group), in this order.
 struct Room<'a> {
-    dim: usize,
     queries: &'a mut [f32],
     scores: &'a mut [f32],
-    sums: &'a mut [f32],
-    maxima: &'a mut [f32],
-    totals: &'a mut [f32],
     relative: &'a mut [f32],
-    packed: &'a mut [f32],
+    /// Keys of a block as f32.
+    widened: &'a mut [f32],
 }
 
 impl Unit<'_> {
-    fn compute<'s, E: Element>(&self, kv: &KeyValues<'_, E>, scratch: &'s mut [f32]) -> Room<'s> {
-        let Attend { dim, .. } = *self.attend;
-        let count = self.rows * self.attend.group();
-        let mut room = self.room(count, scratch);
-        let (keys, values) = (&kv.keys[self.head * kv.per_head..], &kv.values[self.head * kv.per_head..]);
-        let mut first = self.keys.start;
-        while first < self.keys.end {
-            let n = (self.keys.end - first).min(KEYS);
-            // Rows before this one see none of these keys.
-            let skip = match self.attend.mask {
-                Mask::Full => 0,
-                _ => first.saturating_sub(self.first_index) * self.attend.group(),
-            };
-            if skip >= count {
-                break;
-            }
-            let values = &values[first * kv.value_stride..];
-            if count <= FEW {
-                // They are read column by column below, which no CPU foresees; the keys are scored meanwhile.
-                fetch::rows(self.set, values, kv.value_stride, n, dim);
-            }
-            self.score(&keys[first * kv.key_stride..], kv.key_stride, skip, n, &mut room);
-            for place in skip..count {
-                self.weigh(place, first, n, &mut room);
-            }
-            let gemm = Gemm {
-                a: &room.scores[skip * KEYS..],
-                a_stride: KEYS,
-                b: values,
-                b_stride: kv.value_stride,
-                m: count - skip,
-                n: dim,
-                k: n,
-                add: true,
-            };
-            gemm.into(self.set, &mut room.sums[skip * dim..], dim);
-            first += n;
+    /// The keys that a row of the unit sees.
+    fn visible(&self, row: usize) -> Range<usize> {
+        let end = self.first_index + row + 1;
+        match self.attend.mask {
+            Mask::Full => 0..self.end_key,
+            Mask::Causal => 0..end,
+            Mask::Window(window) => end.saturating_sub(window)..end,
         }
-        room
     }
 
-    fn room<'s>(&self, count: usize, scratch: &'s mut [f32]) -> Room<'s> {
+    /// The keys from the first to the last that any row sees: rows see no earlier keys than the rows before them.
+    fn seen(&self) -> Range<usize> {
+        self.visible(0).start..self.visible(self.rows - 1).end
+    }
+
+    /// All runs, folded together, into the finished rows.
+    fn compute<E: Element>(&self, kv: &KeyValues<'_, E>, tile: &mut Tile<'_, f32>, scratch: &mut [f32]) {
+        let (dim, group) = (self.attend.dim, self.attend.group());
+        let (mut room, states) = self.room(scratch);
+        let size = self.rows * group * State::numbers(dim);
+        let (folded, later) = states[..2 * size].split_at_mut(size);
+        let runs = runs_of(&self.seen());
+        self.walk(kv, runs.start, &mut room, folded);
+        for run in runs.skip(1) {
+            self.walk(kv, run, &mut room, later);
+            State::fold_all(self.set, folded, later, dim);
+        }
+        for (row, states) in folded.chunks_mut(group * State::numbers(dim)).enumerate() {
+            for (state, out) in states.chunks_mut(State::numbers(dim)).zip(tile.row(row).chunks_mut(dim)) {
+                State(state).write(self.set, out);
+            }
+        }
+    }
+
+    /// Cuts the scratch and fills in the queries. Also gives what is left.
+    fn room<'s>(&self, scratch: &'s mut [f32]) -> (Room<'s>, &'s mut [f32]) {
         let (dim, group, distances) = (self.attend.dim, self.attend.group(), self.attend.distances());
+        let count = self.rows * group;
         let (queries, rest) = scratch.split_at_mut(count * dim);
         let (scores, rest) = rest.split_at_mut(count * KEYS);
-        let (sums, rest) = rest.split_at_mut(count * dim);
-        let (maxima, rest) = rest.split_at_mut(count);
-        let (totals, rest) = rest.split_at_mut(count);
         let (relative, rest) = rest.split_at_mut(count * distances);
-        let packed = &mut rest[..KEYS * dim];
-        sums.fill(0.0);
-        maxima.fill(f32::NEG_INFINITY);
-        totals.fill(0.0);
+        let (widened, rest) = rest.split_at_mut(KEYS * dim);
         for (place, query) in queries.chunks_mut(dim).enumerate() {
             let head = self.head * group + place % group;
             let own = &self.q.row(self.first_row + place / group)[head * dim..][..dim];
@@ -385,51 +394,76 @@ impl Unit<'_> {
             if let Some(table) = &self.attend.relative_keys {
                 let w_stride = self.attend.heads * dim;
                 let w = &table.numbers()[head * dim..];
-                let dots = Dots { x: own, x_stride: dim, x_rows: 1, w, w_stride, w_rows: distances, k: dim };
+                let dots = Dots { x: own, x_stride: dim, x_rows: 1, w, w_stride, w_rows: distances, k: dim, add: false };
                 dots.into(self.set, &mut relative[place * distances..][..distances], distances);
             }
         }
-        Room { dim, queries, scores, sums, maxima, totals, relative, packed }
+        (Room { queries, scores, relative, widened }, rest)
     }
 
-    /// Products of the queries from place `skip` on with `n` keys.
-    fn score<E: Element>(&self, keys: &[E], stride: usize, skip: usize, n: usize, room: &mut Room<'_>) {
-        let dim = room.dim;
-        let (queries, scores) = (&room.queries[skip * dim..], &mut room.scores[skip * KEYS..]);
-        let count = queries.len() / dim;
-        if count <= 6 {
-            let dots = Dots { x: queries, x_stride: dim, x_rows: count, w: keys, w_stride: stride, w_rows: n, k: dim };
+    /// Fills `states` with what the keys of one run give.
+    fn walk<E: Element>(&self, kv: &KeyValues<'_, E>, run: usize, room: &mut Room<'_>, states: &mut [f32]) {
+        let Attend { dim, mask, .. } = *self.attend;
+        let (group, numbers) = (self.attend.group(), State::numbers(dim));
+        State::clear(states, dim);
+        let (keys, values) = (&kv.keys[self.head * kv.per_head..], &kv.values[self.head * kv.per_head..]);
+        let seen = self.seen();
+        let start = (run * RUN_KEYS).max(seen.start / KEYS * KEYS);
+        for first in (start..((run + 1) * RUN_KEYS).min(seen.end)).step_by(KEYS) {
+            let n = (seen.end - first).min(KEYS);
+            // The rows that see some of these keys: earlier ones end before them, later ones begin behind them.
+            let rows = match mask {
+                Mask::Full => 0..self.rows,
+                Mask::Causal => first.saturating_sub(self.first_index)..self.rows,
+                Mask::Window(window) => {
+                    first.saturating_sub(self.first_index)..(first + n + window - 1).saturating_sub(self.first_index).min(self.rows)
+                }
+            };
+            let places = rows.start * group..rows.end * group;
+            let values = &values[first * kv.value_stride..];
+            if places.len() <= FEW {
+                // They are read column by column below, which no CPU foresees; the keys are scored meanwhile.
+                fetch::rows(self.set, values, kv.value_stride, n, dim);
+            }
+            self.score(&keys[first * kv.key_stride..], kv.key_stride, places.clone(), n, room);
+            for some in places.clone().step_by(QUERIES) {
+                let m = (places.end - some).min(QUERIES);
+                let mut terms: [Range<usize>; QUERIES] = std::array::from_fn(|_| 0..0);
+                for (place, terms) in (some..some + m).zip(&mut terms) {
+                    *terms = self.weigh(place, first, n, room, State(&mut states[place * numbers..][..numbers]));
+                }
+                let (a, terms) = (&room.scores[some * KEYS..], Some(&terms[..m]));
+                let gemm = Gemm { a, a_stride: KEYS, b: values, b_stride: kv.value_stride, m, n: dim, k: n, terms, add: true };
+                gemm.into(self.set, &mut states[some * numbers..], numbers);
+            }
+        }
+    }
+
+    /// Products of some queries with `n` keys.
+    fn score<E: Element>(&self, keys: &[E], stride: usize, places: Range<usize>, n: usize, room: &mut Room<'_>) {
+        let dim = self.attend.dim;
+        let (x, scores) = (&room.queries[places.start * dim..], &mut room.scores[places.start * KEYS..]);
+        if size_of::<E>() == size_of::<f32>() || places.len() <= FEW {
+            let dots = Dots { x, x_stride: dim, x_rows: places.len(), w: keys, w_stride: stride, w_rows: n, k: dim, add: false };
             return dots.into(self.set, scores, KEYS);
         }
-        gemm::pack_columns(self.set, keys, stride, n, dim, room.packed, KEYS);
-        // Long sums in pieces lose fewer digits, and an error in a score is one in an exponent.
-        for at in (0..dim).step_by(TERMS) {
-            let (a, b, k) = (&queries[at..], &room.packed[at * KEYS..], (dim - at).min(TERMS));
-            let gemm = Gemm { a, a_stride: dim, b, b_stride: KEYS, m: count, n, k, add: at > 0 };
-            gemm.into(self.set, scores, KEYS);
+        for (key, widened) in room.widened.chunks_mut(dim).take(n).enumerate() {
+            convert::widen(self.set, &keys[key * stride..][..dim], widened);
         }
+        let dots = Dots { x, x_stride: dim, x_rows: places.len(), w: &*room.widened, w_stride: dim, w_rows: n, k: dim, add: false };
+        dots.into(self.set, scores, KEYS);
     }
 
-    /// Turns the scores of one query with keys `first .. first + n` into weights and carries its softmax on.
-    fn weigh(&self, place: usize, first: usize, n: usize, room: &mut Room<'_>) {
-        let index = self.first_index + place / self.attend.group();
-        let visible = match self.attend.mask {
-            Mask::Full => 0..self.end_key,
-            Mask::Causal => 0..index + 1,
-            Mask::Window(window) => (index + 1).saturating_sub(window)..index + 1,
-        };
-        let (start, end) = (visible.start.clamp(first, first + n) - first, visible.end.clamp(first, first + n) - first);
-        let scores = &mut room.scores[place * KEYS..][..n];
-        scores[..start].fill(0.0);
-        scores[end.max(start)..].fill(0.0);
-        if start >= end {
-            return;
-        }
-        let scores = &mut scores[start..end];
+    /// Turns the scores of one query with keys `first .. first + n` into weights and carries its softmax on. Gives the keys that it sees, of those.
+    fn weigh(&self, place: usize, first: usize, n: usize, room: &mut Room<'_>, mut state: State<'_>) -> Range<usize> {
+        let (index, row) = (self.first_index + place / self.attend.group(), place / self.attend.group());
+        let visible = self.visible(row);
+        let visible = visible.start.max(first) - first..visible.end.min(first + n) - first;
+        let scores = &mut room.scores[place * KEYS..][visible.clone()];
         let distances = self.attend.distances();
         if distances > 0 {
             let relative = &room.relative[place * distances..][..distances];
-            for (score, key) in scores.iter_mut().zip(first + start..) {
+            for (score, key) in scores.iter_mut().zip(first + visible.start..) {
                 if let Some(product) = index.checked_sub(key).and_then(|distance| relative.get(distance)) {
                     *score += product;
                 }
@@ -438,38 +472,11 @@ impl Unit<'_> {
         if let Some(cap) = self.attend.softcap {
             map::unary_in_place(self.set, Unary::Softcap(cap), scores);
         }
-        let before = room.maxima[place];
-        let (max, sum) = softmax::exponentials(self.set, scores, before);
-        if max > before {
-            let factor = (before - max).exp();
-            // A factor of 0 (a far larger score) must wipe the sums too: so the total is looked at before it is scaled.
-            if room.totals[place] > 0.0 {
-                map::unary_in_place(self.set, Unary::Scale(factor), &mut room.sums[place * room.dim..][..room.dim]);
-            }
-            room.totals[place] *= factor;
-            room.maxima[place] = max;
+        let (max, sum) = softmax::exponentials(self.set, scores, *state.max());
+        if max > *state.max() {
+            state.raise(self.set, max);
         }
-        room.totals[place] += sum;
-    }
-
-    /// Writes the finished rows.
-    fn write(&self, room: &Room<'_>, tile: &mut Tile<'_, f32>) {
-        let group = self.attend.group();
-        for row in 0..self.rows {
-            for (head, out) in tile.row(row).chunks_mut(room.dim).enumerate() {
-                let place = row * group + head;
-                map::unary(self.set, Unary::Scale(1.0 / room.totals[place]), &room.sums[place * room.dim..][..room.dim], out);
-            }
-        }
-    }
-}
-
-impl Room<'_> {
-    /// Keeps maximum, total and sums of each query for the merge.
-    fn keep(&self, kept: &mut [f32]) {
-        for (place, kept) in kept.chunks_mut(self.dim + 2).enumerate() {
-            (kept[0], kept[1]) = (self.maxima[place], self.totals[place]);
-            kept[2..].copy_from_slice(&self.sums[place * self.dim..][..self.dim]);
-        }
+        *state.total() += sum;
+        visible
     }
 }

@@ -73,7 +73,7 @@ impl Conv2d {
                 }
             }
             let (n, k) = (self.outputs, patch);
-            let gemm = Gemm { a: &*scratch, a_stride: patch, b: &self.taps, b_stride: n, m: count, n, k, add: false };
+            let gemm = Gemm { a: &*scratch, a_stride: patch, b: &self.taps, b_stride: n, m: count, n, k, terms: None, add: false };
             gemm.into(run.instructions, &mut out[first * n..(first + count) * n], n);
         }
         if let Some(bias) = &self.bias {

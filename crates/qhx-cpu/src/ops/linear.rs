@@ -4,8 +4,7 @@ use super::{Frame, Run, shortlist::Shortlist, unit_rows};
 use crate::{
     kernels::{
         Instructions, convert,
-        dot::Dots,
-        gemm::{self, Gemm},
+        dot::{Dots, PIECE},
         integer::{self, ActivationRows, activation::Layout},
         map::{self, Binary, Unary},
     },
@@ -15,7 +14,6 @@ use crate::{
 };
 use half::{bf16, f16};
 use qhx_ir::{ActivationForm, Encoding};
-use std::ops::Range;
 
 /// Puts the rows of `x` into the form in which they enter products.
 #[derive(Debug)]
@@ -179,12 +177,13 @@ fn finish(run: &Run<'_>, bias: Option<&Plain>, clip: Option<[f32; 2]>, tile: &mu
     }
 }
 
-/// From so many rows on, panels of the matrix are packed for a matrix product; below, each stored row is read once for all of them.
+/// From so many rows on, panels of the matrix are packed or decoded for a matrix product; below, each stored row is read once for all of them. The results are the
+/// same to the last bit: see [`crate::kernels::dot`] and [`integer`].
 const MATRIX_ROWS: usize = 8;
-/// Rows of the matrix in one packed panel.
+/// Rows of the matrix in one decoded panel.
 const PANEL: usize = 32;
-/// Columns of the matrix in one packed panel.
-const PANEL_COLUMNS: usize = 256;
+/// From one row of a decoded panel to the next: not a power of two, after which rows would meet in the same few places of a cache.
+const PANEL_STRIDE: usize = PIECE + LINE;
 
 /// The rows of x and the rows of the matrix that make up one unit.
 pub(crate) fn tile_shape(instructions: Instructions, rows: usize, weight: &Matrix, form: ActivationForm) -> (usize, usize) {
@@ -203,7 +202,7 @@ pub(crate) fn tile_shape(instructions: Instructions, rows: usize, weight: &Matri
 
 /// Scratch numbers for [`product`].
 pub(crate) fn product_scratch(weight: &Matrix) -> usize {
-    (2 * PANEL * PANEL_COLUMNS)
+    (PANEL * PANEL_STRIDE)
         .max(4 * weight.columns.next_multiple_of(16))
         .max(integer::panel_scratch(integer::most_unit_rows(weight.columns), weight.columns))
 }
@@ -218,7 +217,7 @@ pub(crate) fn product(run: &Run<'_>, weight: &Matrix, first_row: usize, x: &Prep
                 MATRIX_ROWS.. => integer::matrix_products(run.instructions, &weights, x, tile.first_row, tile, scratch),
                 _ => {
                     for row in 0..tile.rows {
-                        integer::products(run.instructions, &weights, &x.row(tile.first_row + row), tile.row(row));
+                        integer::products(run.instructions, &weights, x, tile.first_row + row, tile.row(row));
                     }
                 }
             }
@@ -241,7 +240,7 @@ fn float_rows(run: &Run<'_>, weight: &Matrix, first: usize, (x, x_stride): (&[f3
     macro_rules! dots {
         ($type:ty) => {{
             let (w, w_stride) = (bytemuck::cast_slice::<u8, $type>(bytes), stride / size_of::<$type>());
-            Dots { x, x_stride, x_rows, w, w_stride, w_rows, k }.into_tile(run.instructions, tile)
+            Dots { x, x_stride, x_rows, w, w_stride, w_rows, k, add: false }.into_tile(run.instructions, tile)
         }};
     }
     match weight.encoding {
@@ -255,47 +254,32 @@ fn float_rows(run: &Run<'_>, weight: &Matrix, first: usize, (x, x_stride): (&[f3
                 for row in 0..w_rows {
                     weight.decode(run.instructions, first + column + row, 0, &mut scratch[row * w_stride..][..k]);
                 }
-                let dots = Dots { x, x_stride, x_rows, w: &*scratch, w_stride, w_rows, k };
+                let dots = Dots { x, x_stride, x_rows, w: &*scratch, w_stride, w_rows, k, add: false };
                 dots.into_tile(run.instructions, &mut tile.columns_from(column, w_rows));
             }
         }
     }
 }
 
-/// Many rows: panels of the matrix are decoded and transposed, then multiplied in register tiles.
-fn float_panels(run: &Run<'_>, weight: &Matrix, first: usize, (x, stride): (&[f32], usize), tile: &mut Tile<'_, f32>, scratch: &mut [f32]) {
-    let (decoded, rest) = scratch.split_at_mut(PANEL * PANEL_COLUMNS);
-    let panel = &mut rest[..PANEL * PANEL_COLUMNS];
-    for at in (0..weight.columns).step_by(PANEL_COLUMNS) {
-        let k = (weight.columns - at).min(PANEL_COLUMNS);
+/// Many rows: panels of the matrix are decoded, then multiplied with all of them.
+fn float_panels(
+    run: &Run<'_>,
+    weight: &Matrix,
+    first: usize,
+    (x, x_stride): (&[f32], usize),
+    tile: &mut Tile<'_, f32>,
+    scratch: &mut [f32],
+) {
+    for at in (0..weight.columns).step_by(PIECE) {
+        let k = (weight.columns - at).min(PIECE);
         for column in (0..tile.columns).step_by(PANEL) {
-            let n = (tile.columns - column).min(PANEL);
-            pack_panel(run, weight, first + column..first + column + n, at..at + k, decoded, panel);
-            let gemm = Gemm { a: &x[at..], a_stride: stride, b: panel, b_stride: PANEL, m: tile.rows, n, k, add: at > 0 };
-            gemm.into_tile(run.instructions, &mut tile.columns_from(column, n));
-        }
-    }
-}
-
-/// `panel[p · PANEL + r]` = number `columns.start + p` of row `rows.start + r`. Quants are decoded first.
-fn pack_panel(run: &Run<'_>, weight: &Matrix, rows: Range<usize>, columns: Range<usize>, decoded: &mut [f32], panel: &mut [f32]) {
-    let (n, k) = (rows.len(), columns.len());
-    let (bytes, stride) = weight.data(rows.clone());
-    macro_rules! pack {
-        ($type:ty) => {{
-            let numbers = &bytemuck::cast_slice::<u8, $type>(bytes)[columns.start..];
-            gemm::pack_columns(run.instructions, numbers, stride / size_of::<$type>(), n, k, panel, PANEL)
-        }};
-    }
-    match weight.encoding {
-        Encoding::F32 => pack!(f32),
-        Encoding::F16 => pack!(f16),
-        Encoding::Bf16 => pack!(bf16),
-        Encoding::I8Row | Encoding::Block(_) => {
-            for (row, decoded) in rows.zip(decoded.chunks_mut(PANEL_COLUMNS)) {
-                weight.decode(run.instructions, row, columns.start, &mut decoded[..k]);
+            let w_rows = (tile.columns - column).min(PANEL);
+            for (row, decoded) in scratch.chunks_mut(PANEL_STRIDE).take(w_rows).enumerate() {
+                weight.decode(run.instructions, first + column + row, at, &mut decoded[..k]);
             }
-            gemm::pack_columns(run.instructions, decoded, PANEL_COLUMNS, n, k, panel, PANEL);
+            let (x, w, w_stride) = (&x[at..], &*scratch, PANEL_STRIDE);
+            let dots = Dots { x, x_stride, x_rows: tile.rows, w, w_stride, w_rows, k, add: at > 0 };
+            dots.into_tile(run.instructions, &mut tile.columns_from(column, w_rows));
         }
     }
 }

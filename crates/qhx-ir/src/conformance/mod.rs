@@ -17,6 +17,7 @@
 mod build;
 mod cases;
 mod compare;
+mod cuts;
 mod judge;
 pub mod models;
 mod plan;
@@ -153,15 +154,33 @@ pub fn run(device: &dyn Device, options: &Options, report: &mut dyn FnMut(&CaseR
         report(&result);
         summary.add("refusals", result, options.strict);
     });
+    all(options, &mut summary, report, &mut |case, rng, calls| judge::judge(device, case, rng, options, calls));
+    summary
+}
+
+/// Holds `device` to a promise that not every device makes: the outputs, taps and states of a session are the same to the last bit, however its rows are cut into calls
+/// and whatever other sessions are in them. The cases are those of [`run`].
+pub fn same_bits_for_any_cut(device: &dyn Device, options: &Options, report: &mut dyn FnMut(&CaseResult)) -> Summary {
+    let mut summary = Summary::default();
+    all(options, &mut summary, report, &mut |case, rng, calls| cuts::judge(device, case, rng, calls));
+    summary
+}
+
+/// Draws the cases of all groups and has them judged.
+fn all(
+    options: &Options,
+    summary: &mut Summary,
+    report: &mut dyn FnMut(&CaseResult),
+    judge: &mut dyn FnMut(&Case, &mut Rng, &mut String) -> Outcome,
+) {
     for group in cases::GROUPS.iter().chain(models::GROUPS) {
         let count = (options.cases * group.weight).div_ceil(4).max(group.least);
         for number in (0..count).filter(|&number| options.wants(group.name, number)) {
-            let result = one(device, options, group, number);
+            let result = one(options, group, number, judge);
             report(&result);
             summary.add(group.name, result, options.strict);
         }
     }
-    summary
 }
 
 impl Summary {
@@ -187,7 +206,7 @@ struct Group {
     draw: fn(Rng, usize) -> Case,
 }
 
-fn one(device: &dyn Device, options: &Options, group: &Group, number: usize) -> CaseResult {
+fn one(options: &Options, group: &Group, number: usize, judge: &mut dyn FnMut(&Case, &mut Rng, &mut String) -> Outcome) -> CaseResult {
     let rng = |part: u64| Rng::new(&[options.seed, rng::hash(group.name), number as u64, part]);
     let mut case = (group.draw)(rng(0), number);
     if options.half {
@@ -201,7 +220,7 @@ fn one(device: &dyn Device, options: &Options, group: &Group, number: usize) -> 
         }
     }
     let mut calls = String::new();
-    let outcome = guard(|| judge::judge(device, &case, &mut rng(1), options, &mut calls));
+    let outcome = guard(|| judge(&case, &mut rng(1), &mut calls));
     CaseResult { name: format!("{}/{number}", group.name), seed: options.seed, what: format!("{}; {calls}", case.what), outcome }
 }
 

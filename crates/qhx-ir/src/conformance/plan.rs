@@ -13,6 +13,8 @@ pub(crate) struct CallPlan {
     /// `T`, padding included.
     pub(crate) rows: usize,
     pub(crate) pieces: Vec<Piece>,
+    /// Whether all valid rows are wanted, in order; else some are drawn.
+    pub(crate) all_wanted: bool,
 }
 
 /// One segment: rows `from .. from + rows` of a session, at `first_row` of the call.
@@ -60,7 +62,7 @@ impl Plan {
             if padded {
                 row += rng.below(8);
             }
-            CallPlan { number, rows: row.next_multiple_of(exact_divisor(program)), pieces }
+            CallPlan { number, rows: row.next_multiple_of(exact_divisor(program)), pieces, all_wanted: false }
         });
         Self { sessions, calls: calls.collect() }
     }
@@ -84,7 +86,7 @@ fn draw_rows(rng: &mut Rng, first: bool, rules: &RowRules) -> usize {
 }
 
 /// What `T` must be a multiple of.
-fn exact_divisor(program: &Checked) -> usize {
+pub(crate) fn exact_divisor(program: &Checked) -> usize {
     let values = program.ops.iter().flat_map(|op| op.outputs());
     let divisors = values.flat_map(|value| program.value_type(&value).shape.clone()).filter_map(|dim| match dim {
         Dim::Exact(_, n) => Some(n),
@@ -119,6 +121,7 @@ pub(crate) fn inputs(case: &Case, program: &Checked, plan: &CallPlan, salt: u64)
     let mut rng = Rng::new(&[case.seed, salt, 2000, plan.number as u64]);
     let mut wanted: Vec<i32> = valid.iter().map(|v| v.0 as i32).collect();
     match rng.below(4) {
+        _ if plan.all_wanted => {}
         0 => wanted = wanted.split_off(wanted.len() - 1),
         1 => wanted.retain(|_| rng.one_in(3)),
         // A chunk of a prompt before its last: none of its rows are wanted.

@@ -194,7 +194,7 @@ impl Subject<'_, '_> {
 
 fn two_rows() -> CallPlan {
     let piece = Piece { session: 0, from: 0, first_row: 0, rows: 2, commit: 2 };
-    CallPlan { number: 0, rows: 2, pieces: vec![piece] }
+    CallPlan { number: 0, rows: 2, pieces: vec![piece], all_wanted: false }
 }
 
 /// The request must fail, and an ordinary call after it must give the usual result.

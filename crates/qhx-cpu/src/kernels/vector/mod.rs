@@ -33,6 +33,8 @@ pub(crate) const MOST_LANES: usize = 16;
 pub(crate) trait Vector: Copy {
     /// Number of lanes.
     const LANES: usize;
+    /// Vectors that registers have room for.
+    const REGISTERS: usize;
 
     /// Asks for the cache line of an address, which need not be one of the program's.
     #[inline(always)]
@@ -81,10 +83,14 @@ pub(crate) trait Vector: Copy {
     unsafe fn exp2_whole(self) -> Self;
     /// Lanes of `yes` where `self < than`, else of `no`.
     unsafe fn less(self, than: Self, yes: Self, no: Self) -> Self;
-    /// The first `LANES` vectors are the rows of a square: makes them its columns.
-    unsafe fn transpose(square: &mut [Self; MOST_LANES]);
     /// Sum of all lanes.
     unsafe fn sum(self) -> f32;
+    /// [`Self::sum`] of each of four vectors, to the last bit.
+    #[inline(always)]
+    unsafe fn sums(four: [Self; 4]) -> [f32; 4] {
+        // SAFETY: the caller has the vector's instructions.
+        four.map(|lanes| unsafe { lanes.sum() })
+    }
     /// Largest lane.
     unsafe fn largest(self) -> f32;
 }

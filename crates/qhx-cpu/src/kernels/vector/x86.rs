@@ -1,6 +1,6 @@
 //! AVX2 and AVX-512 vectors.
 
-use super::{Kernel, MOST_LANES, Vector};
+use super::{Kernel, Vector};
 use std::arch::x86_64::*;
 
 /// Runs a kernel with AVX2 vectors.
@@ -42,8 +42,33 @@ unsafe fn first_lanes(n: usize) -> __m256i {
 
 // SAFETY of every block below: the promises that `Vector` asks of its callers (CPU features, enough elements behind pointers).
 #[allow(clippy::undocumented_unsafe_blocks)]
+impl Avx2 {
+    /// The columns of a square.
+    #[inline(always)]
+    pub(in crate::kernels) unsafe fn transpose(square: &mut [Self; 8]) {
+        unsafe {
+            // Squares of 4 x 4 inside the halves of vectors, then the halves.
+            let mut fours = [_mm256_setzero_ps(); 8];
+            for (rows, fours) in square.chunks_exact(4).zip(fours.chunks_exact_mut(4)) {
+                let (low, high) = (_mm256_unpacklo_ps(rows[0].0, rows[1].0), _mm256_unpackhi_ps(rows[0].0, rows[1].0));
+                let (more_low, more_high) = (_mm256_unpacklo_ps(rows[2].0, rows[3].0), _mm256_unpackhi_ps(rows[2].0, rows[3].0));
+                fours[0] = _mm256_shuffle_ps::<0x44>(low, more_low);
+                fours[1] = _mm256_shuffle_ps::<0xee>(low, more_low);
+                fours[2] = _mm256_shuffle_ps::<0x44>(high, more_high);
+                fours[3] = _mm256_shuffle_ps::<0xee>(high, more_high);
+            }
+            for c in 0..4 {
+                square[c] = Self(_mm256_permute2f128_ps::<0x20>(fours[c], fours[4 + c]));
+                square[4 + c] = Self(_mm256_permute2f128_ps::<0x31>(fours[c], fours[4 + c]));
+            }
+        }
+    }
+}
+
+#[allow(clippy::undocumented_unsafe_blocks)]
 impl Vector for Avx2 {
     const LANES: usize = 8;
+    const REGISTERS: usize = 16;
 
     #[inline(always)]
     unsafe fn fetch(address: *const u8) {
@@ -150,30 +175,23 @@ impl Vector for Avx2 {
         unsafe { Self(_mm256_blendv_ps(no.0, yes.0, _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, than.0))) }
     }
     #[inline(always)]
-    unsafe fn transpose(square: &mut [Self; MOST_LANES]) {
-        unsafe {
-            // Squares of 4 x 4 inside the halves of vectors, then the halves.
-            let mut fours = [_mm256_setzero_ps(); 8];
-            for (rows, fours) in square.chunks_exact(4).zip(fours.chunks_exact_mut(4)) {
-                let (low, high) = (_mm256_unpacklo_ps(rows[0].0, rows[1].0), _mm256_unpackhi_ps(rows[0].0, rows[1].0));
-                let (more_low, more_high) = (_mm256_unpacklo_ps(rows[2].0, rows[3].0), _mm256_unpackhi_ps(rows[2].0, rows[3].0));
-                fours[0] = _mm256_shuffle_ps::<0x44>(low, more_low);
-                fours[1] = _mm256_shuffle_ps::<0xee>(low, more_low);
-                fours[2] = _mm256_shuffle_ps::<0x44>(high, more_high);
-                fours[3] = _mm256_shuffle_ps::<0xee>(high, more_high);
-            }
-            for c in 0..4 {
-                square[c] = Self(_mm256_permute2f128_ps::<0x20>(fours[c], fours[4 + c]));
-                square[4 + c] = Self(_mm256_permute2f128_ps::<0x31>(fours[c], fours[4 + c]));
-            }
-        }
-    }
-    #[inline(always)]
     unsafe fn sum(self) -> f32 {
         unsafe {
             let half = _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
             let quarter = _mm_add_ps(half, _mm_movehl_ps(half, half));
             _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn sums(four: [Self; 4]) -> [f32; 4] {
+        unsafe {
+            let [a, b, c, d] = four.map(|lanes| _mm_add_ps(_mm256_castps256_ps128(lanes.0), _mm256_extractf128_ps::<1>(lanes.0)));
+            let first = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
+            let second = _mm_add_ps(_mm_movelh_ps(c, d), _mm_movehl_ps(d, c));
+            let mut sums = [0.0; 4];
+            let sum = _mm_add_ps(_mm_shuffle_ps::<0x88>(first, second), _mm_shuffle_ps::<0xdd>(first, second));
+            _mm_storeu_ps(sums.as_mut_ptr(), sum);
+            sums
         }
     }
     #[inline(always)]
@@ -189,6 +207,7 @@ impl Vector for Avx2 {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Vector for Avx512 {
     const LANES: usize = 16;
+    const REGISTERS: usize = 32;
 
     #[inline(always)]
     unsafe fn fetch(address: *const u8) {
@@ -290,33 +309,24 @@ impl Vector for Avx512 {
         unsafe { Self(_mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, than.0), no.0, yes.0)) }
     }
     #[inline(always)]
-    unsafe fn transpose(square: &mut [Self; MOST_LANES]) {
-        unsafe {
-            // Squares of 4 x 4 inside the quarters of vectors, then the quarters.
-            let mut fours = [_mm512_setzero_ps(); MOST_LANES];
-            for (rows, fours) in square.chunks_exact(4).zip(fours.chunks_exact_mut(4)) {
-                let (low, high) = (_mm512_unpacklo_ps(rows[0].0, rows[1].0), _mm512_unpackhi_ps(rows[0].0, rows[1].0));
-                let (more_low, more_high) = (_mm512_unpacklo_ps(rows[2].0, rows[3].0), _mm512_unpackhi_ps(rows[2].0, rows[3].0));
-                fours[0] = _mm512_shuffle_ps::<0x44>(low, more_low);
-                fours[1] = _mm512_shuffle_ps::<0xee>(low, more_low);
-                fours[2] = _mm512_shuffle_ps::<0x44>(high, more_high);
-                fours[3] = _mm512_shuffle_ps::<0xee>(high, more_high);
-            }
-            for c in 0..4 {
-                let even = _mm512_shuffle_f32x4::<0x88>(fours[c], fours[4 + c]);
-                let more_even = _mm512_shuffle_f32x4::<0x88>(fours[8 + c], fours[12 + c]);
-                let odd = _mm512_shuffle_f32x4::<0xdd>(fours[c], fours[4 + c]);
-                let more_odd = _mm512_shuffle_f32x4::<0xdd>(fours[8 + c], fours[12 + c]);
-                square[c] = Self(_mm512_shuffle_f32x4::<0x88>(even, more_even));
-                square[4 + c] = Self(_mm512_shuffle_f32x4::<0x88>(odd, more_odd));
-                square[8 + c] = Self(_mm512_shuffle_f32x4::<0xdd>(even, more_even));
-                square[12 + c] = Self(_mm512_shuffle_f32x4::<0xdd>(odd, more_odd));
-            }
-        }
+    unsafe fn sum(self) -> f32 {
+        unsafe { Avx2(_mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0))).sum() }
     }
     #[inline(always)]
-    unsafe fn sum(self) -> f32 {
-        unsafe { _mm512_reduce_add_ps(self.0) }
+    unsafe fn sums(four: [Self; 4]) -> [f32; 4] {
+        unsafe {
+            // Halves of two vectors side by side, then quarters of four.
+            let halves = |a: Self, b: Self| _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a.0, b.0), _mm512_shuffle_f32x4::<0xee>(a.0, b.0));
+            let (first, second) = (halves(four[0], four[1]), halves(four[2], four[3]));
+            let quarters = _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(first, second), _mm512_shuffle_f32x4::<0xdd>(first, second));
+            // Within each quarter, as four lanes are summed.
+            let pairs = _mm512_add_ps(quarters, _mm512_permute_ps::<0b01_00_11_10>(quarters));
+            let sums = _mm512_add_ps(pairs, _mm512_permute_ps::<0b10_11_00_01>(pairs));
+            let sums = _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), sums);
+            let mut out = [0.0; 4];
+            _mm_storeu_ps(out.as_mut_ptr(), _mm512_castps512_ps128(sums));
+            out
+        }
     }
     #[inline(always)]
     unsafe fn largest(self) -> f32 {

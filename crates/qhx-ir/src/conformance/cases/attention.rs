@@ -87,7 +87,8 @@ pub(super) fn with_slot(rng: Rng, _: usize) -> Case {
     let mut b = Builder::new(rng, "attend", tolerance::CHAIN);
     b.case.rows.calls = 5;
     let h = heads(&mut b);
-    slotted(b, h)
+    let mask = causal_mask(&mut b);
+    slotted(b, h, mask)
 }
 
 /// Sessions of many hundred rows: keys in several blocks, windows that have long left the first rows behind.
@@ -98,11 +99,12 @@ pub(super) fn long(rng: Rng, _: usize) -> Case {
     let h = Heads { heads, kv_heads, dim, extreme: extreme(&mut b) };
     b.note(format!("{} heads on {kv_heads} x {}", h.heads, h.dim));
     b.case.rows = RowRules { least: 120, most: 260, multiple: 1, calls: 6 };
-    slotted(b, h)
+    let mask = if b.rng.one_in(3) { Mask::Window(b.rng.pick(&[12, 64, 100, 300])) } else { Mask::Causal };
+    slotted(b, h, mask)
 }
 
-fn slotted(mut b: Builder, h: Heads) -> Case {
-    let (mask, dtype) = (causal_mask(&mut b), kv_type(&mut b));
+fn slotted(mut b: Builder, h: Heads, mask: Mask) -> Case {
+    let dtype = kv_type(&mut b);
     let window = match mask {
         // A slot may keep more than this reader sees, or all.
         Mask::Window(w) => b.rng.pick(&[None, Some(w), Some(w), Some(w + 3)]),

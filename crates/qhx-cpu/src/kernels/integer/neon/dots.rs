@@ -1,14 +1,16 @@
 //! One activation row against stored rows, four of them at a time: what decoding is made of.
 //!
-//! SAFETY of all blocks: the caller of [`all`]. A row of quants fills whole cache lines and activations are padded to 128 quants, but no block is read that is not
-//! there: scales are taken four at a time as long as there are four, then one by one.
+//! The integer sums of a block are added up within each row, then stand one row to a lane, and from there on everything happens as in the products of many rows
+//! ([`super::panels`]), in the same order and so with the same bits.
+//!
+//! SAFETY of all blocks: the caller of [`all`]. A row of quants fills whole cache lines, scales come in sixteens, activations are padded to 128 quants and 16 blocks.
 #![allow(clippy::undocumented_unsafe_blocks, clippy::needless_range_loop)]
 
 use super::multiply::Dot;
 use crate::kernels::{
     integer::{Offsets, Scales, Weights, activation::Row},
     quants::Stored,
-    vector::neon::widen_low,
+    vector::neon::{four_by_four, widen_low},
 };
 use std::arch::aarch64::*;
 
@@ -16,103 +18,93 @@ const I4_BLOCK32: usize = 0;
 const I8_BLOCK32: usize = 1;
 const I8_BLOCK16: usize = 2;
 
-/// `out[r] = w_r · x`.
+/// Rows that are multiplied together.
+const ROWS: usize = 4;
+/// Blocks whose scales are put side by side at once.
+const CHUNK: usize = 4;
+
+/// `out[r] = w_r · x`, with one integer sum for each row where it is `whole`.
 ///
 /// # Safety
 /// The CPU has the instructions of `D`; `w` and `x` passed their checks, and `out` has a number for each row.
 #[inline(always)]
-pub(super) unsafe fn all<D: Dot>(w: &Weights<'_>, x: &Row<'_>, out: &mut [f32]) {
-    unsafe {
-        match w.stored {
-            Stored::I4Block32 => by_rows::<D, I4_BLOCK32>(w, x, out),
-            Stored::I8Block32 => by_rows::<D, I8_BLOCK32>(w, x, out),
-            Stored::I8Block16 => by_rows::<D, I8_BLOCK16>(w, x, out),
-        }
+pub(super) unsafe fn all<D: Dot>(w: &Weights<'_>, x: &Row<'_>, whole: bool, out: &mut [f32]) {
+    for (group, out) in out.chunks_mut(ROWS).enumerate() {
+        // A row beyond the last is the last one again: its result is not written.
+        let rows = std::array::from_fn(|r| (group * ROWS + r).min(w.rows - 1));
+        let results = unsafe {
+            match w.stored {
+                Stored::I4Block32 => blocks::<D, I4_BLOCK32>(w, x, rows),
+                Stored::I8Block32 if whole => whole_rows::<D>(w, x, rows),
+                Stored::I8Block32 => blocks::<D, I8_BLOCK32>(w, x, rows),
+                Stored::I8Block16 => blocks::<D, I8_BLOCK16>(w, x, rows),
+            }
+        };
+        let mut numbers = [0.0; ROWS];
+        unsafe { vst1q_f32(numbers.as_mut_ptr(), results) };
+        out.copy_from_slice(&numbers[..out.len()]);
     }
 }
 
+/// A sum for each block.
 #[inline(always)]
-unsafe fn by_rows<D: Dot, const STORED: usize>(w: &Weights<'_>, x: &Row<'_>, out: &mut [f32]) {
-    let mut row = 0;
+unsafe fn blocks<D: Dot, const STORED: usize>(w: &Weights<'_>, x: &Row<'_>, rows: [usize; ROWS]) -> float32x4_t {
     unsafe {
-        while row + 4 <= w.rows {
-            rows::<D, STORED, 4>(w, x, row, out);
-            row += 4;
-        }
-        while row < w.rows {
-            rows::<D, STORED, 1>(w, x, row, out);
-            row += 1;
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn rows<D: Dot, const STORED: usize, const R: usize>(w: &Weights<'_>, x: &Row<'_>, first: usize, out: &mut [f32]) {
-    unsafe {
-        let mut sums = [vdupq_n_f32(0.0); R];
-        let x_sums = if STORED == I8_BLOCK16 { x.sums16 } else { x.sums32 };
-        let mut b = 0;
-        while b + 4 <= w.blocks {
-            let x_scales = match STORED {
-                I8_BLOCK16 => {
-                    let two = vld1_f32(x.scales.as_ptr().add(b / 2));
-                    vcombine_f32(vdup_lane_f32::<0>(two), vdup_lane_f32::<1>(two))
-                }
-                _ => vld1q_f32(x.scales.as_ptr().add(b)),
+        let x_sums = if STORED == I8_BLOCK16 { x.sums16.as_ptr() } else { x.sums32.as_ptr() };
+        let mut results = vdupq_n_f32(0.0);
+        for first in (0..w.blocks).step_by(CHUNK) {
+            let scales = side_by_side(&w.scales, rows, first);
+            let offsets = match &w.offsets {
+                Offsets::None => None,
+                Offsets::MinusEight => Some(scales.map(|scales| vmulq_n_f32(scales, -8.0))),
+                Offsets::Min(mins) => Some(side_by_side(mins, rows, first)),
             };
-            let mut factors = [vdupq_n_f32(0.0); R];
-            for r in 0..R {
-                let scales = load(&w.scales, first + r, b);
-                factors[r] = vmulq_f32(scales, x_scales);
-                let offsets = match &w.offsets {
-                    Offsets::None => continue,
-                    Offsets::MinusEight => vmulq_n_f32(scales, -8.0),
-                    Offsets::Min(mins) => load(mins, first + r, b),
-                };
-                sums[r] = vfmaq_f32(sums[r], offsets, vld1q_f32(x_sums.as_ptr().add(b)));
-            }
-            let totals = totals::<D, STORED, R>(w, x, first, b);
-            (0..R).for_each(|r| sums[r] = vfmaq_laneq_f32::<0>(sums[r], totals[r], factors[r]));
-            let totals = self::totals::<D, STORED, R>(w, x, first, b + 1);
-            (0..R).for_each(|r| sums[r] = vfmaq_laneq_f32::<1>(sums[r], totals[r], factors[r]));
-            let totals = self::totals::<D, STORED, R>(w, x, first, b + 2);
-            (0..R).for_each(|r| sums[r] = vfmaq_laneq_f32::<2>(sums[r], totals[r], factors[r]));
-            let totals = self::totals::<D, STORED, R>(w, x, first, b + 3);
-            (0..R).for_each(|r| sums[r] = vfmaq_laneq_f32::<3>(sums[r], totals[r], factors[r]));
-            b += 4;
-        }
-        while b < w.blocks {
-            let totals = totals::<D, STORED, R>(w, x, first, b);
-            let scale = x.scales[if STORED == I8_BLOCK16 { b / 2 } else { b }];
-            for r in 0..R {
-                sums[r] = vfmaq_n_f32(sums[r], totals[r], w.scales.get(first + r, b) * scale);
-                if !matches!(w.offsets, Offsets::None) {
-                    let offset = w.offset(first + r, b) * x_sums[b];
-                    sums[r] = vaddq_f32(sums[r], vsetq_lane_f32::<0>(offset, vdupq_n_f32(0.0)));
+            for i in 0..CHUNK {
+                let b = first + i;
+                if b >= w.blocks {
+                    break;
+                }
+                let scale = *x.scales.as_ptr().add(if STORED == I8_BLOCK16 { b / 2 } else { b });
+                results = vfmaq_f32(results, vcvtq_f32_s32(totals::<D, STORED>(w, x, rows, b)), vmulq_n_f32(scales[i], scale));
+                if let Some(offsets) = &offsets {
+                    results = vfmaq_n_f32(results, offsets[i], *x_sums.add(b));
                 }
             }
-            b += 1;
         }
-        for r in 0..R {
-            *out.get_unchecked_mut(first + r) = vaddvq_f32(sums[r]);
-        }
+        results
     }
 }
 
-/// The sums over block `b` of `R` rows, each in four parts.
+/// One sum over each row.
 #[inline(always)]
-unsafe fn totals<D: Dot, const STORED: usize, const R: usize>(w: &Weights<'_>, x: &Row<'_>, first: usize, b: usize) -> [float32x4_t; R] {
+unsafe fn whole_rows<D: Dot>(w: &Weights<'_>, x: &Row<'_>, rows: [usize; ROWS]) -> float32x4_t {
     unsafe {
-        let mut totals = [vdupq_n_f32(0.0); R];
+        let mut totals = [vdupq_n_s32(0); ROWS];
+        for at in (0..w.blocks * 32).step_by(16) {
+            let x = vld1q_s8(x.quants.as_ptr().add(at));
+            for r in 0..ROWS {
+                totals[r] = D::dot(totals[r], vld1q_s8(w.data.as_ptr().add(rows[r] * w.stride + at).cast()), x);
+            }
+        }
+        let scales = rows.map(|row| w.scales.get(row, 0));
+        let scale = vmulq_n_f32(vld1q_f32(scales.as_ptr()), x.scales[0]);
+        vmulq_f32(vcvtq_f32_s32(four_rows(totals)), scale)
+    }
+}
+
+/// The sums of the rows over block `b`.
+#[inline(always)]
+unsafe fn totals<D: Dot, const STORED: usize>(w: &Weights<'_>, x: &Row<'_>, rows: [usize; ROWS], b: usize) -> int32x4_t {
+    unsafe {
         let zero = vdupq_n_s32(0);
         let bytes = if STORED == I8_BLOCK32 { 32 } else { 16 };
-        let data = w.data.as_ptr().add(first * w.stride + b * bytes);
         let quants = x.quants.as_ptr().add(b * if STORED == I8_BLOCK16 { 16 } else { 32 });
         let low = vld1q_s8(quants);
         let high = if STORED == I8_BLOCK16 { low } else { vld1q_s8(quants.add(16)) };
-        for r in 0..R {
-            let data = data.add(r * w.stride);
-            let total = match STORED {
+        let mut totals = [zero; ROWS];
+        for r in 0..ROWS {
+            let data = w.data.as_ptr().add(rows[r] * w.stride + b * bytes);
+            totals[r] = match STORED {
                 I4_BLOCK32 => {
                     let both = vld1q_u8(data);
                     let w_low = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));
@@ -122,23 +114,32 @@ unsafe fn totals<D: Dot, const STORED: usize, const R: usize>(w: &Weights<'_>, x
                 I8_BLOCK32 => D::dot(D::dot(zero, vld1q_s8(data.cast()), low), vld1q_s8(data.add(16).cast()), high),
                 _ => D::dot(zero, vld1q_s8(data.cast()), low),
             };
-            totals[r] = vcvtq_f32_s32(total);
         }
-        totals
+        four_rows(totals)
     }
 }
 
-/// Four scales of a row.
+/// The sums over each vector, side by side.
 #[inline(always)]
-unsafe fn load(scales: &Scales<'_>, row: usize, b: usize) -> float32x4_t {
+unsafe fn four_rows(totals: [int32x4_t; ROWS]) -> int32x4_t {
+    unsafe { vpaddq_s32(vpaddq_s32(totals[0], totals[1]), vpaddq_s32(totals[2], totals[3])) }
+}
+
+/// The scales of four blocks from `b` on: each block's for all rows.
+#[inline(always)]
+unsafe fn side_by_side(scales: &Scales<'_>, rows: [usize; ROWS], b: usize) -> [float32x4_t; CHUNK] {
     unsafe {
-        match *scales {
-            Scales::Row(scales) => vdupq_n_f32(*scales.as_ptr().add(row)),
-            Scales::F16(scales, stride) => {
-                let halves = vld1_u16(scales.as_ptr().add(row * stride + b).cast());
-                widen_low(vcombine_u16(halves, halves))
-            }
-            Scales::F32(scales, stride) => vld1q_f32(scales.as_ptr().add(row * stride + b)),
+        let mut square = [vdupq_n_f32(0.0); ROWS];
+        for r in 0..ROWS {
+            square[r] = match *scales {
+                Scales::Row(scales) => vdupq_n_f32(scales[rows[r]]),
+                Scales::F16(scales, stride) => {
+                    let halves = vld1_u16(scales.as_ptr().add(rows[r] * stride + b).cast());
+                    widen_low(vcombine_u16(halves, halves))
+                }
+                Scales::F32(scales, stride) => vld1q_f32(scales.as_ptr().add(rows[r] * stride + b)),
+            };
         }
+        four_by_four(square)
     }
 }

@@ -159,7 +159,7 @@ unsafe fn sixty_four(w: &Weights<'_>, row: usize, step: usize, bytes: Bytes) -> 
 /// Scales of the blocks `16 · step ..` of a row.
 #[inline(always)]
 #[allow(clippy::undocumented_unsafe_blocks)]
-unsafe fn scales_of(scales: &Scales<'_>, row: usize, step: usize) -> __m512i {
+pub(super) unsafe fn scales_of(scales: &Scales<'_>, row: usize, step: usize) -> __m512i {
     unsafe {
         _mm512_castps_si512(match *scales {
             Scales::Row(scales) => _mm512_set1_ps(scales[row]),

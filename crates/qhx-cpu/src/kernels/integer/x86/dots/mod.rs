@@ -1,0 +1,94 @@
+//! One activation row against stored rows: what decoding is made of.
+//!
+//! As many rows as a vector has lanes go side by side: the integer sums of a block are added up within each row, then stand one row to a lane, and from there on
+//! everything happens as in the products of many rows ([`super::avx2`], [`super::vnni`]), in the same order and so with the same bits.
+
+mod avx2;
+mod vnni;
+
+use super::{super::activation::Row, needs};
+use crate::kernels::{
+    InstructionSet, Instructions,
+    integer::{Offsets, Scales, Weights},
+    quants::Stored,
+};
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+
+/// `out[r] = w_r · x`, with one integer sum for each row where it is `whole`; lengths are checked by the caller.
+pub(in super::super) fn products_avx2(instructions: Instructions, w: &Weights<'_>, x: &Row<'_>, whole: bool, out: &mut [f32]) {
+    needs(instructions, InstructionSet::Avx2);
+    // SAFETY: the CPU has AVX2, FMA and F16C; `products` checked lengths and padding.
+    unsafe { avx2::all(w, x, whole, out) }
+}
+
+/// `out[r] = w_r · x`, with one integer sum for each row where it is `whole`; lengths are checked by the caller.
+pub(in super::super) fn products_vnni(instructions: Instructions, w: &Weights<'_>, x: &Row<'_>, whole: bool, out: &mut [f32]) {
+    needs(instructions, InstructionSet::Avx512Vnni);
+    // SAFETY: the CPU has AVX-512 with VNNI; `products` checked lengths and padding.
+    unsafe { vnni::all(w, x, whole, out) }
+}
+
+// SAFETY of all blocks in the modules below: the callers above. A row of quants fills whole cache lines, scales come in sixteens, activations are padded to 128
+// quants and 16 blocks, so a vector that starts within a row ends within its padding. What padding holds is kept out of sums: quants meet zeros, and blocks
+// beyond the last are not added.
+
+/// [`Stored`] as a constant of kernels.
+const I4_BLOCK32: usize = 0;
+const I8_BLOCK32: usize = 1;
+const I8_BLOCK16: usize = 2;
+
+/// `R` stored rows that are multiplied together.
+struct Group<'a, const R: usize> {
+    w: &'a Weights<'a>,
+    /// Their numbers. A row beyond the last is the last one again: its result is not written.
+    rows: [usize; R],
+    /// Where their quants begin.
+    quants: [*const u8; R],
+    /// From the place that [`AHEAD`] of a row's end would be to the same place of a row in the next group.
+    to_next: usize,
+}
+
+/// Bytes of each row's quants that are asked for ahead of their use: quants, scales and minima lie apart, and a row ends where a page does, which is more than a
+/// CPU foresees by itself.
+const AHEAD: usize = 512;
+
+impl<'a, const R: usize> Group<'a, R> {
+    /// The rows from `first` on. Also asks for the scales and minima of the next group.
+    #[inline(always)]
+    fn new(w: &'a Weights<'a>, first: usize) -> Self {
+        let rows = std::array::from_fn(|r| (first + r).min(w.rows - 1));
+        let quants = rows.map(|row| w.data.as_ptr().wrapping_add(row * w.stride));
+        let next = first + R;
+        if next + R > w.rows {
+            return Self { w, rows, quants, to_next: 0 };
+        }
+        let scales = |scales: &Scales<'_>| match *scales {
+            Scales::Row(_) => {}
+            Scales::F16(numbers, stride) => fetch_lines(numbers.as_ptr().cast(), next * stride * 2, R * stride * 2),
+            Scales::F32(numbers, stride) => fetch_lines(numbers.as_ptr().cast(), next * stride * 4, R * stride * 4),
+        };
+        scales(&w.scales);
+        if let Offsets::Min(mins) = &w.offsets {
+            scales(mins);
+        }
+        Self { w, rows, quants, to_next: AHEAD + (R - 1) * w.stride }
+    }
+
+    /// How far ahead of byte `at` of the rows to ask for quants: in the same row, or else in the next group's. Beyond the last row nothing is asked for:
+    /// others read what lies there.
+    #[inline(always)]
+    fn ahead(&self, at: usize) -> usize {
+        if at + AHEAD < self.w.stride { AHEAD } else { self.to_next }
+    }
+}
+
+#[inline(always)]
+fn fetch_lines(start: *const u8, at: usize, bytes: usize) {
+    (0..bytes).step_by(64).for_each(|line| fetch(start.wrapping_add(at + line)));
+}
+
+#[inline(always)]
+fn fetch(address: *const u8) {
+    // SAFETY: a prefetch reads nothing that the program could see and never faults, whatever the address.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+}

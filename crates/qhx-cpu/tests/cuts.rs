@@ -1,0 +1,96 @@
+//! The results of a session are the same to the last bit, however its rows are cut into calls and whoever else is in them: every op, encoding and activation form, and
+//! whole tiny models, for every instruction set that this CPU has.
+//!
+//! `QHX_CONFORMANCE_ONLY=attend/3` runs one case again. With `QHX_EMULATED` set, the best instruction set alone is tested: an emulated CPU is slow.
+
+#[path = "support/decoder.rs"]
+mod decoder;
+
+use decoder::{Sizes, decoder};
+use qhx_cpu::{CpuDevice, CpuOptions, InstructionSet};
+use qhx_ir::{
+    conformance::{Options, Outcome, same_bits_for_any_cut},
+    *,
+};
+use std::sync::Arc;
+
+fn emulated() -> bool {
+    std::env::var_os("QHX_EMULATED").is_some()
+}
+
+fn devices() -> Vec<CpuDevice> {
+    let mut sets = InstructionSet::available();
+    if emulated() {
+        sets.drain(..sets.len() - 1);
+    }
+    let device = |instructions| CpuDevice::new(CpuOptions { threads: Some(2), instructions: Some(instructions), ..Default::default() });
+    sets.into_iter().map(|set| device(set).unwrap()).collect()
+}
+
+#[test]
+fn every_op() {
+    let options = Options { strict: true, cases: if emulated() { 1 } else { 4 }, ..Options::from_environment() };
+    for device in devices() {
+        let summary = same_bits_for_any_cut(&device, &options, &mut |case| {
+            if !matches!(case.outcome, Outcome::Passed { .. }) {
+                println!("{case}");
+            }
+        });
+        println!("{}:\n{summary}", device.instructions());
+        assert!(summary.failed.is_empty(), "{}: {} cases failed", device.instructions(), summary.failed.len());
+    }
+}
+
+/// The logits of all rows, cut into calls of `size` rows.
+fn logits(device: &CpuDevice, program: &Checked, weights: &Arc<dyn Weights>, rows: usize, size: usize) -> Vec<u32> {
+    let limits = LoadOptions { max_rows: size, max_soft_rows: 0, max_wanted: size, artifacts: None };
+    let mut executable = device.load(program, weights, &limits).unwrap();
+    let mut state = executable.new_state(rows).unwrap();
+    let mut bits = Vec::new();
+    for first in (0..rows).step_by(size) {
+        let n = (rows - first).min(size);
+        let ids: Vec<i32> = (first..first + n).map(|row| (row * 7919 % 300) as i32).collect();
+        let positions: Vec<i32> = (first..first + n).map(|row| row as i32).collect();
+        let wanted: Vec<i32> = (0..n as i32).collect();
+        let inputs = [&ids, &positions, &wanted].map(|numbers| InputData::I32(numbers));
+        let mut call = Call {
+            bindings: Bindings { rows: n, soft_rows: 0, wanted: n },
+            inputs: &inputs,
+            segments: &mut [Segment { state: Some(&mut *state), first_row: 0, valid_rows: n }],
+            epoch: 0,
+            cancel: None,
+            taps: None,
+            largest_only: false,
+        };
+        executable.run(&mut call).unwrap();
+        state.commit(n).unwrap();
+        bits.extend(executable.output("logits").unwrap().iter().map(|x| x.to_bits()));
+    }
+    bits
+}
+
+/// Wider than the suite's programs: rows of several pieces, panels and tiles, and keys of several runs.
+#[test]
+fn wide_decoders() {
+    let sizes = Sizes { layers: 1, hidden: 560, ffn: 1056, heads: 6, kv_heads: 2, head_dim: 32, vocab: 300, experts: 0 };
+    let (rows, cuts) = if emulated() { (70, &[1, 9][..]) } else { (270, &[1, 9, 64][..]) };
+    for (encoding, form, experts) in [
+        (Encoding::F32, ActivationForm::F32, 0),
+        (Encoding::F16, ActivationForm::F16, 0),
+        (Encoding::I8Row, ActivationForm::I8Row, 0),
+        (Encoding::I4_BLOCK32, ActivationForm::I8Block32, 0),
+        (Encoding::I4_BLOCK32_MIN, ActivationForm::I8Row, 3),
+        (Encoding::I8_BLOCK32, ActivationForm::F32, 3),
+    ] {
+        let ffn = if experts > 0 { 96 } else { sizes.ffn };
+        let (program, weights) = decoder(&Sizes { ffn, experts, ..sizes }, encoding, form).unwrap();
+        let weights: Arc<dyn Weights> = Arc::new(weights);
+        for device in devices() {
+            let whole = logits(&device, &program, &weights, rows, rows);
+            for &size in cuts {
+                let same = logits(&device, &program, &weights, rows, size) == whole;
+                assert!(same, "{encoding} {form:?}, {}: calls of {size} rows give other logits than one call", device.instructions());
+            }
+        }
+    }
+}
