@@ -29,7 +29,7 @@ fn devices() -> Vec<CpuDevice> {
 
 #[test]
 fn every_op() {
-    let options = Options { strict: true, cases: if emulated() { 1 } else { 4 }, ..Options::from_environment() };
+    let options = Options { strict: true, cases: if emulated() { 1 } else { 2 }, ..Options::from_environment() };
     for device in devices() {
         let summary = same_bits_for_any_cut(&device, &options, &mut |case| {
             if !matches!(case.outcome, Outcome::Passed { .. }) {
