@@ -1,7 +1,7 @@
 //! What a token costs and how a bundle is stored, counted from its programs.
 
 use qhx_bundle::Bundle;
-use qhx_ir::{Bindings, Checked, Encoding, Mask, Op, OpKind, Program, dim};
+use qhx_ir::{Bindings, Checked, Encoding, Mask, Op, OpKind, dim};
 use qhx_runtime::memory::tensor_bytes;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -34,7 +34,7 @@ pub(crate) fn stored_as(bundle: &Bundle) -> Vec<StoredAs> {
 }
 
 /// Numbers of weights that one token is computed with: matrices whole, one row of each table that is only looked up, the chosen experts only.
-pub(crate) fn active_parameters(program: &Program) -> u64 {
+pub(crate) fn active_parameters(program: &Checked) -> u64 {
     let mut used: HashMap<&str, u64> = HashMap::new();
     for op in &program.ops {
         for name in op.op.weights() {
@@ -87,9 +87,8 @@ pub(crate) fn flops(program: &Checked, op: &Op, context: usize) -> u64 {
     }
 }
 
-fn experts_per_row(program: &Program, chosen: &str) -> u64 {
-    let made_by = program.ops.iter().find(|op| op.outputs().iter().any(|name| &**name == chosen));
-    match made_by.map(|op| &op.op) {
+fn experts_per_row(program: &Checked, chosen: &str) -> u64 {
+    match program.maker(chosen).map(|op| &program.ops[op].op) {
         Some(OpKind::Route { method, .. }) => method.experts_per_row() as u64,
         _ => 1,
     }

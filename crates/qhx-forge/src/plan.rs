@@ -9,7 +9,10 @@ use crate::{
     precision::{Precision, StoredTensors},
 };
 use qhx_ir::{ActivationForm, Checked, Name, OpKind, Program};
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 /// What a stage gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,18 +84,19 @@ impl Plan {
     }
 
     /// `base` with the weights and products of each stage taken from the program of its precision.
-    fn merge<'a>(&self, base: &Program, of: &dyn Fn(Precision) -> Option<&'a Program>) -> Program {
-        let mut merged = base.clone();
-        let owners = owners(base);
+    fn merge<'a>(&self, base: &Checked, of: &dyn Fn(Precision) -> Option<&'a Program>) -> Program {
+        let mut merged = Program::clone(base);
+        let owners = Owners::of(base);
+        let level_of = |weight: &str| owners.stage(weight).map(|stage| self.level(&base.stages[stage].name));
         for (name, weight) in &mut merged.weights {
-            let other = owners.get(name).and_then(|stage| of(self.level(stage).precision));
+            let other = level_of(name).and_then(|level| of(level.precision));
             if let Some(other) = other.and_then(|program| program.weights.get(name)) {
                 weight.encoding = other.encoding;
             }
         }
         for (i, op) in merged.ops.iter_mut().enumerate() {
             let Some(weight) = op.op.weights().first().map(|name| (*name).clone()) else { continue };
-            let Some(level) = owners.get(&weight).map(|stage| self.level(stage)) else { continue };
+            let Some(level) = level_of(&weight) else { continue };
             // Programs of one family differ in nothing but encodings and forms, so ops have the same places.
             let form = form_of(&of(level.precision).unwrap_or(base).ops[i].op);
             set_form(&mut op.op, if level.integer { form } else { ActivationForm::F32 });
@@ -101,15 +105,44 @@ impl Plan {
     }
 }
 
-/// The stage that decides on each weight: the last one that uses it (a tied table is the head's).
-pub fn owners(program: &Program) -> BTreeMap<Name, Name> {
-    let mut owners = BTreeMap::new();
-    for op in &program.ops {
-        if let Some(stage) = program.stage_of(&op.path) {
-            owners.extend(op.op.weights().into_iter().map(|weight| (weight.clone(), stage.name.clone())));
+/// The stage that decides on each weight: the last one that uses it (a tied table is the head's). Stages by their places.
+pub struct Owners {
+    owners: BTreeMap<Name, usize>,
+    weights: Vec<Vec<Name>>,
+    users: Vec<Vec<usize>>,
+}
+
+impl Owners {
+    /// Of a program's weights.
+    pub fn of(program: &Checked) -> Self {
+        let mut owners = BTreeMap::new();
+        for (place, op) in program.ops.iter().enumerate() {
+            owners.extend(op.op.weights().into_iter().map(|weight| (weight.clone(), program.stage_of_op(place))));
         }
+        let mut weights = vec![Vec::new(); program.stages.len()];
+        owners.iter().for_each(|(weight, &stage)| weights[stage].push(weight.clone()));
+        let mut users = vec![Vec::new(); program.stages.len()];
+        for (place, op) in program.ops.iter().enumerate() {
+            let stages: BTreeSet<usize> = op.op.weights().into_iter().map(|weight| owners[weight]).collect();
+            stages.into_iter().for_each(|stage| users[stage].push(place));
+        }
+        Self { owners, weights, users }
     }
-    owners
+
+    /// The stage that decides on a weight.
+    pub fn stage(&self, weight: &str) -> Option<usize> {
+        self.owners.get(weight).copied()
+    }
+
+    /// The weights that a stage decides on, by name.
+    pub fn weights(&self, stage: usize) -> &[Name] {
+        &self.weights[stage]
+    }
+
+    /// The places of the ops, of any stage, that use one of them.
+    pub fn users(&self, stage: usize) -> &[usize] {
+        &self.users[stage]
+    }
 }
 
 /// The form in which rows enter an op's products.

@@ -2,14 +2,14 @@
 //!
 //! Runs at forge time and again at load, before anything is allocated. Errors name the op, its path and its stage.
 
+mod cut;
+mod index;
 mod infer;
 
-use crate::{
-    DType, Dim, Encoding, KeyValue, Name, Op, OpKind, Program, Rotary, Shape, Slot, Stage, dim, dim::show_shape, is_under,
-    program::Generator,
-};
+use crate::{DType, Dim, Encoding, Name, OpKind, Program, Rotary, Shape, Slot, Stage, dim, dim::show_shape};
+use index::{Index, StageNames, no_stage};
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     ops::Deref,
     sync::Arc,
 };
@@ -56,6 +56,7 @@ pub struct ValueType {
 pub struct Checked {
     program: Arc<Program>,
     types: Arc<HashMap<Name, ValueType>>,
+    index: Arc<Index>,
     limits: Arc<CallLimits>,
 }
 
@@ -71,8 +72,8 @@ pub(crate) struct CallLimits {
 }
 
 impl CallLimits {
-    fn of(program: &Program, types: &HashMap<Name, ValueType>) -> Reason<Self> {
-        let place = |name: &Name| program.inputs.iter().position(|i| i.name == *name);
+    fn of(program: &Program, types: &HashMap<Name, ValueType>, index: &Index) -> Reason<Self> {
+        let place = |name: &Name| index.inputs.get(name).copied();
         let table = |name: &Name| Dim::Fixed(program.weights[name].shape[0]);
         let indexes = program.ops.iter().filter_map(|op| match &op.op {
             OpKind::Embed { ids: index, table: weight, .. }
@@ -95,10 +96,16 @@ impl CallLimits {
 impl Checked {
     /// Checks `program`.
     pub fn new(program: Program) -> Result<Self, CheckError> {
-        let types = Checker { program: &program, types: HashMap::new(), written: Vec::new() }.run()?;
-        let limits = CallLimits::of(&program, &types).map_err(|reason| CheckError::Program { program: program.name.clone(), reason })?;
-        let limits = Arc::new(limits);
-        Ok(Self { program: Arc::new(program), types: Arc::new(types), limits })
+        let wrong = |reason| CheckError::Program { program: program.name.clone(), reason };
+        let (types, index) = Checker::new(&program).map_err(wrong)?.run()?;
+        let limits = CallLimits::of(&program, &types, &index).map_err(wrong)?;
+        Ok(Self { program: Arc::new(program), types: Arc::new(types), index: Arc::new(index), limits: Arc::new(limits) })
+    }
+
+    /// The same program under another name.
+    pub fn renamed(&self, name: impl Into<Name>) -> Self {
+        let program = Arc::new(Program { name: name.into(), ..(*self.program).clone() });
+        Self { program, ..self.clone() }
     }
 
     pub(crate) fn limits(&self) -> &CallLimits {
@@ -110,68 +117,44 @@ impl Checked {
         &self.types[value]
     }
 
-    /// The program of the ops for which `keep` holds. Values that cross the cut become inputs ([`Generator::Carried`]) and outputs
-    /// (named like the value); slots, rotaries and weights are those that the kept ops name. A KV slot that is written outside and only read here is kept here as
-    /// well: its first reader gets the writer's keys and values, so that the new rows cross the cut with every call.
-    pub fn cut(&self, keep: impl Fn(&Op) -> bool) -> Result<Self, CheckError> {
-        let (ops, writers) = self.with_own_writers(&keep);
-        let whole = &Program { ops, ..(*self.program).clone() };
-        let (kept, other): (Vec<&Op>, Vec<&Op>) = whole.ops.iter().partition(|op| keep(op));
-        let made: Vec<Name> = kept.iter().flat_map(|op| op.outputs()).collect();
-        let read: Vec<&Name> = kept.iter().flat_map(|op| op.op.inputs()).collect();
-        let mut inputs: Vec<_> = whole.inputs.iter().filter(|i| read.contains(&&i.name)).cloned().collect();
-        let mut outputs: Vec<_> = whole.outputs.iter().filter(|o| made.contains(&o.value)).cloned().collect();
-        for op in &other {
-            for name in op.outputs().iter().filter(|name| read.contains(name)) {
-                let ValueType { dtype, shape } = self.value_type(name).clone();
-                inputs.push(crate::Input { name: name.clone(), dtype, shape, generator: Generator::Carried });
-            }
-            // Who only reads a slot may have to write a copy of it in a part of its own.
-            let copied = match &op.op {
-                OpKind::Attend { kv: None, slot: Some(slot), .. } => writers.get(slot),
-                _ => None,
-            };
-            let copied = copied.into_iter().flat_map(|kv| [&kv.k, &kv.v]);
-            for name in op.op.inputs().into_iter().chain(copied).filter(|name| made.contains(name)) {
-                if !outputs.iter().any(|o| o.name == *name) {
-                    outputs.push(crate::Output { name: name.clone(), value: name.clone() });
-                }
-            }
-        }
-        let named = |names: &dyn Fn(&OpKind) -> Vec<&Name>, name: &Name| kept.iter().any(|op| names(&op.op).contains(&name));
-        let named_stage =
-            |s: &Stage| kept.iter().any(|op| is_under(&op.path, &s.name)) || s.tap.as_ref().is_some_and(|tap| made.contains(tap));
-        let keep_tap = |s: &Stage| Stage { name: s.name.clone(), tap: s.tap.clone().filter(|tap| made.contains(tap)) };
-        Self::new(Program {
-            inputs,
-            outputs,
-            slots: whole.slots.iter().filter(|(n, _)| named(&|op| op.slot().into_iter().collect(), n)).map(own).collect(),
-            rotaries: whole.rotaries.iter().filter(|(n, _)| named(&|op| rotary_of(op).into_iter().collect(), n)).map(own).collect(),
-            weights: whole.weights.iter().filter(|(n, _)| named(&OpKind::weights, n)).map(own).collect(),
-            stages: whole.stages.iter().filter(|s| named_stage(s)).map(keep_tap).collect(),
-            ops: kept.iter().map(|&op| op.clone()).collect(),
-            ..whole.clone()
-        })
+    /// The default stage under which a path lies: the longest one that is a dotted prefix of it.
+    pub fn stage_of(&self, path: &str) -> Option<&Stage> {
+        self.index.stages.of(path).map(|place| &self.stages[place])
     }
 
-    /// The ops, of those for which `keep` holds the first reader of a slot that another op wrote made its writer; and who writes each slot.
-    fn with_own_writers(&self, keep: &impl Fn(&Op) -> bool) -> (Vec<Op>, HashMap<Name, KeyValue>) {
-        let mut ops = self.program.ops.clone();
-        let mut writers: HashMap<Name, KeyValue> = HashMap::new();
-        let mut own: BTreeSet<Name> = BTreeSet::new();
-        for op in &mut ops {
-            let kept = keep(op);
-            let OpKind::Attend { kv, slot: Some(slot), .. } = &mut op.op else { continue };
-            match kv {
-                Some(kv) => _ = writers.insert(slot.clone(), kv.clone()),
-                None if kept && !own.contains(slot) => *kv = writers.get(slot).cloned(),
-                None => {}
-            }
-            if kept {
-                own.insert(slot.clone());
-            }
-        }
-        (ops, writers)
+    /// The place of the stage under which the op at place `op` lies.
+    pub fn stage_of_op(&self, op: usize) -> usize {
+        self.index.stage_of_op[op]
+    }
+
+    /// The places of the ops of the stage at place `stage`, rising.
+    pub fn ops_of_stage(&self, stage: usize) -> &[usize] {
+        &self.index.ops_of_stage[stage]
+    }
+
+    /// The place of a stage by its name.
+    pub fn stage_place(&self, name: &str) -> Option<usize> {
+        self.index.stages.of(name).filter(|&place| *self.stages[place].name == *name)
+    }
+
+    /// The places of the stages whose tap is this value.
+    pub fn stages_shown_by(&self, value: &str) -> &[usize] {
+        self.index.taps.get(value).map_or(&[], Vec::as_slice)
+    }
+
+    /// The place of the op that makes a value; none for inputs.
+    pub fn maker(&self, value: &str) -> Option<usize> {
+        self.index.makers.get(value).copied()
+    }
+
+    /// The places of the ops that read a value, rising.
+    pub fn readers(&self, value: &str) -> &[usize] {
+        self.index.readers.get(value).map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether a value is an output of the program.
+    pub fn is_output(&self, value: &str) -> bool {
+        self.index.outputs.contains_key(value)
     }
 }
 
@@ -182,43 +165,39 @@ impl Deref for Checked {
     }
 }
 
-fn own<V: Clone>((name, value): (&Name, &V)) -> (Name, V) {
-    (name.clone(), value.clone())
-}
-
-fn rotary_of(op: &OpKind) -> Option<&Name> {
-    match op {
-        OpKind::Rope { rotary, .. } => Some(rotary),
-        _ => None,
-    }
-}
-
 struct Checker<'a> {
     program: &'a Program,
+    stages: StageNames,
     types: HashMap<Name, ValueType>,
     /// KV slots written so far in the op order.
-    written: Vec<&'a Name>,
+    written: HashSet<&'a Name>,
+    /// How many experts each value chooses among that a `route` made so far.
+    routed: HashMap<Name, usize>,
 }
 
 type Reason<T> = Result<T, String>;
 
 impl<'a> Checker<'a> {
-    fn run(mut self) -> Result<HashMap<Name, ValueType>, CheckError> {
+    fn new(program: &'a Program) -> Reason<Self> {
+        let stages = StageNames::new(program)?;
+        Ok(Self { program, stages, types: HashMap::new(), written: HashSet::new(), routed: HashMap::new() })
+    }
+
+    fn run(mut self) -> Result<(HashMap<Name, ValueType>, Index), CheckError> {
         let program = self.program;
         let wrong = |reason| CheckError::Program { program: program.name.clone(), reason };
         self.check_declarations().map_err(wrong)?;
+        let mut stage_of_op = Vec::with_capacity(program.ops.len());
         for op in &program.ops {
-            let stage = program.stage_of(&op.path);
+            let stage = self.stages.of(&op.path);
             let fail = |reason| CheckError::Op {
                 program: program.name.clone(),
-                stage: stage.map_or("?".into(), |s| s.name.clone()),
+                stage: stage.map_or("?".into(), |place| program.stages[place].name.clone()),
                 path: op.path.clone(),
                 op: op.op.name(),
                 reason,
             };
-            if stage.is_none() {
-                return Err(fail("lies under no stage of the program".into()));
-            }
+            stage_of_op.push(stage.ok_or_else(|| fail(no_stage(&op.path)))?);
             let types = self.infer(op).map_err(fail)?;
             for (name, value_type) in op.outputs().into_iter().zip(types) {
                 if dim::volume(&value_type.shape).is_none() {
@@ -235,14 +214,15 @@ impl<'a> Checker<'a> {
         };
         program.outputs.iter().try_for_each(|o| known(&format!("output `{}`", o.name), &o.value))?;
         program.stages.iter().try_for_each(|s| s.tap.iter().try_for_each(|tap| known(&format!("stage `{}`", s.name), tap)))?;
-        let named = |list: &dyn Fn(&OpKind) -> Vec<&Name>, name: &Name| program.ops.iter().any(|op| list(&op.op).contains(&name));
-        if let Some(name) = program.weights.keys().find(|n| !named(&OpKind::weights, n)) {
+        let index = Index::new(program, self.stages, stage_of_op);
+        let used: HashSet<&Name> = program.ops.iter().flat_map(|op| op.op.weights()).collect();
+        if let Some(name) = program.weights.keys().find(|name| !used.contains(name)) {
             return Err(wrong(format!("weight `{name}` is used by no op")));
         }
-        if let Some(name) = program.slots.keys().find(|n| !named(&|op| op.slot().into_iter().collect(), n)) {
+        if let Some(name) = program.slots.keys().find(|name| !index.slot_users.contains_key(*name)) {
             return Err(wrong(format!("slot `{name}` is used by no op")));
         }
-        Ok(self.types)
+        Ok((self.types, index))
     }
 
     fn check_declarations(&mut self) -> Reason<()> {
@@ -257,10 +237,9 @@ impl<'a> Checker<'a> {
                 return Err(format!("input `{}` is declared twice", input.name));
             }
         }
-        for (i, output) in program.outputs.iter().enumerate() {
-            if program.outputs[..i].iter().any(|o| o.name == output.name) {
-                return Err(format!("output `{}` is declared twice", output.name));
-            }
+        let mut outputs = HashSet::new();
+        if let Some(output) = program.outputs.iter().find(|output| !outputs.insert(&output.name)) {
+            return Err(format!("output `{}` is declared twice", output.name));
         }
         for (name, weight) in &program.weights {
             let columns = weight.shape.last().copied().unwrap_or(0);

@@ -3,12 +3,17 @@
 //! Devices differ in how they store data, not in these rules: a state has a [`Ledger`] next to its data and consults it first.
 
 use crate::{DeviceError, Name, Slot, SlotData};
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 /// The number of committed rows of a session, and what has been imported on top of them.
 #[derive(Clone, Debug)]
 pub struct Ledger {
-    slots: BTreeMap<Name, Slot>,
+    slots: Arc<BTreeMap<Name, Slot>>,
+    /// Of each slot among all of them.
+    places: Arc<HashMap<Name, usize>>,
     capacity: usize,
     len: usize,
     /// The valid rows of the last call, where it may be committed.
@@ -20,7 +25,8 @@ pub struct Ledger {
 impl Ledger {
     /// Nothing counts yet.
     pub fn new(slots: &BTreeMap<Name, Slot>, capacity: usize) -> Self {
-        Self { slots: slots.clone(), capacity, len: 0, pending: None, imported: vec![0; slots.len()] }
+        let places = slots.keys().enumerate().map(|(place, name)| (name.clone(), place)).collect();
+        Self { slots: Arc::new(slots.clone()), places: Arc::new(places), capacity, len: 0, pending: None, imported: vec![0; slots.len()] }
     }
 
     /// The declared slots.
@@ -41,9 +47,8 @@ impl Ledger {
 
     /// A slot's declaration and its place among all slots.
     pub fn slot(&self, name: &str) -> Result<(usize, &Slot), DeviceError> {
-        let mut all = self.slots.iter().enumerate();
-        let found = all.find_map(|(place, (own, slot))| (&**own == name).then_some((place, slot)));
-        found.ok_or_else(|| DeviceError::Call(format!("the state has no slot `{name}`")))
+        let found = self.places.get(name).zip(self.slots.get(name));
+        found.map(|(&place, slot)| (place, slot)).ok_or_else(|| DeviceError::Call(format!("the state has no slot `{name}`")))
     }
 
     /// Begins a call: uncommitted rows of an earlier call are discarded.

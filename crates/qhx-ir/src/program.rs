@@ -261,11 +261,6 @@ impl Program {
         self.epochs.iter().filter(|&&limit| limit < total).count()
     }
 
-    /// The default stage under which a path lies: the longest one that is a dotted prefix of it.
-    pub fn stage_of(&self, path: &str) -> Option<&Stage> {
-        self.stages.iter().filter(|s| is_under(path, &s.name)).max_by_key(|s| s.name.len())
-    }
-
     /// The readable form: one line for each input, stage, weight and op.
     pub fn to_json(&self) -> String {
         use serde_json::Value;

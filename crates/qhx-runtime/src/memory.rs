@@ -132,7 +132,7 @@ pub fn state_bytes(program: &Program, context: usize) -> u64 {
 }
 
 /// Bytes of weights that one decode step reads: whole matrices, one row of each look-up table, the chosen experts only.
-pub fn weight_bytes_per_token(program: &Program) -> u64 {
+pub fn weight_bytes_per_token(program: &Checked) -> u64 {
     let mut read: HashMap<&str, u64> = HashMap::new();
     for op in &program.ops {
         for name in op.op.weights() {
@@ -153,9 +153,8 @@ pub fn weight_bytes_per_token(program: &Program) -> u64 {
     read.values().fold(0, |sum, &bytes| sum.saturating_add(bytes))
 }
 
-fn experts_per_row(program: &Program, chosen: &str) -> u64 {
-    let made_by = program.ops.iter().find(|op| op.outputs().iter().any(|name| &**name == chosen));
-    match made_by.map(|op| &op.op) {
+fn experts_per_row(program: &Checked, chosen: &str) -> u64 {
+    match program.maker(chosen).map(|op| &program.ops[op].op) {
         Some(OpKind::Route { method, .. }) => method.experts_per_row() as u64,
         _ => u64::MAX,
     }

@@ -15,7 +15,10 @@ use crate::{
 };
 use qhx_ir::{Checked, Device, Name, is_under};
 use serde::Serialize;
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 /// Where every stage of a program runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -43,7 +46,7 @@ pub struct PlacedStage {
 }
 
 /// A stage that a preferred device refused.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Fallback {
     /// The stage's name.
     pub stage: String,
@@ -128,8 +131,9 @@ impl Placing<'_> {
         let program = self.program;
         let mut assigned = program.ops.iter().map(|op| self.preferred(&op.path, phase)).collect::<Result<Vec<_>, _>>()?;
         let mut refusals = Vec::new();
-        for stage in &program.stages {
-            let ops: Vec<usize> = (0..program.ops.len()).filter(|&op| self.stage_of(op) == Some(&stage.name)).collect();
+        let known: HashSet<Fallback> = fallbacks.iter().cloned().collect();
+        for (place, stage) in program.stages.iter().enumerate() {
+            let ops = program.ops_of_stage(place);
             let mut devices: Vec<usize> = ops.iter().map(|&op| assigned[op].0).collect();
             devices.dedup();
             for device in devices {
@@ -144,7 +148,7 @@ impl Placing<'_> {
                 let to = &self.names[other];
                 here.iter().for_each(|&op| assigned[op] = (other, format!("{from} does not take it")));
                 let fallback = Fallback { stage: stage.name.to_string(), from: from.clone(), to: to.clone(), reason: said };
-                if !fallbacks.contains(&fallback) {
+                if phase == Phase::Prefill || !known.contains(&fallback) {
                     fallbacks.push(fallback);
                 }
             }
@@ -178,15 +182,11 @@ impl Placing<'_> {
         ops.iter().find_map(refuse).map(|reason| reason.to_string())
     }
 
-    fn stage_of(&self, op: usize) -> Option<&Name> {
-        self.program.stage_of(&self.program.ops[op].path).map(|stage| &stage.name)
-    }
-
     /// Who does something in each stage; in both phases where they do not differ.
     fn stages(&self, prefill: &[Assigned], decode: &[Assigned]) -> Vec<PlacedStage> {
         let mut stages = Vec::new();
-        for stage in &self.program.stages {
-            let [many, one] = [prefill, decode].map(|assigned| self.workers(&stage.name, assigned));
+        for (place, stage) in self.program.stages.iter().enumerate() {
+            let [many, one] = [prefill, decode].map(|assigned| self.workers(place, assigned));
             let placed = |phase| move |(device, reason)| PlacedStage { stage: stage.name.to_string(), device, phase, reason };
             if many == one {
                 stages.extend(many.into_iter().map(placed(None)));
@@ -198,11 +198,11 @@ impl Placing<'_> {
         stages
     }
 
-    /// The devices that run ops of a stage, each with the reason of its first; `host` where the host does all of it for the device.
-    fn workers(&self, stage: &Name, assigned: &[Assigned]) -> Vec<(String, String)> {
-        let ops: Vec<usize> = (0..assigned.len()).filter(|&op| self.stage_of(op) == Some(stage)).collect();
+    /// The devices that run ops of the stage at a place, each with the reason of its first; `host` where the host does all of it for the device.
+    fn workers(&self, stage: usize, assigned: &[Assigned]) -> Vec<(String, String)> {
+        let ops = self.program.ops_of_stage(stage);
         let mut devices: Vec<usize> = Vec::new();
-        for &op in &ops {
+        for &op in ops {
             if !devices.contains(&assigned[op].0) {
                 devices.push(assigned[op].0);
             }

@@ -243,14 +243,15 @@ fn source(model: &Model) -> &'static str {
 
 fn stages(program: &Checked, placed: &[PlacedStage], context: usize) -> Vec<StageReport> {
     let report = |stage: &PlacedStage| {
-        let ops = || program.ops.iter().filter(|op| program.stage_of(&op.path).is_some_and(|s| *s.name == *stage.stage));
+        let place = program.stage_place(&stage.stage);
+        let ops = place.map_or(&[][..], |place| program.ops_of_stage(place)).iter().map(|&op| &program.ops[op]);
         StageReport {
             stage: stage.stage.clone(),
             device: stage.device.clone(),
             phase: stage.phase,
             reason: stage.reason.clone(),
-            weight_bytes: stage_bytes(program, &stage.stage),
-            flops: ops().map(|op| flops(program, op, context)).sum(),
+            weight_bytes: place.map_or(0, |place| stage_bytes(program, place)),
+            flops: ops.map(|op| flops(program, op, context)).sum(),
         }
     };
     placed.iter().map(report).collect()
@@ -263,12 +264,10 @@ fn towers(bundle: &Bundle, options: &LoadOptions) -> Result<Vec<TowerReport>, Fa
     let candidates = options.candidates()?;
     let report = |program: &Checked| {
         let (_, placement) = place_tower(program, options.device, options.placement.as_ref(), &candidates)?;
-        let bytes = |placed: &str| {
-            let stage = program.stages.iter().find(|stage| tower_stage(program, &stage.name) == placed);
-            stage.map_or(0, |stage| stage_bytes(program, &stage.name))
-        };
+        let places = program.stages.iter().enumerate().map(|(place, stage)| (tower_stage(program, &stage.name), place));
+        let places: BTreeMap<String, usize> = places.collect();
         let stage = |placed: PlacedStage| TowerStage {
-            weight_bytes: bytes(&placed.stage),
+            weight_bytes: places.get(&placed.stage).map_or(0, |&place| stage_bytes(program, place)),
             stage: placed.stage,
             device: placed.device,
             reason: placed.reason,
@@ -317,10 +316,9 @@ fn contexts_table(plans: &BTreeMap<String, PreparedPlan>) -> String {
     format!("{}\n{}{notes}", table.render(), facts(&token))
 }
 
-/// Stored bytes of the weights that a stage uses.
-fn stage_bytes(program: &Checked, stage: &str) -> u64 {
-    let ops = program.ops.iter().filter(|op| program.stage_of(&op.path).is_some_and(|s| *s.name == *stage));
-    let weights: BTreeSet<_> = ops.flat_map(|op| op.op.weights()).collect();
+/// Stored bytes of the weights that the stage at a place uses.
+fn stage_bytes(program: &Checked, stage: usize) -> u64 {
+    let weights: BTreeSet<_> = program.ops_of_stage(stage).iter().flat_map(|&op| program.ops[op].op.weights()).collect();
     weights.iter().filter_map(|&name| program.weights.get(name)).map(|w| tensor_bytes(w.encoding, &w.shape)).sum()
 }
 
@@ -352,16 +350,10 @@ fn towers_table(towers: &[TowerReport]) -> String {
         ("why", Align::Left),
     ]);
     for tower in towers {
-        let mut groups: Vec<([String; 3], usize, u64)> = Vec::new();
-        for stage in &tower.stages {
-            let key = [numberless(&stage.stage), stage.device.clone(), stage.reason.clone()];
-            match groups.iter_mut().find(|(name, ..)| *name == key) {
-                Some((_, times, bytes)) => (*times, *bytes) = (*times + 1, *bytes + stage.weight_bytes),
-                None => groups.push((key, 1, stage.weight_bytes)),
-            }
-        }
-        for ([name, device, reason], times, bytes) in groups {
-            table.row([name, times.to_string(), show_bytes(bytes), device, reason]);
+        let key = |stage: &TowerStage| [numberless(&stage.stage), stage.device.clone(), stage.reason.clone()];
+        for ([name, device, reason], list) in grouped(&tower.stages, key) {
+            let bytes = list.iter().map(|stage| stage.weight_bytes).sum();
+            table.row([name, list.len().to_string(), show_bytes(bytes), device, reason]);
         }
         let all = format!("{} in all, {} parameters", tower.program, show_count(tower.parameters));
         table.row([all, String::new(), show_bytes(tower.weight_bytes), String::new(), String::new()]);
@@ -375,17 +367,24 @@ fn numberless(stage: &str) -> String {
     stage.split('.').map(|part| if part.parse::<u32>().is_ok() { "N" } else { part }).collect::<Vec<_>>().join(".")
 }
 
+/// Items that have one key, in the order in which the keys come first.
+fn grouped<T, K: Clone + Ord>(items: &[T], key: impl Fn(&T) -> K) -> Vec<(K, Vec<&T>)> {
+    let mut groups: Vec<(K, Vec<&T>)> = Vec::new();
+    let mut places: BTreeMap<K, usize> = BTreeMap::new();
+    for item in items {
+        let key = key(item);
+        let place = *places.entry(key.clone()).or_insert(groups.len());
+        if place == groups.len() {
+            groups.push((key, Vec::new()));
+        }
+        groups[place].1.push(item);
+    }
+    groups
+}
+
 /// The stages, those that differ only in their number together.
 fn stages_table(stages: &[StageReport]) -> String {
-    let mut groups: Vec<(String, Vec<&StageReport>)> = Vec::new();
-    for stage in stages {
-        let pattern = numberless(&stage.stage);
-        let key = |stage: &StageReport| (stage.device.clone(), stage.phase, stage.reason.clone());
-        match groups.iter_mut().find(|(name, list)| *name == pattern && key(list[0]) == key(stage)) {
-            Some((_, list)) => list.push(stage),
-            None => groups.push((pattern, vec![stage])),
-        }
-    }
+    let key = |stage: &StageReport| (numberless(&stage.stage), stage.device.clone(), stage.phase, stage.reason.clone());
     let mut table = Table::new([
         ("stage", Align::Left),
         ("times", Align::Right),
@@ -394,33 +393,27 @@ fn stages_table(stages: &[StageReport]) -> String {
         ("device", Align::Left),
         ("why", Align::Left),
     ]);
-    for (name, list) in groups {
+    for ((name, device, phase, reason), list) in grouped(stages, key) {
         let bytes = list.iter().map(|stage| stage.weight_bytes).sum();
         let flops = list.iter().map(|stage| stage.flops).sum();
-        let device = match list[0].phase {
-            None => list[0].device.clone(),
-            Some(Phase::Prefill) => format!("{} (prefill)", list[0].device),
-            Some(Phase::Decode) => format!("{} (decode)", list[0].device),
+        let device = match phase {
+            None => device,
+            Some(Phase::Prefill) => format!("{device} (prefill)"),
+            Some(Phase::Decode) => format!("{device} (decode)"),
         };
-        table.row([name, list.len().to_string(), show_bytes(bytes), show_count(flops), device, list[0].reason.clone()]);
+        table.row([name, list.len().to_string(), show_bytes(bytes), show_count(flops), device, reason]);
     }
     table.render()
 }
 
 /// Slots that are held twice, those that differ only in their number together.
 fn copies_table(copies: &[SlotCopy]) -> String {
-    let mut groups: Vec<([String; 4], usize, u64)> = Vec::new();
-    for copy in copies {
-        let key = [numberless(&copy.slot), copy.from.clone(), copy.to.clone(), copy.reason.clone()];
-        match groups.iter_mut().find(|(own, ..)| *own == key) {
-            Some((_, times, bytes)) => (*times, *bytes) = (*times + 1, *bytes + copy.bytes),
-            None => groups.push((key, 1, copy.bytes)),
-        }
-    }
+    let key = |copy: &SlotCopy| [numberless(&copy.slot), copy.from.clone(), copy.to.clone(), copy.reason.clone()];
     let columns = [("slot", Align::Left), ("times", Align::Right), ("bytes", Align::Right), ("copied", Align::Left), ("when", Align::Left)];
     let mut table = Table::new(columns);
-    for ([slot, from, to, reason], times, bytes) in groups {
-        table.row([slot, times.to_string(), show_bytes(bytes), format!("from {from} to {to}"), reason]);
+    for ([slot, from, to, reason], list) in grouped(copies, key) {
+        let bytes = list.iter().map(|copy| copy.bytes).sum();
+        table.row([slot, list.len().to_string(), show_bytes(bytes), format!("from {from} to {to}"), reason]);
     }
     table.render()
 }

@@ -61,6 +61,7 @@ pub(crate) fn compile(
         max,
         uses: Uses::of(program, &order),
         position: 0,
+        slots: program.slots.keys().enumerate().map(|(place, name)| (name, place)).collect(),
         values: HashMap::new(),
         buffers: Vec::new(),
         steps: Vec::new(),
@@ -90,6 +91,8 @@ struct Compiler<'a> {
     uses: Uses,
     /// Of the op that is compiled now, in the order of execution.
     position: usize,
+    /// Places of slots in the states.
+    slots: HashMap<&'a Name, usize>,
     values: HashMap<Name, View>,
     buffers: Vec<Buffer>,
     steps: Vec<Step>,

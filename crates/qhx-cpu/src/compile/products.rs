@@ -18,7 +18,7 @@ const AHEAD: usize = 24;
 /// The order in which ops are done: the program's, but products move up to the first that reads the same rows in the same form.
 pub(super) fn order(program: &Checked) -> Vec<Vec<usize>> {
     let ops = &program.ops;
-    let tapped = |op: &Op| program.stages.iter().any(|stage| stage.tap.as_ref() == Some(&op.path));
+    let tapped = |op: &Op| !program.stages_shown_by(&op.path).is_empty();
     let mut done = vec![false; ops.len()];
     let mut order = Vec::new();
     for first in 0..ops.len() {
@@ -47,14 +47,13 @@ fn key(op: &Op) -> Option<(&Name, ActivationForm, Option<[u32; 2]>)> {
 
 /// Whether a value is an output and nothing else, perhaps after a softcap, whose cap it gives.
 fn ending(program: &Checked, value: &Name) -> Option<Option<f32>> {
-    let mut readers = program.ops.iter().filter(|op| op.op.inputs().contains(&value));
-    let is_output = program.outputs.iter().any(|output| output.value == *value);
-    match (readers.next(), readers.next()) {
-        (None, _) if is_output => Some(None),
-        (Some(Op { op: OpKind::Softcap { cap, .. }, path }), None) if !is_output => {
-            let read = program.ops.iter().any(|op| op.op.inputs().contains(&path));
-            (!read && program.outputs.iter().any(|output| output.value == *path)).then_some(Some(*cap))
-        }
+    let ends_as_output = |value: &Name| program.readers(value).is_empty() && program.is_output(value);
+    match program.readers(value) {
+        [] => program.is_output(value).then_some(None),
+        [only] if !program.is_output(value) => match &program.ops[*only] {
+            Op { op: OpKind::Softcap { cap, .. }, path } if ends_as_output(path) => Some(Some(*cap)),
+            _ => None,
+        },
         _ => None,
     }
 }

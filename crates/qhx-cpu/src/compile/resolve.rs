@@ -58,7 +58,7 @@ impl Compiler<'_> {
     pub(super) fn define(&mut self, name: &Name, view: View) {
         self.values.insert(name.clone(), view);
         let value_type = self.program.value_type(name);
-        for (stage, _) in self.program.stages.iter().enumerate().filter(|(_, stage)| stage.tap.as_ref() == Some(name)) {
+        for &stage in self.program.stages_shown_by(name) {
             let (after, integers) = (self.steps.len(), value_type.dtype == DType::I32);
             self.taps.push(Tapped { after, stage, view, shape: value_type.shape.clone(), integers });
             self.needed(&[view], self.steps.len().saturating_sub(1));
@@ -118,8 +118,7 @@ impl Compiler<'_> {
 
     /// A slot's place in the states.
     pub(super) fn slot(&self, name: &Name) -> usize {
-        let place = self.program.slots.keys().position(|slot| slot == name);
-        place.unwrap_or_else(|| unreachable!("checked: the slot is declared"))
+        self.slots.get(name).copied().unwrap_or_else(|| unreachable!("checked: the slot is declared"))
     }
 
     /// The last dimension, a number wherever an op asks for it.

@@ -10,6 +10,7 @@ use qhx_runtime::{
     Prompt,
     verify::{Notes, Verdict, golden::cosine, share, top},
 };
+use std::collections::HashMap;
 
 /// Logits that are kept of each step.
 const TOP: usize = 5;
@@ -62,6 +63,8 @@ pub(super) struct Judge<'a> {
     steps: Vec<Vec<Step>>,
     /// By stage: cosines of rows.
     cosines: Vec<(Name, Vec<f64>)>,
+    /// Places in `cosines`.
+    places: HashMap<Name, usize>,
     progress: &'a mut dyn FnMut(usize, usize),
 }
 
@@ -76,7 +79,8 @@ pub(super) struct Measurement {
 impl<'a> Judge<'a> {
     pub(super) fn new(played: &'a [Played], vocabulary: usize, stages: &[Name], progress: &'a mut dyn FnMut(usize, usize)) -> Self {
         let steps = played.iter().map(|p| vec![Step::default(); p.ids.len()]).collect();
-        Self { played, vocabulary, steps, cosines: stages.iter().map(|s| (s.clone(), Vec::new())).collect(), progress }
+        let places = stages.iter().enumerate().map(|(place, stage)| (stage.clone(), place)).collect();
+        Self { played, vocabulary, steps, cosines: stages.iter().map(|s| (s.clone(), Vec::new())).collect(), places, progress }
     }
 
     /// The verdict of `kind`; `row_stages` are those whose rows the oracle notes.
@@ -185,7 +189,7 @@ fn check(notes: &Notes, places: &[usize], stage: &str) -> StageCheck {
 
 impl Audience for Judge<'_> {
     fn stage(&mut self, stage: &str, pass: &Pass, values: &[f32]) {
-        let Some((_, cosines)) = self.cosines.iter_mut().find(|(name, _)| **name == *stage) else { return };
+        let Some(cosines) = self.places.get(stage).map(|&place| &mut self.cosines[place].1) else { return };
         if !pass.is_last {
             return;
         }

@@ -18,7 +18,7 @@ use crate::{
     ForgeError, ForgeOptions, Material,
     families::Programs,
     model::Written,
-    plan::{Plan, form_of, owners},
+    plan::{Owners, Plan, form_of},
     precision::Precision,
     target::{MadeTarget, TargetOrder, check_targets},
 };
@@ -28,7 +28,7 @@ use qhx_bundle::{
     manifest::TEXT_PROGRAM,
     parity::{Choices, GateKind, Level, PARITY_PAGE, PARITY_VERSION, Parity, StageResult},
 };
-use qhx_ir::{Checked, Device, Name};
+use qhx_ir::{Checked, Device, Name, OpKind};
 use qhx_runtime::{
     Cancel, LoadOptions, Model, ModelParts, Session,
     memory::tensor_bytes,
@@ -37,7 +37,7 @@ use qhx_runtime::{
     verify::{Answer, Notes, encode_noted, play, row_stages, tower_stages, weight_sums},
 };
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -344,7 +344,7 @@ impl<'m, 'o> Gate<'m, 'o> {
                 .map(|(path, entry)| (path.clone(), entry.sha256))
                 .collect(),
             gate,
-            stages: cosines.iter().map(|(stage, mean, lowest)| stage_result(programs, stage, *mean, *lowest)).collect(),
+            stages: Stored::of(programs).results(&cosines),
             choices,
             cases,
             weights: weight_sums(&staged.open()?, &self.options.cancel)?,
@@ -357,29 +357,54 @@ fn teacher<'a>(material: &'a Material, precision: Precision, device: &'a Arc<dyn
     Teacher { device, others_on: device, distinct: false, numbers: material.numbers(precision), cancel }
 }
 
-fn stage_result(programs: &Programs, stage: &str, cosine: f64, min_cosine: f64) -> StageResult {
-    let is_of =
-        |written: &&Written| written.program.stages.iter().any(|s| *s.name == *stage || tower_stage(&written.program, &s.name) == stage);
-    let program: &Checked = &programs.programs.iter().find(is_of).unwrap_or(&programs.programs[0]).program;
-    let owners = owners(program);
-    let mut encodings: BTreeMap<String, u64> = BTreeMap::new();
-    let own = program.weights.iter().filter(|(name, _)| owners.get(*name).is_some_and(|owner| **owner == *stage));
-    for (_, weight) in own {
-        *encodings.entry(weight.encoding.to_string()).or_default() += tensor_bytes(weight.encoding, &weight.shape);
+/// How the stages of a model are stored.
+struct Stored<'p> {
+    programs: Vec<(&'p Checked, Owners)>,
+    /// The program and the stage by the stage's name, as people call it.
+    places: HashMap<String, (usize, usize)>,
+}
+
+impl<'p> Stored<'p> {
+    fn of(programs: &'p Programs) -> Self {
+        let programs: Vec<_> = programs.programs.iter().map(|written| (&written.program, Owners::of(&written.program))).collect();
+        let mut places = HashMap::new();
+        for (number, (program, _)) in programs.iter().enumerate() {
+            for (place, stage) in program.stages.iter().enumerate() {
+                let name = if number == 0 { stage.name.to_string() } else { tower_stage(program, &stage.name) };
+                places.entry(name).or_insert((number, place));
+            }
+        }
+        Self { programs, places }
     }
-    let bytes = encodings.values().sum();
-    let mut encodings: Vec<_> = encodings.into_iter().collect();
-    encodings.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-    let ops = program.ops.iter().filter(|op| program.stage_of(&op.path).is_some_and(|s| *s.name == *stage));
-    let products = ops.filter(|op| matches!(op.op, qhx_ir::OpKind::Linear { .. } | qhx_ir::OpKind::Experts { .. }));
-    let forms: BTreeSet<String> = products.map(|op| form_name(form_of(&op.op))).collect();
-    StageResult {
-        stage: stage.into(),
-        cosine,
-        min_cosine,
-        encodings: encodings.into_iter().map(|(encoding, _)| encoding).collect(),
-        activations: forms.into_iter().collect(),
-        bytes,
+
+    /// Stages with the mean and the lowest cosine of each.
+    fn results(&self, cosines: &[(Name, f64, f64)]) -> Vec<StageResult> {
+        cosines.iter().map(|(stage, mean, lowest)| self.result(stage, *mean, *lowest)).collect()
+    }
+
+    fn result(&self, stage: &str, cosine: f64, min_cosine: f64) -> StageResult {
+        let mut encodings: BTreeMap<String, u64> = BTreeMap::new();
+        let mut forms: BTreeSet<String> = BTreeSet::new();
+        if let Some(&(number, place)) = self.places.get(stage) {
+            let (program, owners) = &self.programs[number];
+            for weight in owners.weights(place).iter().filter_map(|name| program.weights.get(name)) {
+                *encodings.entry(weight.encoding.to_string()).or_default() += tensor_bytes(weight.encoding, &weight.shape);
+            }
+            let ops = program.ops_of_stage(place).iter().map(|&op| &program.ops[op].op);
+            let products = ops.filter(|op| matches!(op, OpKind::Linear { .. } | OpKind::Experts { .. }));
+            forms.extend(products.map(|op| form_name(form_of(op))));
+        }
+        let bytes = encodings.values().sum();
+        let mut encodings: Vec<_> = encodings.into_iter().collect();
+        encodings.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        StageResult {
+            stage: stage.into(),
+            cosine,
+            min_cosine,
+            encodings: encodings.into_iter().map(|(encoding, _)| encoding).collect(),
+            activations: forms.into_iter().collect(),
+            bytes,
+        }
     }
 }
 
@@ -392,7 +417,6 @@ fn form_name(form: qhx_ir::ActivationForm) -> String {
 mod tests {
     use super::*;
     use qhx_bundle::{BundleError, manifest::FileEntry, safetensors::read_header};
-    use qhx_ir::OpKind;
     use std::{fs, path::Path};
 
     #[test]

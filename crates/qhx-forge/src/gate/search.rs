@@ -14,7 +14,7 @@ use super::{
 use crate::{
     ForgeError, ForgeOptions,
     families::Programs,
-    plan::{Level, Plan, form_of, owners},
+    plan::{Level, Owners, Plan, form_of},
     precision::Precision,
 };
 use qhx_bundle::{
@@ -242,9 +242,11 @@ impl Ladder {
         let programs = uniform(gate, &plan, levels)?;
         let mut stages = Vec::new();
         let measured = (0..programs[0].programs.len()).filter(|&number| number == 0 || gate.has_media_for(number));
-        let all = measured.flat_map(|number| programs[0].programs[number].program.stages.iter().map(move |stage| (number, stage)));
-        for (number, stage) in all {
-            let forms: Vec<_> = programs.iter().map(|programs| stored_form(&programs.programs[number].program, &stage.name)).collect();
+        let all = measured.flat_map(|number| programs[0].programs[number].program.stages.iter().enumerate().map(move |stage| (number, stage)));
+        let owners: Vec<Owners> = programs[0].programs.iter().map(|written| Owners::of(&written.program)).collect();
+        for (number, (place, stage)) in all {
+            let form = |programs: &Programs| stored_form(&programs.programs[number].program, &owners[number], place);
+            let forms: Vec<_> = programs.iter().map(form).collect();
             let mut rungs = Rungs {
                 program: number,
                 stage: stage.name.clone(),
@@ -280,16 +282,12 @@ impl Ladder {
         let progress = &mut *gate.options.progress;
         let mut silent = Silent(&mut |done, total| progress(super::GateProgress { what: "measuring stages", done, total }));
         let errors = whole::run(&teacher, &gate.f32, &gate.manifest, &probes, &programs, &mut silent)?;
+        let owners: Vec<Owners> = programs[0].programs.iter().map(|written| Owners::of(&written.program)).collect();
         for rungs in &mut self.stages {
             let program = &programs[0].programs[rungs.program].program;
-            let owners = owners(program);
             // A stage answers for all stages that use its weights: the head for a tied table.
-            let users: Vec<&Name> = program
-                .ops
-                .iter()
-                .filter(|op| op.op.weights().iter().any(|w| owners.get(*w) == Some(&rungs.stage)))
-                .filter_map(|op| program.stage_of(&op.path).map(|s| &s.name))
-                .collect();
+            let users = program.stage_place(&rungs.stage).map_or(&[][..], |place| owners[rungs.program].users(place));
+            let users: Vec<&Name> = users.iter().map(|&op| &program.stages[program.stage_of_op(op)].name).collect();
             for level in &rungs.levels {
                 let errors = levels.iter().position(|l| l == level).map(|i| &errors[i]);
                 let error = |stage: &&Name| {
@@ -415,12 +413,12 @@ fn probe(prompt: Prompt, answer: &[u32]) -> Played {
 }
 
 /// A program's weights of a stage (encodings), the forms of its products, and its bytes.
-fn stored_form(program: &Checked, stage: &Name) -> (Vec<String>, Vec<String>, u64) {
-    let owners = owners(program);
-    let own: Vec<_> = program.weights.iter().filter(|(name, _)| owners.get(*name) == Some(stage)).collect();
-    let bytes = own.iter().map(|(_, w)| tensor_bytes(w.encoding, &w.shape)).sum();
-    let ops = program.ops.iter().filter(|op| op.op.weights().first().is_some_and(|w| owners.get(*w) == Some(stage)));
-    (own.iter().map(|(_, w)| w.encoding.to_string()).collect(), ops.map(|op| format!("{:?}", form_of(&op.op))).collect(), bytes)
+fn stored_form(program: &Checked, owners: &Owners, stage: usize) -> (Vec<String>, Vec<String>, u64) {
+    let own: Vec<_> = owners.weights(stage).iter().filter_map(|name| program.weights.get(name)).collect();
+    let bytes = own.iter().map(|w| tensor_bytes(w.encoding, &w.shape)).sum();
+    let users = owners.users(stage).iter().map(|&op| &program.ops[op].op);
+    let ops = users.filter(|op| op.weights().first().is_some_and(|weight| owners.stage(weight) == Some(stage)));
+    (own.iter().map(|w| w.encoding.to_string()).collect(), ops.map(|op| format!("{:?}", form_of(op))).collect(), bytes)
 }
 
 /// The programs with all stages at one level, for each level.

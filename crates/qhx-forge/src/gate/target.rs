@@ -4,7 +4,7 @@
 //! binaries. A model that is small enough answers prompts (`whole`). Of a larger one each kind of stage is compiled alone and runs on the f32
 //! program's inputs (`stages`); the bundle's answers on the processor then are the oracle, and `verify` on the device completes the proof.
 
-use super::{Gate, GateProgress, judge::Judge, judge::Measurement, judge::Played, paper, suite, teacher::Teacher, whole};
+use super::{Gate, GateProgress, Stored, judge::Judge, judge::Measurement, judge::Played, paper, suite, teacher::Teacher, whole};
 use crate::{ForgeError, ForgeOptions, families::Programs, target::TargetOrder};
 use qhx_bundle::{
     Bundle, Manifest, Staged,
@@ -64,8 +64,7 @@ impl Gate<'_, '_> {
         let of_root = || root.cases.iter().filter_map(|case| shortened(case, manifest.model.context_length)).collect();
         let (level, gate, stages, cases) = match answered {
             Ok(Some(Measurement { gate, cosines, cases })) => {
-                let stages = cosines.iter().map(|(stage, mean, lowest)| super::stage_result(programs, stage, *mean, *lowest)).collect();
-                (Level::Whole, gate, stages, cases)
+                (Level::Whole, gate, Stored::of(programs).results(&cosines), cases)
             }
             Ok(None) => match self.stages_of_target(programs, &manifest, order, &suite.prompts) {
                 Ok(stages) => (Level::Stages, stages_verdict(&stages, order), stages, of_root()),
@@ -158,11 +157,12 @@ impl Gate<'_, '_> {
             ..super::teacher(self.material, self.precision, &self.device, &self.options.cancel)
         };
         let errors = whole::run(&teacher, &self.f32, manifest, &played, std::slice::from_ref(programs), &mut Silent(&mut tell))?.remove(0);
+        let stored = Stored::of(programs);
         let result = |(stage, (difference, expected)): (Name, (f64, f64))| {
             let error = if expected > 0.0 { difference / expected } else { 0.0 };
             // The lowest that a cosine can be with so much of a difference.
             let cosine = (1.0 - error).max(0.0).sqrt();
-            super::stage_result(programs, &stage, cosine, cosine)
+            stored.result(&stage, cosine, cosine)
         };
         Ok(errors.into_iter().filter(|(_, (_, expected))| *expected > 0.0).map(result).collect())
     }

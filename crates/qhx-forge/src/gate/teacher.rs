@@ -124,6 +124,8 @@ impl Teacher<'_> {
         let used: BTreeSet<u32> = passes.iter().flat_map(Pass::used_ids).collect();
         let used: Vec<u32> = used.into_iter().collect();
         let parts = parts(&program);
+        let last_reads: HashMap<&Name, usize> =
+            parts.iter().enumerate().flat_map(|(i, part)| part.reads(&program).map(move |name| (name, i))).collect();
         let mut values: Vec<Values> = vec![Values::new(); passes.len()];
         let mut kinds = BTreeSet::new();
         for (i, part) in parts.iter().enumerate() {
@@ -154,8 +156,7 @@ impl Teacher<'_> {
                     values.extend(made.outputs);
                 }
             }
-            let needed: BTreeSet<&Name> = parts[i + 1..].iter().flat_map(|part| part.reads(&program)).collect();
-            values.iter_mut().for_each(|values| values.retain(|name, _| needed.contains(name)));
+            values.iter_mut().for_each(|values| values.retain(|name, _| last_reads.get(name).is_some_and(|&last| last > i)));
         }
         audience.progress(parts.len(), parts.len());
         Ok(())
@@ -177,7 +178,7 @@ impl Teacher<'_> {
         if self.cancel.is_cancelled() {
             return Err(qhx_runtime::Error::Cancelled.into());
         }
-        let cut = program.cut(|op| part.paths.contains(&op.path))?;
+        let cut = program.cut(part.ops.iter().copied())?;
         let (cut, weights) = self.load(cut, recipes, rows, used)?;
         let most = |count: &dyn Fn(&Pass) -> usize| passes.iter().map(count).max().unwrap_or(1);
         let options = LoadOptions {
@@ -281,20 +282,21 @@ struct Made {
 /// A part of a program that is run at once: a stage, or the output head.
 struct Part {
     stage: Name,
-    paths: BTreeSet<Name>,
+    /// The places of its ops.
+    ops: Vec<usize>,
     /// The head's matrix, where its rows can be taken in blocks.
     head: Option<Name>,
 }
 
 impl Part {
     /// The values that the part's ops read.
-    fn reads<'p>(&self, program: &'p Program) -> impl Iterator<Item = &'p Name> {
-        program.ops.iter().filter(|op| self.paths.contains(&op.path)).flat_map(|op| op.op.inputs())
+    fn reads<'p>(&'p self, program: &'p Program) -> impl Iterator<Item = &'p Name> {
+        self.ops.iter().flat_map(|&op| program.ops[op].op.inputs())
     }
 
     /// What it computes, whichever layer it is of: its ops and weights with the numbers in their names left out.
     fn kind(&self, program: &Program) -> String {
-        let ops = program.ops.iter().filter(|op| self.paths.contains(&op.path));
+        let ops = self.ops.iter().map(|&op| &program.ops[op]);
         let weight = |name: &Name| program.weights.get(name).map(|w| format!("{:?} {:?}", w.encoding, w.shape)).unwrap_or_default();
         let told: String =
             ops.map(|op| format!("{:?} {:?};", op.op, op.op.weights().into_iter().map(weight).collect::<Vec<_>>())).collect();
@@ -312,24 +314,25 @@ impl Part {
 /// The stages in order; the last in two parts where it ends in a matrix whose rows are apart.
 fn parts(program: &Checked) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
-    for stage in &program.stages {
-        let ops: Vec<&Op> = program.ops.iter().filter(|op| program.stage_of(&op.path).is_some_and(|s| s.name == stage.name)).collect();
-        let is_last =
-            program.stages.last().is_some_and(|last| last.name == stage.name) && program.outputs.iter().any(|o| *o.name == *"logits");
-        let matrix = ops.iter().rposition(|op| matches!(op.op, OpKind::Linear { .. }));
-        let by_number = |op: &&Op| matches!(op.op, OpKind::Softcap { .. } | OpKind::Scale { weight: None, .. } | OpKind::Clamp { .. });
+    let has_logits = program.outputs.iter().any(|o| *o.name == *"logits");
+    for (place, stage) in program.stages.iter().enumerate() {
+        let ops = program.ops_of_stage(place);
+        let kind = |op: usize| &program.ops[op].op;
+        let is_last = place + 1 == program.stages.len() && has_logits;
+        let matrix = ops.iter().rposition(|&op| matches!(kind(op), OpKind::Linear { .. }));
+        let by_number = |&op: &usize| matches!(kind(op), OpKind::Softcap { .. } | OpKind::Scale { weight: None, .. } | OpKind::Clamp { .. });
         let split = matrix.filter(|&at| is_last && at > 0 && ops[at + 1..].iter().all(by_number));
-        let paths = |ops: &[&Op]| ops.iter().map(|op| op.path.clone()).collect();
+        let part = |ops: &[usize], head| Part { stage: stage.name.clone(), ops: ops.to_vec(), head };
         match split {
-            None => parts.push(Part { stage: stage.name.clone(), paths: paths(&ops), head: None }),
+            None => parts.push(part(ops, None)),
             Some(at) => {
-                let head = ops[at].op.weights().first().map(|name| (*name).clone());
-                parts.push(Part { stage: stage.name.clone(), paths: paths(&ops[..at]), head: None });
-                parts.push(Part { stage: stage.name.clone(), paths: paths(&ops[at..]), head });
+                let head = kind(ops[at]).weights().first().map(|name| (*name).clone());
+                parts.push(part(&ops[..at], None));
+                parts.push(part(&ops[at..], head));
             }
         }
     }
-    parts.retain(|part| !part.paths.is_empty());
+    parts.retain(|part| !part.ops.is_empty());
     parts
 }
 

@@ -118,6 +118,7 @@ impl<'a> Checker<'a> {
                 }
                 let [rows, _] = self.floats(scores, 2)?[..] else { return Err(format!("`{scores}` must be [rows, experts]")) };
                 let shape = vec![rows, Dim::Fixed(k)];
+                self.routed.extend(op.outputs().into_iter().map(|name| (name, experts)));
                 Ok([DType::I32, DType::F32].into_iter().map(|dtype| ValueType { dtype, shape: shape.clone() }).collect())
             }
             OpKind::Experts { x, experts, weights, gate, up, down, form, .. } => {
@@ -267,7 +268,7 @@ impl<'a> Checker<'a> {
             }
             match kv {
                 Some(_) => self.written_once(name)?,
-                None if !self.written.contains(&name) => return Err(format!("reads slot `{name}` before any op writes it")),
+                None if !self.written.contains(name) => return Err(format!("reads slot `{name}` before any op writes it")),
                 None => {}
             }
         }
@@ -355,15 +356,10 @@ impl<'a> Checker<'a> {
 
     /// Row numbers that a `route` makes are below its number of experts, which must not be beyond `rows`. (Those of inputs are checked at the call.)
     fn chosen_from(&self, index: &Name, rows: usize) -> Reason<()> {
-        for op in &self.program.ops {
-            if let OpKind::Route { scores, .. } = &op.op
-                && op.outputs().contains(index)
-                && self.last(scores)? > rows
-            {
-                return Err(format!("`{index}` chooses among {} rows, there are {rows}", self.last(scores)?));
-            }
+        match self.routed.get(index) {
+            Some(&experts) if experts > rows => Err(format!("`{index}` chooses among {experts} rows, there are {rows}")),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn slot(&self, name: &Name, expected: impl Fn(&Slot) -> bool, what: &str) -> Reason<&'a Slot> {
@@ -383,11 +379,10 @@ impl<'a> Checker<'a> {
     }
 
     fn written_once(&mut self, slot: &'a Name) -> Reason<()> {
-        if self.written.contains(&slot) {
-            return Err(format!("slot `{slot}` has another writer already"));
+        match self.written.insert(slot) {
+            true => Ok(()),
+            false => Err(format!("slot `{slot}` has another writer already")),
         }
-        self.written.push(slot);
-        Ok(())
     }
 }
 

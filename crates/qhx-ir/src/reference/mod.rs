@@ -183,9 +183,9 @@ impl ReferenceExecutable {
 /// Passes a value to the tap of every stage that it belongs to.
 fn deliver(frame: &Frame<'_>, name: &Name, taps: &mut Option<&mut dyn FnMut(Tap<'_>)>) {
     let Some(taps) = taps else { return };
-    for stage in frame.program.stages.iter().filter(|s| s.tap.as_ref() == Some(name)) {
+    for &stage in frame.program.stages_shown_by(name) {
         let Value { shape, .. } = frame.value(name);
-        taps(Tap { stage: &stage.name, shape, values: &frame.value(name).to_f32() });
+        taps(Tap { stage: &frame.program.stages[stage].name, shape, values: &frame.value(name).to_f32() });
     }
 }
 

@@ -226,8 +226,8 @@ impl Placed<'_> {
 
     /// The first and the last stage.
     fn stages(&self) -> Option<[String; 2]> {
-        let stage = |op: &usize| self.program.stage_of(&self.program.ops[*op].path).map(|stage| stage.name.to_string());
-        Some([stage(self.part.ops.iter().min()?)?, stage(self.part.ops.iter().max()?)?])
+        let stage = |&op: &usize| self.program.stages[self.program.stage_of_op(op)].name.to_string();
+        Some([stage(self.part.ops.iter().min()?), stage(self.part.ops.iter().max()?)])
     }
 
     /// The layer numbers in the stages' names: `layers.3`, `vision.3`.

@@ -180,9 +180,7 @@ fn pieces_share_contexts_and_limits() {
     for model in sessions() {
         let (name, end) = (&model.program.name, model.program.ops.len());
         let cut = |from: usize, to: usize| {
-            let own: BTreeSet<&Name> = model.program.ops[from..to].iter().map(|op| &op.path).collect();
-            let program = model.program.cut(|op| own.contains(&op.path)).unwrap();
-            Checked::new(Program { name: format!("{name}-{from}-{to}").into(), ..(*program).clone() }).unwrap()
+            model.program.cut(from..to).unwrap().renamed(format!("{name}-{from}-{to}"))
         };
         let programs = [cut(0, end / 2), cut(end / 2, end)];
         let options = NpuOptions { part_bytes: u64::MAX, ..Default::default() };

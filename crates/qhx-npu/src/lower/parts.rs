@@ -104,17 +104,11 @@ fn levels(program: &Checked, works: &[Work]) -> Vec<usize> {
 
 fn part(program: &Checked, work: Work, ops: Vec<usize>) -> Part {
     let inside: HashSet<usize> = ops.iter().copied().collect();
-    let made: HashSet<Name> = ops.iter().flat_map(|&op| program.ops[op].outputs()).collect();
-    let mut reads: Vec<Name> = Vec::new();
-    for name in ops.iter().flat_map(|&op| program.ops[op].op.inputs()) {
-        if !made.contains(name) && !reads.contains(name) {
-            reads.push(name.clone());
-        }
-    }
-    let outside = program.ops.iter().enumerate().filter(|(number, _)| !inside.contains(number));
-    let mut wanted: HashSet<&Name> = outside.flat_map(|(_, op)| op.op.inputs()).collect();
-    wanted.extend(program.outputs.iter().map(|o| &o.value));
-    let taps: HashSet<&Name> = program.stages.iter().filter_map(|s| s.tap.as_ref()).collect();
+    let mut read: HashSet<&Name> = HashSet::new();
+    let made_here = |name: &Name| program.maker(name).is_some_and(|op| inside.contains(&op));
+    let all_reads = ops.iter().flat_map(|&op| program.ops[op].op.inputs());
+    let reads: Vec<Name> = all_reads.filter(|name| !made_here(name) && read.insert(name)).cloned().collect();
+    let wanted = |name: &Name| program.is_output(name) || program.readers(name).iter().any(|op| !inside.contains(op));
     let in_order = || ops.iter().flat_map(|&op| program.ops[op].outputs());
     let kinds = ops.iter().map(|&op| &program.ops[op].op);
     let alone = |op: &OpKind| op.mixes_rows() && op.slot().is_none();
@@ -130,8 +124,8 @@ fn part(program: &Checked, work: Work, ops: Vec<usize>) -> Part {
     Part {
         work,
         reads,
-        makes: in_order().filter(|name| wanted.contains(name)).collect(),
-        taps: in_order().filter(|name| taps.contains(name) && !wanted.contains(name)).collect(),
+        makes: in_order().filter(|name| wanted(name)).collect(),
+        taps: in_order().filter(|name| !program.stages_shown_by(name).is_empty() && !wanted(name)).collect(),
         multiple,
         reads_kv: ops.iter().any(|&op| matches!(program.ops[op].op, OpKind::Attend { slot: Some(_), .. })),
         whole: multiple > 1 || kinds.into_iter().any(alone),

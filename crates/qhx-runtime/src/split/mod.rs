@@ -9,12 +9,12 @@ use crate::placement::SlotCopy;
 use parts::Parts;
 use phases::Phases;
 use qhx_ir::{
-    Artifact, CheckError, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Name, Op, Piece, Planned, Program, Slot,
+    Artifact, CheckError, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Name, Op, Piece, Planned, Slot,
     Target, Weights,
 };
 use serde::Serialize;
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     ops::Range,
     sync::Arc,
 };
@@ -49,7 +49,7 @@ pub struct SplitDevice {
 }
 
 /// Consecutive ops on one device.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Run {
     /// The device's place.
     pub device: usize,
@@ -64,9 +64,7 @@ impl Run {
         if start == 0 && end == program.ops.len() {
             return Ok(program.clone());
         }
-        let own: HashSet<&Name> = program.ops[start..end].iter().map(|op| &op.path).collect();
-        let cut = program.cut(|op| own.contains(&op.path))?;
-        Checked::new(Program { name: format!("{}-{start}-{end}", program.name).into(), ..(*cut).clone() })
+        Ok(program.cut(start..end)?.renamed(format!("{}-{start}-{end}", program.name)))
     }
 }
 
@@ -122,13 +120,15 @@ struct Placed {
 impl SplitDevice {
     fn pieces(&self, program: &Checked, rows: &[usize]) -> Result<Vec<Placed>, DeviceError> {
         let mut runs: Vec<(Run, Vec<usize>)> = Vec::new();
+        let mut places: HashMap<Run, usize> = HashMap::new();
         for phase in Phase::ALL {
             let own = rows.iter().copied().filter(|&rows| Phase::of(rows) == phase);
             for run in self.runs(program, phase) {
-                match runs.iter_mut().find(|(known, _)| *known == run) {
-                    Some((_, rows)) => rows.extend(own.clone()),
-                    None => runs.push((run, own.clone().collect())),
+                let place = *places.entry(run.clone()).or_insert(runs.len());
+                if place == runs.len() {
+                    runs.push((run, Vec::new()));
                 }
+                runs[place].1.extend(own.clone());
             }
         }
         let placed = |(run, mut rows): (Run, Vec<usize>)| {
@@ -268,6 +268,7 @@ fn row_bytes(slot: &Slot) -> u64 {
 mod tests {
     use super::*;
     use qhx_ir::{conformance::models::tiny, reference::ReferenceDevice};
+    use std::collections::HashSet;
 
     /// What is prepared: each part of a program at the rows of the phases in which it runs, under a name of its own.
     #[test]

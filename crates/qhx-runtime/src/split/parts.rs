@@ -1,7 +1,12 @@
 //! A program in parts that run one after the other, each on its own device: what crosses a cut is handed on, every part keeps its own slots.
 
 use qhx_ir::{Call, Checked, DType, DeviceError, Executable, InputData, Ledger, Name, Segment, SlotData, State, Tap};
-use std::{any::Any, collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    any::Any,
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
 /// The loaded parts.
 pub(super) struct Parts {
@@ -31,20 +36,19 @@ type Homes = BTreeMap<Name, Vec<usize>>;
 impl Parts {
     pub(super) fn new(program: &Checked, parts: Vec<Box<dyn Executable>>) -> Result<Self, DeviceError> {
         let broken = |what: &str, name: &str| DeviceError::Call(format!("program `{}` cannot be cut: {what} `{name}`", program.name));
-        let maker = |before: usize, value: &Name| {
-            let mut made = parts[..before].iter().enumerate().rev();
-            made.find_map(|(number, part)| part.program().outputs.iter().any(|o| o.name == *value).then_some(number))
-        };
+        let places: HashMap<&Name, usize> = program.inputs.iter().enumerate().map(|(place, input)| (&input.name, place)).collect();
+        // The last of the parts so far that gives each value.
+        let mut makers: HashMap<Name, usize> = HashMap::new();
         let mut homes = Homes::new();
         let mut all_sources = Vec::new();
         for (number, part) in parts.iter().enumerate() {
-            let source = |input: &qhx_ir::Input| match program.inputs.iter().position(|own| own.name == input.name) {
-                Some(place) => Ok(Source::Call(place)),
-                None => maker(number, &input.name)
-                    .map(|by| Source::Made(by, input.name.clone()))
-                    .ok_or_else(|| broken("nothing makes", &input.name)),
+            let source = |input: &qhx_ir::Input| match (places.get(&input.name), makers.get(&input.name)) {
+                (Some(&place), _) => Ok(Source::Call(place)),
+                (None, Some(&by)) => Ok(Source::Made(by, input.name.clone())),
+                (None, None) => Err(broken("nothing makes", &input.name)),
             };
             all_sources.push(part.program().inputs.iter().map(source).collect::<Result<Vec<_>, _>>()?);
+            makers.extend(part.program().outputs.iter().map(|output| (output.name.clone(), number)));
             for (name, slot) in &part.program().slots {
                 let homes = homes.entry(name.clone()).or_default();
                 if slot.is_recurrent() && !homes.is_empty() {
@@ -53,8 +57,7 @@ impl Parts {
                 homes.push(number);
             }
         }
-        let makes = |name: &Name| parts.iter().position(|part| part.program().outputs.iter().any(|own| own.name == *name));
-        let outputs = program.outputs.iter().map(|o| makes(&o.name).ok_or_else(|| broken("no part gives", &o.name)));
+        let outputs = program.outputs.iter().map(|o| makers.get(&o.name).copied().ok_or_else(|| broken("no part gives", &o.name)));
         let outputs = outputs.collect::<Result<_, _>>()?;
         let parts = parts.into_iter().zip(all_sources).map(|(executable, sources)| Part { executable, sources });
         Ok(Self { program: program.clone(), outputs, homes: Arc::new(homes), parts: parts.collect() })

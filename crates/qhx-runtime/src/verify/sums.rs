@@ -10,7 +10,7 @@ use crate::{Cancel, Error, sample::random::mix};
 use qhx_bundle::{Bundle, parity::WeightSum};
 use qhx_ir::{Name, WeightTensor};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     panic::resume_unwind,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
@@ -23,14 +23,12 @@ const LANES: usize = 8;
 /// The sums of every weight of a bundle, in the order of their names.
 pub fn weight_sums(bundle: &Bundle, cancel: &Cancel) -> Result<Vec<WeightSum>, VerifyError> {
     let mut users: BTreeMap<&Name, Vec<String>> = BTreeMap::new();
+    let mut seen: HashSet<(&Name, &Name)> = HashSet::new();
     for program in bundle.programs().values() {
-        for op in &program.ops {
-            let stage = program.stage_of(&op.path).map_or_else(|| op.path.to_string(), |stage| stage.name.to_string());
-            for weight in op.op.weights() {
-                let stages = users.entry(weight).or_default();
-                if !stages.contains(&stage) {
-                    stages.push(stage.clone());
-                }
+        for (place, op) in program.ops.iter().enumerate() {
+            let stage = &program.stages[program.stage_of_op(place)].name;
+            for weight in op.op.weights().into_iter().filter(|weight| seen.insert((weight, stage))) {
+                users.entry(weight).or_default().push(stage.to_string());
             }
         }
     }
