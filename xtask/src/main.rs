@@ -7,6 +7,7 @@ mod suites;
 
 use std::{
     env,
+    fs::{self, File},
     path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
@@ -18,6 +19,7 @@ const HELP: &str = "cargo xtask COMMAND
   aarch64         the suite of that name alone: the CPU kernels for aarch64 in qemu
   aarch64 COMMAND …
                   a command of cargo for aarch64, with tools that are fetched where they are missing: build --release
+  man             write man pages to target/man and shell completions to target/completions
   builtin         forge the model inside the binary anew from demo/qwen3_5
   bench-peers [NAME…]
                   speed beside llama.cpp, in one run, on SmolLM2 and the four full-size models; needs disk and minutes
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
         ["test"] => suites::test(),
         ["aarch64"] => aarch64::tools().and_then(|tools| aarch64::test(&tools)),
         ["aarch64", ref arguments @ ..] => aarch64::pass_on(arguments),
+        ["man"] => man(),
         ["builtin"] => builtin(),
         ["bench-peers", ref names @ ..] => peers::bench(names),
         ["fullsize"] => suites::fullsize(""),
@@ -75,6 +78,25 @@ fn builtin() -> Result<(), Failure> {
     let mut qhx = cargo();
     qhx.args(["run", "--release", "--package", "qhx-cli", "--bin", "qhx", "--"]);
     run(qhx.args(["forge", "demo/qwen3_5", "--precision", "w8", "--out", "crates/qhx-cli/builtin", "--force"]))
+}
+
+/// Man pages and completions, for packages. The binary writes them from its own definitions.
+fn man() -> Result<(), Failure> {
+    let qhx = || {
+        let mut qhx = cargo();
+        qhx.args(["run", "--release", "--quiet", "--package", "qhx-cli", "--bin", "qhx", "--"]);
+        qhx
+    };
+    run(qhx().args(["man", "--out"]).arg(target().join("man")))?;
+    let folder = target().join("completions");
+    let cannot = |e: std::io::Error| format!("cannot write to {}: {e}", folder.display());
+    fs::create_dir_all(&folder).map_err(cannot)?;
+    for (shell, name) in [("bash", "qhx"), ("zsh", "_qhx"), ("fish", "qhx.fish"), ("powershell", "qhx.ps1"), ("elvish", "qhx.elv")] {
+        let script = File::create(folder.join(name)).map_err(cannot)?;
+        run(qhx().args(["completions", shell]).stdout(script))?;
+    }
+    println!("{}\n{}", target().join("man").display(), folder.display());
+    Ok(())
 }
 
 /// The workspace's folder.

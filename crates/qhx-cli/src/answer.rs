@@ -2,11 +2,95 @@
 
 use crate::{
     failure::Failure,
+    input::Input,
     interrupt::Interrupt,
-    output::{self, Stream, show_seconds},
+    load::load_model,
+    media::MediaFlags,
+    model_ref::open_model,
+    output::{self, Stream},
+    sessions::SessionFlags,
+    units::{show_number, show_seconds, show_speed},
+    windows::Windows,
 };
-use qhx_runtime::{Error, FinishReason, Generation, Model, Piece, timing::Timing};
-use std::time::Duration;
+use qhx_bundle::Bundle;
+use qhx_runtime::{
+    Error, FinishReason, GenerateOptions, Generation, LoadOptions, Model, Piece, generate,
+    timing::{Timing, milliseconds},
+};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+/// What decides an answer, but for its input.
+pub(crate) struct Request<'a> {
+    /// The built-in model where absent.
+    pub(crate) model: Option<&'a Path>,
+    pub(crate) load: LoadOptions,
+    pub(crate) options: GenerateOptions,
+    pub(crate) media: &'a MediaFlags,
+    pub(crate) sessions: Option<&'a SessionFlags>,
+    /// Whether one JSON object is printed, and not the text as it comes.
+    pub(crate) json: bool,
+}
+
+/// An answer and the model that gave it.
+pub(crate) struct Answered {
+    pub(crate) generation: Generation,
+    pub(crate) model: Model,
+    load_time: Duration,
+    json: bool,
+}
+
+impl Request<'_> {
+    /// Opens the model, loads it and lets it answer the input that `input` makes for it.
+    pub(crate) fn answer(
+        mut self,
+        input: impl FnOnce(&Bundle) -> Result<Input, Failure>,
+        interrupt: &Interrupt,
+    ) -> Result<Answered, Failure> {
+        let opened = open_model(self.model, self.load.device, interrupt)?;
+        let bundle = &opened.bundle;
+        let mut input = input(bundle)?;
+        let started = Instant::now();
+        let windows = Windows::open(&mut input, self.media, bundle)?;
+        self.load.media = windows.media(&input);
+        let read_time = started.elapsed();
+        let model = load_model(bundle, &self.load)?;
+        let load_time = opened.time + started.elapsed() - read_time;
+        let mut session = match self.sessions {
+            Some(sessions) => sessions.begin(&model, &mut input)?,
+            None => model.session()?,
+        };
+        let options = &self.options;
+        let mut generation = match &windows {
+            Windows::Several(_) => windows.answer(&mut input, &mut session, options, interrupt, !self.json)?,
+            Windows::None => {
+                let prompt = input.prompt(&model)?;
+                let mut answer =
+                    |on_piece: &mut dyn FnMut(Piece<'_>)| generate(&mut session, &prompt, options, interrupt.cancel(), on_piece);
+                if self.json { answer(&mut |_| {})? } else { stream_answer(&model, interrupt, answer)? }
+            }
+        };
+        generation.timing.load_ms = milliseconds(load_time);
+        generation.timing.add_encode_time(read_time);
+        if let Some(sessions) = self.sessions.filter(|_| generation.finish_reason != FinishReason::Cancelled) {
+            sessions.end(&session, &input, &generation)?;
+        }
+        Ok(Answered { generation, model, load_time, json: self.json })
+    }
+}
+
+impl Answered {
+    /// Prints the JSON object or, behind the text that was streamed, what the answer cost.
+    pub(crate) fn finish(&self) -> Result<(), Failure> {
+        match self.json {
+            true => output::print_json(&self.generation)?,
+            false => tell_cost(&self.generation, Some(self.load_time)),
+        }
+        check_complete(&self.generation)
+    }
+}
 
 /// Streams the answer that `work` makes with `model`: its text (for a model without tokenizer: the ids). A closed stdout stops it.
 pub(crate) fn stream_answer(
@@ -36,7 +120,7 @@ pub(crate) fn tell_cost(generation: &Generation, load_time: Option<Duration>) {
     if let Some(note) = &generation.note {
         output::note(&format!("note: {note}"));
     } else if generation.finish_reason == FinishReason::Length {
-        output::dim_note("note: cut off at the most tokens to write (--max-new)");
+        output::dim_note("note: the answer was cut off at its limit of tokens (--max-new)");
     }
     output::dim_note(&timing_line(&generation.timing, load_time, generation.media > 0));
 }
@@ -44,21 +128,18 @@ pub(crate) fn tell_cost(generation: &Generation, load_time: Option<Duration>) {
 /// An answer that was stopped is no success.
 pub(crate) fn check_complete(generation: &Generation) -> Result<(), Failure> {
     match generation.finish_reason {
-        FinishReason::Cancelled => Err(Failure::work("cancelled: the answer is not complete")),
+        FinishReason::Cancelled => Err(Failure::work("cancelled: the answer is incomplete")),
         FinishReason::Length | FinishReason::Stop => Ok(()),
     }
 }
 
-/// `12.3 tok/s · 34 tokens · 0.21 s first token · 1.20 s load`; with media also what encoding them and reading the prompt took.
+/// `12.3 tok/s · 34 tokens · 0.21 s first token · 1.20 s load`; with media also what encoding and prefill took.
 fn timing_line(timing: &Timing, load_time: Option<Duration>, has_media: bool) -> String {
     let mut parts = Vec::new();
     if timing.decode_tokens_per_second > 0.0 {
-        parts.push(format!("{:.1} tok/s", timing.decode_tokens_per_second));
+        parts.push(show_speed(timing.decode_tokens_per_second));
     }
-    parts.push(match timing.generated_tokens {
-        1 => "1 token".to_owned(),
-        tokens => format!("{tokens} tokens"),
-    });
+    parts.push(show_number(timing.generated_tokens, "token"));
     if has_media {
         parts.push(format!("{} encode", show_seconds(timing.encode_ms / 1e3)));
         parts.push(format!("{} prefill", show_seconds(timing.prefill_ms / 1e3)));

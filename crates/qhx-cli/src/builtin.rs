@@ -6,10 +6,10 @@ use qhx_ir::Bytes;
 use std::{path::Path, sync::Arc};
 
 /// The name under which commands that need a BUNDLE find it.
-const NAME: &str = "builtin";
+pub(crate) const NAME: &str = "builtin";
 
 /// What the model knows, and what to do for a real one: told whenever it is used.
-pub(crate) const NOTE: &str = "using the built-in demo model: it knows capitals and regions of countries, small sums and short stories. \
+pub(crate) const NOTE: &str = "using the built-in demo model, which knows capitals and regions of countries, small sums and short stories. \
     For a real model: qhx run MODEL \"PROMPT\", where MODEL is a bundle, a Hugging Face folder or a GGUF file";
 
 /// Bytes at an address that weights may have.

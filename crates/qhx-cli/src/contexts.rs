@@ -1,5 +1,6 @@
 //! The context binaries of a bundle, as `qhx doctor` sees them: files and what they say of themselves, held against this machine.
 
+use crate::units::show_bytes;
 use qhx_bundle::{
     BundlePath,
     files::{self, ReadError},
@@ -9,7 +10,6 @@ use qhx_npu::{
     budget::Limits,
     probe::{Finding, Probe, State},
 };
-use qhx_runtime::memory::show_bytes;
 use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,7 +36,7 @@ pub(crate) fn examine(path: &Path, probe: &Probe) -> Vec<Finding> {
     if binaries.is_empty() {
         let advice = "for phones: qhx forge SRC --out DIR --target v79,v81";
         let (state, found) = match probe.emulated {
-            true => (State::Doubtful, "the bundle has none: the emulator compiles programs when they are loaded, which takes time"),
+            true => (State::Doubtful, "the bundle has none: the emulator compiles its programs on loading, which takes time"),
             false => (State::Wrong, "the bundle has none"),
         };
         return vec![finding(NONE, state, found.into(), Some(advice))];
@@ -70,18 +70,18 @@ fn examine_one(root: &Path, file: &Path, named: &Named, probe: &Probe) -> Findin
     let too_large = |described: &str, arch: Arch| {
         let most = Limits::of(arch).context_bytes;
         let found = format!("{described}; a phone loads about {}", show_bytes(most));
-        let advice = Some("forge it anew with a larger --optimize, at which graphs share more, or a smaller precision");
+        let advice = Some("forge it again with a larger --optimize, at which graphs share more, or a lower precision");
         (size > most).then(|| finding(&subject, State::Doubtful, found, advice))
     };
     let Some(library) = &probe.library else {
-        let unseen = format!("{}; without QNN's libraries it cannot be looked into", show_bytes(size));
+        let unseen = format!("{}; its metadata cannot be read without QNN's libraries", show_bytes(size));
         let large = too_large(&unseen, probe.arch.unwrap_or(Arch::V81));
         return large.unwrap_or_else(|| finding(&subject, State::Doubtful, unseen, None));
     };
     let expected = Expected { name: String::new(), bytes: named.bytes, sha256: named.sha256, graphs: Vec::new() };
     let metadata = match library.inspect_file(file, &expected) {
         Ok(metadata) => metadata,
-        Err(error) => return wrong(error.to_string(), "copy it again or forge it anew"),
+        Err(error) => return wrong(error.to_string(), "copy it again or forge it again"),
     };
     let Metadata { arch, build, graphs, .. } = &metadata;
     let described = format!("{}, Hexagon v{arch}, made with {build}, {} graphs", show_bytes(size), graphs.len());
@@ -100,7 +100,7 @@ fn examine_one(root: &Path, file: &Path, named: &Named, probe: &Probe) -> Findin
             &subject,
             State::Doubtful,
             format!("{described}, for chip {}; {} is {}", metadata.soc_model, here.soc_name(), here.soc_model()),
-            Some("it may be laid out for other sizes of memory: qhx forge --target makes one for this chip"),
+            Some("it may be laid out for other memory sizes: qhx forge --target makes one for this chip"),
         ),
     }
 }

@@ -126,7 +126,7 @@ pub(crate) fn not_utf8(arguments: &[OsString]) -> Failure {
         Some((place, argument)) => format!("argument {place} is not valid UTF-8: {argument:?}"),
         None => "an argument is not valid UTF-8".into(),
     };
-    Failure::usage(message).hint("texts must be UTF-8; only paths may hold other bytes")
+    Failure::usage(message).hint("text must be UTF-8; only paths may hold other bytes")
 }
 
 #[cfg(test)]

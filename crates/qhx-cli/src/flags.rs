@@ -26,23 +26,23 @@ pub(crate) fn count_or_none(most: u64) -> RangedU64ValueParser<usize> {
 #[derive(Args)]
 #[command(next_help_heading = "Execution")]
 pub(crate) struct ExecutionFlags {
-    /// Where it runs: auto, cpu, gpu, npu, split, or reference (slow and plain, for verification)
+    /// Device to run on: auto, cpu, gpu, npu, split, or reference (slow and plain, for verification)
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: DeviceChoice,
-    /// Threads of the processor [default: one for each core]
+    /// CPU threads [default: one for each core]
     #[arg(long, value_name = "N", value_parser = count(MAX_THREADS))]
     pub(crate) threads: Option<usize>,
     #[command(flatten)]
     pin: PinFlag,
     #[command(flatten)]
     placement: PlacementFlag,
-    /// Longest session in tokens [default: the model's own limit, at most 4096]
+    /// Context length in tokens [default: the model's own limit, at most 4096]
     #[arg(long, value_name = "N", value_parser = count(MAX_TOKENS))]
     pub(crate) context: Option<usize>,
-    /// Tokens of the prompt read at a time
+    /// Prompt tokens per prefill chunk
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = count(MAX_CHUNK))]
     pub(crate) chunk: usize,
-    /// Load a model that does not fit into memory all the same: it may run, slowly, from the disk
+    /// Load the model even if it does not fit into memory: it may run, slowly, from disk
     #[arg(long)]
     overcommit: bool,
 }
@@ -66,7 +66,7 @@ impl ExecutionFlags {
 #[derive(Args)]
 #[command(next_help_heading = "Execution")]
 pub(crate) struct PinFlag {
-    /// Keep each thread on a core of its own (Linux): steadier on a machine that does nothing else, slower beside busy neighbours
+    /// Pin each thread to a core of its own (Linux): steadier on an idle machine, slower beside other busy processes
     #[arg(long)]
     pin: bool,
 }
@@ -74,7 +74,7 @@ pub(crate) struct PinFlag {
 impl PinFlag {
     pub(crate) fn read(&self) -> bool {
         if self.pin && !CAN_PIN {
-            output::note("note: --pin has no effect here: this system does not let threads be kept on cores");
+            output::note("note: --pin has no effect: threads cannot be pinned to cores on this system");
         }
         self.pin
     }
@@ -84,7 +84,7 @@ impl PinFlag {
 #[derive(Args)]
 #[command(next_help_heading = "Execution")]
 pub(crate) struct PlacementFlag {
-    /// Which stage runs where, as a TOML file: `default = "npu"`, `prefill = …`, `decode = …`, and in the table `stages` lines such as `"layers.3.ffn.down_proj" = "cpu"`
+    /// Device of each stage, as a TOML file: `default = "npu"`, `prefill = …`, `decode = …`, and in the table `stages` lines such as `"layers.3.ffn.down_proj" = "cpu"`
     #[arg(long, value_name = "FILE.toml")]
     placement: Option<PathBuf>,
 }
@@ -99,31 +99,31 @@ impl PlacementFlag {
 #[derive(Args)]
 #[command(next_help_heading = "Decoding")]
 pub(crate) struct DecodingFlags {
-    /// 0 is greedy, exactly; above it, larger is more random
+    /// Sampling temperature: 0 is greedy; the larger, the more random
     #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
     temperature: f32,
-    /// Keep only this many of the most probable tokens; 0 keeps all
+    /// Sample from this many of the most probable tokens; 0: from all
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = count_or_none(MAX_TOKENS))]
     top_k: usize,
-    /// Keep the most probable tokens that together reach this probability
+    /// Sample from the most probable tokens that together reach this probability
     #[arg(long, default_value_t = 1.0, value_name = "X", allow_negative_numbers = true)]
     top_p: f32,
-    /// Keep tokens at least this fraction as probable as the most probable one
+    /// Sample from the tokens at least this fraction as probable as the most probable one
     #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true)]
     min_p: f32,
-    /// Above 1 makes tokens that were already used less likely
+    /// Make tokens that already occurred less likely; 1: off
     #[arg(long, default_value_t = 1.0, value_name = "X", allow_negative_numbers = true)]
     repetition_penalty: f32,
-    /// How many of the latest tokens the repetition penalty looks at [default: all]
+    /// Number of latest tokens that the repetition penalty covers [default: all]
     #[arg(long, value_name = "N", value_parser = count_or_none(MAX_TOKENS))]
     repetition_window: Option<usize>,
-    /// Starting point of the random numbers: the same seed repeats the same text
+    /// Random seed: the same seed gives the same text
     #[arg(long, default_value_t = 0, value_name = "N")]
     seed: u64,
-    /// Text that ends the answer and is not part of it; may be given several times
+    /// Stop at this text, which is not part of the answer; may be repeated
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// Treat end-of-answer tokens as any other
+    /// Do not stop at end-of-sequence tokens
     #[arg(long)]
     ignore_eos: bool,
 }

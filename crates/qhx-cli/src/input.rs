@@ -23,7 +23,7 @@ pub(crate) const MAX_INPUT_BYTES: u64 = 16 << 20;
 pub(crate) struct InputFlags {
     #[command(flatten)]
     kind: InputKind,
-    /// A system message before --user; "" leaves the system turn out where the template allows
+    /// System message before --user; "" leaves out the system turn where the template allows it
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     system: Option<String>,
 }
@@ -32,16 +32,16 @@ pub(crate) struct InputFlags {
 #[derive(Args)]
 #[group(required = true, multiple = false)]
 struct InputKind {
-    /// Token ids separated by commas, as they are: no template, nothing added; @FILE reads them from a file
+    /// Token ids separated by commas, used as they are: no template, no special tokens added; @FILE reads them from a file
     #[arg(long, value_name = "1,2,3", allow_hyphen_values = true)]
     ids: Option<String>,
-    /// Text to continue: the tokenizer's own special tokens, no chat template
+    /// Text to continue, with the tokenizer's own special tokens and no chat template
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
-    /// A user's message, by the bundle's chat template
+    /// User message, rendered by the bundle's chat template
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     user: Option<String>,
-    /// A conversation in the form of OpenAI's messages, by the bundle's chat template; - reads it from stdin
+    /// Conversation as OpenAI messages, rendered by the bundle's chat template; - reads it from stdin
     #[arg(long, value_name = "FILE.json")]
     chat: Option<PathBuf>,
 }
@@ -65,9 +65,7 @@ impl InputFlags {
     pub(crate) fn read(&self) -> Result<Input, Failure> {
         // Not clap's `requires`: that gives way where what is required conflicts with what is there.
         if self.system.is_some() && self.kind.user.is_none() {
-            return Err(
-                Failure::usage("--system goes with --user only").hint("in --chat, give the conversation a message of role `system`")
-            );
+            return Err(Failure::usage("--system goes with --user only").hint("in --chat, add a message of role `system`"));
         }
         let text = match &self.kind {
             InputKind { ids: Some(ids), .. } => match ids.strip_prefix('@') {
@@ -98,7 +96,7 @@ impl Input {
             (ChatMode::Template, system) => Text::User(Box::new(conversation(system)), text),
             (ChatMode::Completion, None | Some("")) => Text::Completion(text),
             (ChatMode::Completion, Some(_)) => {
-                return Err(Failure::usage("--system: this model has no chat template, it only continues texts").hint("leave it out"));
+                return Err(Failure::usage("--system: this model has no chat template and only continues text").hint("leave out --system"));
             }
         };
         Ok(Self { text, media: Vec::new() })
@@ -109,7 +107,7 @@ impl Input {
         match &mut self.text {
             Text::Chat(..) if !flags.files.is_empty() => {
                 return Err(Failure::usage("--image and --audio do not go with --chat")
-                    .hint("in --chat, give a message's content a part {\"type\": \"image\", \"path\": …}"));
+                    .hint("in --chat, add a part {\"type\": \"image\", \"path\": …} to the content of a message"));
             }
             Text::Chat(chat, file) => {
                 needs_template(bundle)?;
@@ -130,6 +128,37 @@ impl Input {
         self.media = media;
     }
 
+    /// Goes on with a conversation that was saved, where it is a message to come.
+    pub(crate) fn follow(&mut self, saved: Chat) -> Result<(), Failure> {
+        if let Text::User(before, _) = &mut self.text {
+            if before.without_system || !before.messages.is_empty() {
+                return Err(Failure::usage("--system does not go with --load-session: the saved conversation has its own system message")
+                    .hint("leave out --system"));
+            }
+            **before = saved;
+        }
+        Ok(())
+    }
+
+    /// The conversation with its answer, where it is one.
+    pub(crate) fn conversation_with(&self, answer: &str) -> Option<Chat> {
+        let mut chat = self.conversation()?;
+        chat.messages.push(Message::new("assistant", answer));
+        Some(chat)
+    }
+
+    fn conversation(&self) -> Option<Chat> {
+        match &self.text {
+            Text::User(before, text) => {
+                let mut chat = (**before).clone();
+                chat.messages.push(Message::with_media("user", self.media.clone(), text));
+                Some(chat)
+            }
+            Text::Chat(chat, _) => Some((**chat).clone()),
+            Text::Ids(_) | Text::Completion(_) => None,
+        }
+    }
+
     /// All media that go with it.
     pub(crate) fn media(&self) -> Vec<Medium> {
         let in_chat = match &self.text {
@@ -141,15 +170,10 @@ impl Input {
 
     /// The prompt for a model.
     pub(crate) fn prompt(&self, model: &Model) -> Result<Prompt, Failure> {
-        Ok(match &self.text {
-            Text::Ids(ids) => Prompt::from_ids_with_media(model, ids.clone(), &self.media)?,
-            Text::Completion(text) => Prompt::completion_with_media(model, text, &self.media)?,
-            Text::User(before, text) => {
-                let mut chat = (**before).clone();
-                chat.messages.push(Message::with_media("user", self.media.clone(), text));
-                Prompt::chat(model, &chat)?
-            }
-            Text::Chat(chat, _) => Prompt::chat(model, chat)?,
+        Ok(match (&self.text, self.conversation()) {
+            (Text::Ids(ids), _) => Prompt::from_ids_with_media(model, ids.clone(), &self.media)?,
+            (Text::Completion(text), _) => Prompt::completion_with_media(model, text, &self.media)?,
+            (_, conversation) => Prompt::chat(model, &conversation.unwrap_or_default())?,
         })
     }
 }
@@ -171,7 +195,7 @@ pub(crate) fn needs_template(bundle: &Bundle) -> Result<(), Failure> {
         ChatMode::Template => Ok(()),
         ChatMode::Completion => {
             let model = bundle.manifest().model.name.clone();
-            Err(Failure::from(Error::NoTemplate { model }).hint("use `qhx run MODEL TEXT` or `qhx generate BUNDLE --prompt TEXT`"))
+            Err(Failure::from(Error::NoTemplate { model }).hint("use `qhx run MODEL TEXT` or `qhx generate MODEL --prompt TEXT`"))
         }
     }
 }
@@ -193,7 +217,7 @@ fn read_chat(file: &Path) -> Result<Chat, Failure> {
             }
             if let Some(field) = fields.keys().next() {
                 let known = "`messages`, `tools`, `documents` and `chat_template_kwargs`";
-                return Err(Failure::work(format!("{place}: the field `{field}` is not known")).hint(format!("known are {known}")));
+                return Err(Failure::work(format!("{place}: unknown field `{field}`")).hint(format!("known fields are {known}")));
             }
             messages
         }

@@ -13,6 +13,7 @@ mod cost;
 mod failure;
 mod flags;
 mod foreign;
+mod forge_lock;
 mod forging;
 mod input;
 mod interrupt;
@@ -20,12 +21,16 @@ mod lines;
 mod load;
 mod media;
 mod model_ref;
+mod names;
 mod output;
 mod peak;
 mod progress;
 mod published;
+mod sessions;
+mod settings;
 mod table;
 mod targets;
+mod units;
 mod windows;
 
 use clap::{Parser, error::ErrorKind};
@@ -33,10 +38,12 @@ use failure::Failure;
 use interrupt::Interrupt;
 use std::{env, ffi::OsString, process::ExitCode};
 
-/// Turns Hugging Face checkpoints into verified bundles and runs them.
+/// Forges Hugging Face checkpoints and GGUF files into verified bundles, and runs them
 #[derive(Parser)]
-#[command(name = "qhx", version, arg_required_else_help = true, disable_help_subcommand = true)]
-#[command(after_help = "Example:\n  qhx forge ./SmolLM2-135M-Instruct --out smol\n  qhx run smol \"Why is the sky blue?\"")]
+#[command(name = "qhx", version, arg_required_else_help = true)]
+#[command(
+    after_help = "Examples:\n  qhx run \"What is the capital of France?\"\n  qhx forge ./SmolLM2-135M-Instruct --out smol\n  qhx run smol \"Why is the sky blue?\""
+)]
 struct Cli {
     #[command(subcommand)]
     command: commands::Command,
@@ -90,9 +97,10 @@ mod tests {
         let mut command = Cli::command();
         command.build();
         command.clone().debug_assert();
-        for sub in command.get_subcommands() {
+        for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
             let help = sub.clone().render_long_help().to_string();
-            assert!(help.contains("Example:\n  ") && help.contains(&format!("qhx {}", sub.get_name())), "{help}");
+            let (_, examples) = help.split_once("Example").unwrap_or_else(|| panic!("{help}"));
+            assert!(examples.contains(":\n  ") && examples.contains(&format!("qhx {}", sub.get_name())), "{help}");
         }
     }
 }

@@ -47,7 +47,7 @@ pub(crate) fn open_for(path: &Path, device: DeviceChoice, interrupt: &Interrupt)
         if !(for_phones && registry::npu_is_emulated()) {
             return Ok(bundle);
         }
-        output::dim_note(&format!("{} is made for phones: the emulator compiles the bundle itself", folder.display()));
+        output::dim_note(&format!("{} is made for phones: the emulator compiles the bundle instead", folder.display()));
     }
     open_bundle(path, interrupt)
 }

@@ -25,9 +25,9 @@ impl Args for MediaFlags {
         };
         let split = Arg::new("split").long("split").action(ArgAction::SetTrue).help_heading("Media");
         command
-            .arg(file("image", "An image (PNG, JPEG, WebP, GIF) before the text; may be given several times, in order with --audio"))
-            .arg(file("audio", "A sound (WAV, FLAC, MP3, Ogg) before the text; may be given several times, in order with --image"))
-            .arg(split.help("Go through a sound of any length window by window, one answer for each, and join the texts"))
+            .arg(file("image", "Image (PNG, JPEG, WebP, GIF) placed before the text; may be repeated; order relative to --audio is kept"))
+            .arg(file("audio", "Sound (WAV, FLAC, MP3, Ogg) placed before the text; may be repeated; order relative to --image is kept"))
+            .arg(split.help("Split a sound of any length into windows, answer each, and join the answers"))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -126,7 +126,7 @@ fn medium_of(part: &Value) -> Result<Option<(MediaKind, PathBuf)>, Failure> {
         other => {
             let found = other.unwrap_or_default();
             return Err(
-                Failure::work(format!("the type `{found}` is not known")).hint("known are `text`, and `image` and `audio` with a `path`")
+                Failure::work(format!("unknown type `{found}`")).hint("known types are `text`, and `image` and `audio` with a `path`")
             );
         }
     };
@@ -135,7 +135,7 @@ fn medium_of(part: &Value) -> Result<Option<(MediaKind, PathBuf)>, Failure> {
     let path = place.strip_prefix("file://").unwrap_or(place);
     if path.contains("://") || path.starts_with("data:") {
         let shown: String = path.chars().take(60).collect();
-        return Err(Failure::work(format!("`{shown}` is no file")).hint("only files are read: save it and give its path"));
+        return Err(Failure::work(format!("`{shown}` is not a file")).hint("qhx reads only local files: save it and give its path"));
     }
     Ok(Some((kind, path.into())))
 }
@@ -172,10 +172,10 @@ mod tests {
         assert_eq!(medium_of(&json!({"type": "text", "text": "x"})).unwrap(), None);
         assert_eq!(medium_of(&json!({"type": "audio", "path": "x.wav"})).unwrap(), Some((MediaKind::Audio, "x.wav".into())));
         for (part, expected) in [
-            (json!({"type": "video", "path": "x"}), "the type `video` is not known"),
+            (json!({"type": "video", "path": "x"}), "unknown type `video`"),
             (json!({"type": "image"}), "needs a `path`"),
-            (json!({"type": "image_url", "image_url": {"url": "https://host/x.png"}}), "is no file"),
-            (json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}), "is no file"),
+            (json!({"type": "image_url", "image_url": {"url": "https://host/x.png"}}), "is not a file"),
+            (json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}), "is not a file"),
         ] {
             let failure = medium_of(&part).unwrap_err();
             assert!(failure.message().contains(expected), "{}", failure.message());

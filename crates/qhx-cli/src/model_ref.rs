@@ -1,12 +1,14 @@
-//! What MODEL may be: a bundle, a Hugging Face folder or a GGUF file. The latter two are forged once into the user's cache, through a quick gate, and
-//! then found there.
+//! What MODEL may be, for every command that takes one: a bundle, a Hugging Face folder or a GGUF file. The latter two are forged once into the user's cache,
+//! with a quick gate, and found there from then on.
 
 use crate::{
     builtin,
     failure::Failure,
+    forge_lock::ForgeLock,
     forging::{GateOrder, Order, measured},
     interrupt::Interrupt,
     load::{open_bundle, open_for},
+    names::{is_repository, suggestions},
     output,
 };
 use qhx_bundle::{
@@ -25,7 +27,7 @@ use std::{
     fs::{self, File, Metadata},
     io::{self, Read},
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// About how long the gate of a bundle in the cache may take: somebody waits for an answer.
@@ -64,57 +66,105 @@ pub(crate) fn kind_of(path: &Path) -> Option<ModelKind> {
     is_gguf.then_some(ModelKind::Gguf)
 }
 
+/// A bundle that is open.
+pub(crate) struct Opened {
+    pub(crate) bundle: Bundle,
+    /// How long opening it took, without forging it.
+    pub(crate) time: Duration,
+}
+
 /// Opens the bundle that MODEL stands for, making it first where need be; the built-in one where no MODEL is given.
-pub(crate) fn open_model(path: Option<&Path>, device: DeviceChoice, interrupt: &Interrupt) -> Result<Bundle, Failure> {
+pub(crate) fn open_model(path: Option<&Path>, device: DeviceChoice, interrupt: &Interrupt) -> Result<Opened, Failure> {
+    let timed = |open: &dyn Fn() -> Result<Bundle, Failure>| {
+        let started = Instant::now();
+        Ok(Opened { bundle: open()?, time: started.elapsed() })
+    };
     let Some(path) = path else {
         output::note(builtin::NOTE);
-        return builtin::open();
+        return timed(&builtin::open);
     };
     match kind_of(path) {
-        Some(ModelKind::Bundle) => open_for(path, device, interrupt),
-        Some(ModelKind::Folder | ModelKind::Gguf) => open_checkpoint(path, interrupt),
-        None => {
-            let found = if path.is_dir() {
-                "a folder with neither qhx.json nor config.json"
-            } else if path.exists() {
-                "a file that is no GGUF file"
-            } else {
-                "nothing"
-            };
-            Err(Failure::work(format!("there is no model at {}: found {found}", path.display()))
-                .hint("give a bundle, a Hugging Face folder or a GGUF file"))
+        Some(ModelKind::Bundle) => timed(&|| open_for(path, device, interrupt)),
+        Some(ModelKind::Folder | ModelKind::Gguf) => {
+            let place = forged(path, interrupt)?;
+            timed(&|| open_bundle(&place, interrupt))
         }
+        None => Err(Failure::work(format!("there is no model at {}: found {}", path.display(), found_at(path))).hint(advice(path))),
     }
 }
 
-fn open_checkpoint(source: &Path, interrupt: &Interrupt) -> Result<Bundle, Failure> {
+/// What is at a path that holds no model.
+pub(crate) fn found_at(path: &Path) -> &'static str {
+    match fs::metadata(path) {
+        Ok(about) if about.is_dir() => "a folder with neither qhx.json nor config.json",
+        Ok(_) => "a file that is not a GGUF file",
+        Err(_) => "nothing",
+    }
+}
+
+/// What to do about a model that is not there.
+pub(crate) fn advice(missing: &Path) -> String {
+    let near = suggestions(missing);
+    let name = missing.to_str().unwrap_or_default();
+    if !near.is_empty() {
+        format!("did you mean {}?", near.join(" or "))
+    } else if !missing.exists() && is_repository(name) && name.matches('/').count() == 1 {
+        format!(
+            "qhx does not download models: if this is a repository of the Hugging Face hub, run `hf download {name} --local-dir DIR` and give DIR"
+        )
+    } else {
+        "give the path of a bundle, a Hugging Face folder or a GGUF file".into()
+    }
+}
+
+/// The names of the bundles in the cache, and where they are.
+pub(crate) fn cached_names() -> Vec<(String, PathBuf)> {
+    let entries =
+        |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().take(1000).map(|entry| entry.path()).collect::<Vec<_>>();
+    let bundles = cache_dir().into_iter().flat_map(|cache| entries(&cache.join("models"))).flat_map(|key| entries(&key));
+    bundles.filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), path))).collect()
+}
+
+/// Where the cache has the bundle of a checkpoint. The first process that needs it makes it; others wait for that.
+fn forged(source: &Path, interrupt: &Interrupt) -> Result<PathBuf, Failure> {
     let precision = Precision::Native;
     let place = cached_place(source, precision)?;
-    let mut replace = false;
-    if place.exists() {
-        match open_bundle(&place, interrupt) {
-            Ok(bundle) => return Ok(bundle),
-            Err(failure) if interrupt.is_set() => return Err(failure),
-            Err(failure) => output::note(&format!("forging again, the cached bundle cannot be used: {}", failure.message())),
-        }
-        keep_foreign(&place)?;
-        replace = true;
+    let cached = || place.exists().then(|| open_bundle(&place, interrupt));
+    if let Some(Ok(_)) = cached() {
+        return Ok(place);
     }
+    let _lock = ForgeLock::wait_for(&place, interrupt)?;
+    // Whoever held the lock may have made it.
+    let replace = match cached() {
+        None => false,
+        Some(Ok(_)) => return Ok(place),
+        Some(Err(failure)) if interrupt.is_set() => return Err(failure),
+        Some(Err(failure)) => {
+            output::note(&format!("forging again: the cached bundle cannot be used: {}", failure.message()));
+            keep_foreign(&place)?;
+            true
+        }
+    };
     output::dim_note(&format!("forging {} into {} (once)", source.display(), place.display()));
     let material = Material::open(source)?;
     let gate = GateOrder { kind: None, auto: false, prompts: None, budget: Some(GATE_BUDGET), reproducible: false };
-    let gated = measured(&material, Order { out: &place, precision, replace, interrupt }, gate, &[])?;
+    let gated = match measured(&material, Order { out: &place, precision, replace, interrupt }, gate, &[]) {
+        Ok(gated) => gated,
+        // Where files cannot be locked, another process may have been faster.
+        Err(_) if !interrupt.is_set() && matches!(cached(), Some(Ok(_))) => return Ok(place),
+        Err(failure) => return Err(failure),
+    };
     let gate = &gated.parity.gate;
     if !gate.passed {
         let (source, report) = (source.display(), gated.path.join(PARITY_PAGE));
-        return Err(Failure::work(format!("{source} as it is stored is not through its gate: {}", gate.result)).hint(format!(
-            "see {}; `qhx forge {source} --precision f32 --out DIR` makes a bundle in f32, and with --gate none one that is held to nothing",
+        return Err(Failure::work(format!("{source} at its stored precision failed its gate: {}", gate.result)).hint(format!(
+            "see {}; `qhx forge {source} --precision f32 --out DIR` makes an f32 bundle, --gate none one without a gate",
             report.display()
         )));
     }
     let limited = gate.limited.as_ref().map_or(String::new(), |limited| format!(" (within {limited})"));
     output::dim_note(&format!("gate: {}{limited}", gate.result));
-    open_bundle(&place, interrupt)
+    Ok(place)
 }
 
 /// Gives a folder in the cache another name where it may not be replaced: whoever put something into it finds it there.

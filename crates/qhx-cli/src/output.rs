@@ -84,33 +84,3 @@ impl Stream {
 pub(crate) fn check_place(path: &Path) -> Result<(), Failure> {
     qhx_bundle::files::check(path).map_err(|error| Failure::work(format!("cannot write {}: {error}", path.display())))
 }
-
-/// A large number for people: `134.5 M`.
-pub(crate) fn show_count(count: u64) -> String {
-    let units = [(1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")];
-    match units.iter().find(|(size, _)| count as f64 >= *size) {
-        Some((size, unit)) => format!("{:.1}{unit}", count as f64 / size),
-        None => count.to_string(),
-    }
-}
-
-/// Seconds for people: `3 ms`, `0.21 s`, `12.3 s`, `3 min 5 s`.
-pub(crate) fn show_seconds(seconds: f64) -> String {
-    match seconds {
-        s if s < 0.0995 => format!("{:.0} ms", s * 1e3),
-        s if s < 10.0 => format!("{s:.2} s"),
-        s if s < 120.0 => format!("{s:.1} s"),
-        s => format!("{} min {} s", s as u64 / 60, s as u64 % 60),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_for_people() {
-        assert_eq!([999, 134_515_008].map(show_count), ["999", "134.5 M"]);
-        assert_eq!([0.0031, 0.2149, 61.24, 185.9].map(show_seconds), ["3 ms", "0.21 s", "61.2 s", "3 min 5 s"]);
-    }
-}

@@ -1,6 +1,6 @@
 //! The progress of forging and of gates, on stderr. Hidden where stderr is no terminal.
 
-use crate::{foreign::shown_in_line, output::show_count};
+use crate::{foreign::shown_in_line, units::show_count};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use qhx_forge::Progress;
 use std::{fmt::Write, time::Duration};
@@ -33,7 +33,7 @@ impl ForgeBar {
         self.0.set_position(progress.done);
         let done = progress.done >= progress.total;
         self.0.set_message(if done {
-            "writing to the disk and computing checksums".to_owned()
+            "writing to disk and computing checksums".to_owned()
         } else {
             shown_in_line(progress.weight).into_owned()
         });

@@ -23,10 +23,10 @@ use std::{
 
 const USAGE: &str = "usage: qhx_generate MANIFEST libQnnHtp.so libQnnSystem.so ARTIFACTS_ROOT MAX_NEW \"PROMPT\" [MEDIA]
 
-  MANIFEST        a manifest of an arch folder, as in v81/my-model.json
+  MANIFEST        a manifest in an arch folder, for example v81/my-model.json
   ARTIFACTS_ROOT  the folder with the files that it names
-  MAX_NEW         the most tokens to write
-  PROMPT          a text, by the manifest's chat.mode; integers separated by commas are token ids
+  MAX_NEW         the most tokens to generate
+  PROMPT          text, templated as the manifest's chat.mode says; integers separated by commas are token ids
   MEDIA           an image or a sound
 
 Example:
@@ -79,7 +79,7 @@ fn open(manifest: &Path, root: &Path, interrupt: &Interrupt) -> Result<Bundle, F
     let options = OpenOptions { cancel: Some(interrupt.flag()), ..OpenOptions::default() };
     Bundle::open_in(manifest, root, &options).map_err(|error| match &error {
         BundleError::File { .. } if manifest.parent().is_some_and(|beside| beside != root) => {
-            let hint = "ARTIFACTS_ROOT is the folder with the files that the manifest names, as a rule the manifest's own";
+            let hint = "ARTIFACTS_ROOT is the folder with the files that the manifest names, usually the manifest's own";
             Failure::from(error).hint(hint)
         }
         _ => error.into(),
@@ -92,7 +92,7 @@ fn ids(prompt: &str) -> Result<Option<Vec<u32>>, Failure> {
     if !parts.iter().all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit())) {
         return Ok(None);
     }
-    let id = |part: &&str| part.parse().map_err(|_| Failure::usage(format!("PROMPT: {part} is no token id (0 to {})", u32::MAX)));
+    let id = |part: &&str| part.parse().map_err(|_| Failure::usage(format!("PROMPT: {part} is not a token id (0 to {})", u32::MAX)));
     parts.iter().map(id).collect::<Result<_, _>>().map(Some)
 }
 

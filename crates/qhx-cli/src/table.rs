@@ -1,4 +1,7 @@
-//! Tables for people: aligned columns under a header, in the form that Markdown reads too.
+//! Text in columns for people: tables under a header, in the form that Markdown reads too, and lists of facts.
+
+/// The width that wrapped text keeps to.
+const WIDTH: usize = 80;
 
 use crate::foreign::shown_in_line;
 
@@ -61,6 +64,33 @@ pub(crate) fn facts(facts: &[(&str, String)]) -> String {
     facts.iter().map(|(name, value)| format!("{name:width$}  {}\n", shown_in_line(value))).collect()
 }
 
+/// A title and, indented below it, facts whose values are wrapped.
+pub(crate) fn block(title: &str, facts: &[(String, String)]) -> String {
+    let names = facts.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    let indent = names + 4;
+    let fact = |(name, value): &(String, String)| {
+        let value = wrap(value, WIDTH.saturating_sub(indent)).join(&format!("\n{}", " ".repeat(indent)));
+        format!("  {name:names$}  {value}\n")
+    };
+    format!("{}\n{}", wrap(title, WIDTH).join("\n"), facts.iter().map(fact).collect::<String>())
+}
+
+/// Breaks a text between words, so that no line is longer than `width` unless a word is.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,5 +103,16 @@ mod tests {
         let expected = "| name     |  t/s |\n|----------|-----:|\n| a\\|\\u{a} |    1 |\n| longer é | 1000 |\n";
         assert_eq!(table.render(), expected);
         assert_eq!(facts(&[("a", "1".into()), ("bcd", "2\n3".into())]), "a    1\nbcd  2\\u{a}3\n");
+    }
+
+    #[test]
+    fn long_facts_are_wrapped() {
+        let long = "word ".repeat(40);
+        let shown = block("cpu: a processor", &[("threads".into(), "2".into()), ("why".into(), long.clone())]);
+        assert!(shown.starts_with("cpu: a processor\n  threads  2\n  why      word word"), "{shown}");
+        assert!(shown.lines().all(|line| line.chars().count() <= WIDTH) && shown.lines().count() > 4, "{shown}");
+        assert!(shown.lines().skip(3).all(|line| line.starts_with("           word")), "{shown}");
+        assert_eq!(shown.matches("word").count(), 40);
+        assert_eq!(wrap("unbreakable", 3), ["unbreakable"]);
     }
 }

@@ -3,6 +3,7 @@
 use crate::{
     failure::Failure,
     flags::{MAX_TOKENS, count},
+    units::show_bytes,
 };
 use clap::{Args, ValueEnum};
 use qhx_bundle::target::{KvForm, MadeFor};
@@ -13,7 +14,6 @@ use qhx_forge::{
 use qhx_npu::Arch;
 use qhx_runtime::{
     DeviceChoice,
-    memory::show_bytes,
     placement::Rules,
     registry::{CpuSettings, NpuLibraries, NpuSettings, candidates_for},
 };
@@ -28,54 +28,54 @@ const MAX_AUDIO_SECONDS: f64 = 86_400.0;
 /// What a bundle is made for.
 #[derive(Args)]
 pub(crate) struct TargetFlags {
-    /// What it is made for, separated by commas: cpu (always there), and v79, v81: folders with context binaries for that generation of the Hexagon NPU
+    /// Targets, separated by commas: cpu (always included), and v79, v81: folders with context binaries for that generation of the Hexagon NPU
     #[arg(long, value_name = "T", default_value = "cpu", value_delimiter = ',', value_parser = target)]
     target: Vec<String>,
-    /// Where context binaries are to load: phones take graphs that share their weights, the emulator does not
+    /// Where the context binaries will be loaded: phones take graphs that share their weights, the emulator does not
     #[arg(long = "for", value_enum, value_name = "WHERE", help_heading = "NPU targets")]
     made_for: Option<Place>,
-    /// Longest session of an NPU target in tokens [default: the model's own limit, at most 1024]
+    /// Context length of an NPU target in tokens [default: the model's own limit, at most 1024]
     #[arg(long, value_name = "N", value_parser = count(MAX_TOKENS), help_heading = "NPU targets")]
     context: Option<usize>,
-    /// Rows of the graphs that read prompts, separated by commas; none: prompts are read row by row [default: 128]
+    /// Rows of the prefill graphs, separated by commas; none: prefill runs row by row [default: 128]
     #[arg(long, value_name = "N,M", help_heading = "NPU targets")]
     prefill: Option<String>,
-    /// How sessions keep their rows
+    /// How the KV cache is kept
     #[arg(long, value_enum, value_name = "KV", help_heading = "NPU targets")]
     kv: Option<Kv>,
     /// The size to which pictures are scaled [default: a square that the model's own rule allows: of at most 512x512, or for a budget of rows the largest within it]
     #[arg(long, value_name = "HxW", value_parser = image_size, help_heading = "NPU targets")]
     image_size: Option<ImageSize>,
-    /// The longest sound in one piece, in seconds [default: the model's own]
+    /// Longest sound in seconds [default: the model's own limit]
     #[arg(long, value_name = "S", value_parser = audio_seconds, help_heading = "NPU targets")]
     audio_seconds: Option<f64>,
-    /// Make as many graphs as asked for, though they may exhaust the heap of the DSP, which restarts the phone; else those that write alone
+    /// Make all graphs that were asked for, though they may exhaust the DSP's heap, which restarts the phone; otherwise only the decode graphs are made
     #[arg(long, help_heading = "NPU targets")]
     allow_risky: bool,
-    /// Effort of compiling, 1 to 3: less takes far less time, most of all for towers, and may make slower graphs [default: 3]
+    /// Compiler effort, 1 to 3: lower compiles far faster, towers above all, and may give slower graphs [default: 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=3), help_heading = "NPU targets")]
     optimize: Option<u32>,
-    /// Which stage of an NPU target runs elsewhere, as a TOML file (see `qhx generate --help`); stands in its manifests, and the weights for it in its folder
+    /// Stages of an NPU target that run elsewhere, as a TOML file (see `qhx generate --help`); recorded in its manifests, with the weights for it in its folder
     #[arg(long, value_name = "FILE.toml", help_heading = "NPU targets")]
     placement: Option<PathBuf>,
-    /// Folder with QNN's libraries [default: what QHX_QNN_DIR names, then where the system keeps libraries]
+    /// Folder with QNN's libraries [default: QHX_QNN_DIR, then the system's library folders]
     #[arg(long, value_name = "DIR", help_heading = "NPU targets")]
     qnn_dir: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Place {
-    /// Phones: graphs of one part store their weights once
+    /// Phones: the graphs of a part share one copy of their weights
     Phone,
-    /// QNN's emulator on a PC, and phones: every graph stores its own weights
+    /// QNN's emulator on a PC, and phones: every graph has its own copy of its weights
     Emulator,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Kv {
-    /// All rows: a session ends with the context
+    /// All rows: a session ends when the context is full
     Full,
-    /// The latest rows: a session may be longer, and attention sees as many rows as the context has
+    /// The latest rows: a session may be longer than the context, and attention sees only the latest rows
     Ring,
 }
 
@@ -103,7 +103,7 @@ impl TargetFlags {
             return Err(Failure::usage(format!("{flag} is for targets with static shapes")).hint("add --target v79, v81 or both"));
         }
         if is_plan && self.placement.is_some() {
-            let whole = Failure::usage("--plan lays out the whole model on the NPU, --placement takes some of it elsewhere");
+            let whole = Failure::usage("--plan lays out the whole model on the NPU, --placement moves parts of it elsewhere");
             return Err(whole.hint("leave out --placement: with it there is less to lay out"));
         }
         self.prefill_rows().map(drop)
@@ -193,7 +193,8 @@ impl TargetFlags {
     }
 
     pub(crate) fn prefill_rows(&self) -> Result<Vec<usize>, Failure> {
-        let wrong = |text: &str| Failure::usage(format!("--prefill: `{text}` is no number of rows")).hint("give 128, or 32,128, or none");
+        let wrong =
+            |text: &str| Failure::usage(format!("--prefill: `{text}` is not a number of rows")).hint("give 128, or 32,128, or none");
         match self.prefill.as_deref() {
             None => Ok(vec![DEFAULT_PREFILL]),
             Some("none" | "0") => Ok(Vec::new()),
@@ -224,12 +225,12 @@ fn target(text: &str) -> Result<String, String> {
 fn image_size(text: &str) -> Result<ImageSize, String> {
     let parsed = text.split_once(['x', 'X']).and_then(|(height, width)| Some([height.parse().ok()?, width.parse().ok()?]));
     let sane = parsed.filter(|size: &[usize; 2]| size.iter().all(|side| (1..=1 << 14).contains(side)));
-    sane.map(ImageSize).ok_or_else(|| format!("`{text}` is no size; expected HEIGHTxWIDTH, as in 512x512"))
+    sane.map(ImageSize).ok_or_else(|| format!("`{text}` is not a size; expected HEIGHTxWIDTH, as in 512x512"))
 }
 
 fn audio_seconds(text: &str) -> Result<f64, String> {
     let sane = text.parse().ok().filter(|seconds: &f64| *seconds > 0.0 && *seconds <= MAX_AUDIO_SECONDS);
-    sane.ok_or_else(|| format!("`{text}` is no number of seconds above 0 and up to {MAX_AUDIO_SECONDS}"))
+    sane.ok_or_else(|| format!("`{text}` is not a number of seconds above 0 and up to {MAX_AUDIO_SECONDS}"))
 }
 
 /// An arch folder, for reports.

@@ -185,9 +185,15 @@ fn unknown_field_and_newer_schema() {
 #[test]
 fn no_bundle() {
     let folder = scratch();
-    refuse_bundle(folder.path(), &["not a bundle", "hint: a bundle is a folder with a qhx.json"]);
-    refuse_bundle(&folder.path().join("nowhere"), &["nowhere", "No such file"]);
-    refuse_bundle(&fixture("llama"), &["is a checkpoint, not a bundle", "hint: forge it first: qhx forge"]);
+    refuse_bundle(folder.path(), &["there is no model at", "found a folder with neither qhx.json nor config.json", "hint: give the path"]);
+    refuse_bundle(&folder.path().join("nowhere"), &["nowhere: found nothing", "hint: give the path of a bundle"]);
+    fs::write(folder.path().join("weights.gguf"), "no weights").unwrap();
+    refuse_bundle(&folder.path().join("weights.gguf"), &["found a file that is not a GGUF file"]);
+    // `doctor` makes nothing.
+    let checkpoint = fixture("llama");
+    let doctor = common::run([OsStr::new("doctor"), checkpoint.as_os_str()]);
+    assert!(doctor.code == Some(1) && doctor.stdout.contains("is a checkpoint, not a bundle"), "{doctor:?}");
+    assert!(doctor.stdout.contains("qhx forge"), "{doctor:?}");
 }
 
 #[test]
@@ -226,12 +232,12 @@ fn arguments_that_are_no_text() {
     let bad = OsStr::from_bytes(b"caf\xe9");
     let llama = bundle("llama");
     let with_prompt = [OsStr::new("generate"), llama.as_os_str(), "--prompt".as_ref(), bad];
-    fail(with_prompt, 2, &["argument 4 is not valid UTF-8: \"caf\\xE9\"", "hint: texts must be UTF-8"]);
+    fail(with_prompt, 2, &["argument 4 is not valid UTF-8: \"caf\\xE9\"", "hint: text must be UTF-8"]);
     fail([OsStr::new("run"), llama.as_os_str(), bad], 2, &["the prompt is not valid UTF-8: \"caf\\xE9\""]);
     fail([OsStr::new("run"), bad], 2, &["the prompt is not valid UTF-8"]);
     fail([bad], 2, &["caf\u{fffd}"]);
     // A path may hold any bytes.
-    fail([OsStr::new("inspect"), bad], 1, &["No such file"]);
+    fail([OsStr::new("inspect"), bad], 1, &["there is no model at caf", "found nothing"]);
     let folder = scratch();
     let place = folder.path().join(bad);
     copy_folder(&llama, &place);
@@ -275,7 +281,7 @@ fn flags_that_are_wrong() {
     fail(["frobnicate"], 2, &["unrecognized subcommand 'frobnicate'"]);
     fail(["run"], 2, &["the prompt is missing", "hint: qhx run MODEL \"PROMPT\""]);
     fail(["run", place], 2, &["the prompt is missing:", "is a model"]);
-    fail(["run", "/no/such/model", "hello"], 1, &["there is no model at /no/such/model: found nothing", "hint: give a bundle"]);
+    fail(["run", "/no/such/model", "hello"], 1, &["there is no model at /no/such/model: found nothing", "hint: give the path of a bundle"]);
     fail(["run", "a", "b", "c"], 2, &[]);
     fail(["bench", place, "-p", "0", "-n", "0"], 2, &["nothing to measure"]);
     fail(["bench", place, "-r", "0"], 2, &["-r"]);
@@ -288,7 +294,7 @@ fn flags_that_are_wrong() {
         (&["--precision", "q9"], &["`q9` is no precision; use one of native, f32"]),
         (&["--target", "cpu,gpu"], &["cannot prepare bundles for `gpu` yet"]),
         (&["--context", "64"], &["--context is for targets with static shapes", "--target v79, v81"]),
-        (&["--target", "v81", "--prefill", "many"], &["`many` is no number of rows"]),
+        (&["--target", "v81", "--prefill", "many"], &["`many` is not a number of rows"]),
         (&["--target", "v81", "--image-size", "512"], &["expected HEIGHTxWIDTH"]),
         (&["--target", "cpu,toaster"], &["there is no target `toaster`"]),
         (&["--gate", "loose"], &["loose", "strict"]),
@@ -351,7 +357,7 @@ fn conversations_that_are_wrong() {
         (
             "[{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"user\", \"content\": [{\"type\": \"video\", \"path\": \"a\"}]}]",
             1,
-            "chat.json: message 2: content part 1: the type `video` is not known",
+            "chat.json: message 2: content part 1: unknown type `video`",
         ),
     ];
     for (text, code, expected) in cases {

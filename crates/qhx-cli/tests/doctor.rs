@@ -34,7 +34,7 @@ fn a_machine_alone() {
     assert_eq!(npu["ready"], false);
     assert!(finding(npu, "libQnnHtp.so")["found"].as_str().unwrap().contains("there is no such file"), "{npu}");
     let text = ran(qhx(["doctor", "--qnn-dir"]).arg(folder.path()).output().unwrap());
-    assert!(text.code == Some(0) && text.stdout.contains("npu: cannot be used\n"), "{text:?}");
+    assert!(text.code == Some(0) && text.stdout.contains("npu: not available\n"), "{text:?}");
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn a_bundle_for_the_processor() {
     let report = doctor(&[bundle("llama").as_ref()], folder.path(), 0);
     let cpu = device(&report, "cpu");
     assert_eq!(cpu["ready"], true, "{cpu}");
-    assert!(finding(cpu, "files")["found"].as_str().unwrap().contains("sums are right"), "{cpu}");
+    assert!(finding(cpu, "files")["found"].as_str().unwrap().contains("match"), "{cpu}");
     assert_eq!(finding(cpu, "memory")["state"], "fine");
     let npu = device(&report, "npu");
     assert!(finding(npu, "context binaries")["advice"].as_str().unwrap().contains("--target v79,v81"), "{npu}");

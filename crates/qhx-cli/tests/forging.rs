@@ -1,14 +1,14 @@
-//! Forging that is stopped half-way, by a full disk or by a person, leaves nothing behind.
+//! Forging that is stopped half-way, by a full disk or by a person, leaves nothing behind; many processes that need one bundle make it once.
 #![cfg(unix)]
 
 mod common;
 
-use common::{failed, listing, qhx, ran, scratch};
+use common::{DEVICE, failed, fixture, listing, qhx, ran, scratch};
 use serde_json::json;
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -62,4 +62,47 @@ fn ctrl_c() {
         assert!(asked.elapsed() < Duration::from_secs(10), "it took {:?} to stop", asked.elapsed());
         assert_eq!(listing(&place), [""; 0], "after {signal}");
     }
+}
+
+/// `qhx run` of a checkpoint, on its way.
+fn answering(model: &Path, cache: &Path) -> Child {
+    let mut command = qhx([Path::new("run"), model, Path::new("hello")]);
+    command.args(["--max-new", "3", "--ignore-eos", "--device", DEVICE]).env("QHX_CACHE_DIR", cache);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn many_processes_forge_a_checkpoint_once() {
+    let folder = scratch();
+    let model = folder.path().join("tiny.gguf");
+    fs::copy(fixture("llama-gguf").join("model.gguf"), &model).unwrap();
+    let cache = folder.path().join("cache");
+    let started: Vec<_> = (0..8).map(|_| answering(&model, &cache)).collect();
+    let all: Vec<_> = started.into_iter().map(|child| ran(child.wait_with_output().unwrap())).collect();
+    for found in &all {
+        assert!(found.code == Some(0) && found.stdout == all[0].stdout && !found.stdout.is_empty(), "{found:?}");
+    }
+    let forged = all.iter().filter(|found| found.stderr.contains("(once)")).count();
+    let waited = all.iter().filter(|found| found.stderr.contains("another qhx process is forging tiny: waiting for it")).count();
+    assert!(forged == 1 && (1..8).contains(&waited), "{all:?}");
+}
+
+#[test]
+fn who_waits_goes_on_when_the_holder_is_gone_and_can_be_stopped() {
+    let folder = scratch();
+    let (model, cache) = (fixture("llama-gguf").join("model.gguf"), folder.path().join("cache"));
+    let first = ran(answering(&model, &cache).wait_with_output().unwrap());
+    let lock = fs::File::open(cache.join("locks").join(&listing(&cache.join("locks"))[0])).unwrap();
+    // A process that has just begun to forge.
+    fs::remove_dir_all(cache.join("models")).unwrap();
+    lock.lock().unwrap();
+    let (stopped, patient) = (answering(&model, &cache), answering(&model, &cache));
+    thread::sleep(Duration::from_millis(700));
+    assert!(Command::new("kill").args(["-TERM", &stopped.id().to_string()]).status().unwrap().success());
+    failed(ran(stopped.wait_with_output().unwrap()), 1, &["another qhx process is forging model: waiting for it", "cancelled"]);
+    // It ends without having made anything: the system takes its lock back.
+    drop(lock);
+    let found = ran(patient.wait_with_output().unwrap());
+    assert!(found.code == Some(0) && found.stdout == first.stdout, "{found:?}");
+    assert!(found.stderr.contains("waiting for it") && found.stderr.contains("(once)"), "{found:?}");
 }

@@ -51,7 +51,7 @@ fn forged_gated_verified() {
     let report: Value = serde_json::from_str(&damaged.stdout).unwrap();
     assert_eq!(report["damaged_weights"].as_array().unwrap().len(), 1, "{report}");
     let stage = report["stage"].as_str().unwrap();
-    assert!(damaged.stderr.contains(&format!("not verified: stage {stage}")), "{damaged:?}");
+    assert!(damaged.stderr.contains(&format!("verification failed: stage {stage}")), "{damaged:?}");
 }
 
 #[test]

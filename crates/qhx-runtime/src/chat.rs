@@ -4,9 +4,10 @@
 //! earlier turns, and an answer may encode otherwise than it was chosen: the result is always that of a fresh session on the same text.
 
 use crate::{
-    Cancel, Error, GenerateOptions, Generation, Model, Piece, Prompt, Session, generate,
+    Cancel, Error, GenerateOptions, Generation, Model, Piece, Prompt, Session, generate, restore_session, save_session,
     text::{Chat, Message},
 };
+use std::path::Path;
 
 /// A conversation and the session that answers it.
 pub struct Conversation {
@@ -20,6 +21,20 @@ impl Conversation {
     pub fn new(model: &Model, chat: Chat) -> Result<Self, Error> {
         model.template()?;
         Ok(Self { session: model.session()?, chat })
+    }
+
+    /// A conversation with its session, as it was saved.
+    pub fn restore(model: &Model, path: &Path) -> Result<Self, Error> {
+        model.template()?;
+        match restore_session(model, path)? {
+            (session, Some(chat)) => Ok(Self { session, chat }),
+            (_, None) => Err(Error::Snapshot { path: path.to_owned(), reason: "holds no conversation".into() }),
+        }
+    }
+
+    /// Writes the conversation with its session to a file, whole or not at all.
+    pub fn save(&self, path: &Path) -> Result<(), Error> {
+        save_session(&self.session, Some(&self.chat), path)
     }
 
     /// The conversation so far.
@@ -57,6 +72,22 @@ impl Conversation {
             _ => drop(self.chat.messages.pop()),
         }
         answer
+    }
+
+    /// How many tokens the conversation would have with `message` added, the beginning of the answer included.
+    pub fn tokens_with(&self, message: &Message) -> Result<usize, Error> {
+        let mut chat = self.chat.clone();
+        chat.messages.push(message.clone());
+        Ok(Prompt::chat(self.session.model(), &chat)?.ids().len())
+    }
+
+    /// Forgets the oldest turn: everything from the first message that is no system message to the next one of the user. `false` where there is no such turn.
+    pub fn drop_oldest_turn(&mut self) -> bool {
+        let messages = &mut self.chat.messages;
+        let Some(first) = messages.iter().position(|message| message.role() != "system") else { return false };
+        let next = messages.iter().skip(first + 1).position(|message| message.role() == "user");
+        messages.drain(first..next.map_or(messages.len(), |next| first + 1 + next));
+        true
     }
 
     fn answer(&mut self, options: &GenerateOptions, cancel: &Cancel, on_piece: &mut dyn FnMut(Piece<'_>)) -> Result<Generation, Error> {

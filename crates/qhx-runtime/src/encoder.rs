@@ -98,6 +98,11 @@ impl Encoded {
         &self.soft[rows.start * self.width()..rows.end * self.width()]
     }
 
+    /// The numbers alone.
+    pub(crate) fn features(&self) -> Features {
+        Features { rows: self.rows, soft: self.soft.clone(), deepstack: self.deepstack.clone(), grid: self.grid }
+    }
+
     /// How many sets of rows there are that are added after text layers.
     pub fn deepstack_count(&self) -> usize {
         self.deepstack.len()

@@ -21,6 +21,7 @@ mod prompt;
 pub mod registry;
 mod rows;
 pub mod sample;
+mod saved_chat;
 mod session;
 pub mod split;
 pub mod tensors;
@@ -43,4 +44,5 @@ pub use model::{
 };
 pub use prompt::{PlacedMedium, Prompt};
 pub use registry::DeviceChoice;
+pub use saved_chat::{restore_session, save_session};
 pub use session::{Prepared, Session, ShowLogits, ShowTap, Work};

@@ -3,7 +3,7 @@
 //! Between the front ends, which know files, and the encoders, which know programs.
 
 use crate::{
-    Error,
+    Encoded, Error,
     features::Features,
     media::{Frames, Image, MediaError, Sound, is_image},
 };
@@ -163,6 +163,15 @@ impl Medium {
         };
         let digest = features.digest();
         Ok(Self(Arc::new(Inner { name, front_end, content: Content::Staged(features), digest })))
+    }
+
+    /// One that was encoded before, and of which only that is left: the same to sessions as the original.
+    pub(crate) fn restored(name: String, encoded: &Encoded, model: &str, media: &Media) -> Result<Self, Error> {
+        let front_end = match encoded.kind() {
+            MediaKind::Image => FrontEnd::Image(image_front_end(model, media)?.clone()),
+            MediaKind::Audio => FrontEnd::Audio(audio_front_end(model, media)?.clone()),
+        };
+        Ok(Self(Arc::new(Inner { name, front_end, content: Content::Staged(encoded.features()), digest: encoded.digest() })))
     }
 
     /// What its tower makes, where that is known.

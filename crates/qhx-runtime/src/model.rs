@@ -473,6 +473,11 @@ impl Model {
         self.0.encoders.soft_rows(&self.0.name, medium)
     }
 
+    /// A medium of which a session holds what its tower made.
+    pub(crate) fn restored_medium(&self, name: String, encoded: &Encoded) -> Result<Medium, Error> {
+        Medium::restored(name, encoded, &self.0.name, &self.0.media)
+    }
+
     /// The soft rows of a medium. What was made lately is not made again.
     pub fn encode(&self, medium: &Medium, cancel: &Cancel) -> Result<Arc<Encoded>, Error> {
         Ok(self.encode_counted(medium, cancel)?.0)

@@ -133,3 +133,46 @@ fn template_variables_have_defaults_that_a_conversation_may_change() {
     chat.options.insert("loud".into(), json!(false));
     assert_eq!(Prompt::chat(&model, &chat).unwrap().ids(), [5]);
 }
+
+#[test]
+fn a_saved_conversation_goes_on_bit_for_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("session");
+    for kind in common::KINDS {
+        let load = LoadOptions { device: DeviceChoice::Reference, chunk: 16, ..LoadOptions::default() };
+        let model = || Model::from_parts(talking(kind, PLAIN), &load).unwrap();
+        let mut talk = Conversation::new(&model(), Chat::new(vec![Message::new("system", "w4 w5")])).unwrap();
+        let mut say = |talk: &mut Conversation, message: &Message| {
+            let answer = talk.say(message.clone(), &options(), &Cancel::new(), &mut |_| {}).unwrap();
+            (answer.ids, answer.step_logits, answer.kept_rows)
+        };
+        let [first, second, ..] = &turns()[..] else { panic!("there are turns") };
+        say(&mut talk, first);
+        talk.save(&file).unwrap();
+        let mut restored = Conversation::restore(&model(), &file).unwrap();
+        assert_eq!(restored.chat(), talk.chat());
+        assert_eq!(restored.tokens_with(second).unwrap(), talk.tokens_with(second).unwrap());
+        assert_eq!(say(&mut restored, second), say(&mut talk, second), "{kind:?}");
+        // A session alone is no conversation.
+        talk.session().save(&file).unwrap();
+        assert!(Conversation::restore(&model(), &file).err().unwrap().to_string().contains("holds no conversation"));
+    }
+}
+
+#[test]
+fn the_oldest_turns_are_dropped_one_by_one() {
+    let model =
+        Model::from_parts(talking(Kind::Dense, PLAIN), &LoadOptions { device: DeviceChoice::Reference, ..LoadOptions::default() }).unwrap();
+    let messages =
+        [("system", "w4"), ("user", "w5"), ("assistant", "w6"), ("tool", "w7"), ("assistant", "w8"), ("user", "w9"), ("assistant", "w10")];
+    let mut talk = Conversation::new(&model, Chat::new(messages.map(|(role, text)| Message::new(role, text)).into())).unwrap();
+    let next = Message::new("user", "w11 w12");
+    let mut roles = Vec::new();
+    while talk.drop_oldest_turn() {
+        roles.push(talk.chat().messages.iter().map(|message| message.role().to_owned()).collect::<Vec<_>>().join(" "));
+    }
+    assert_eq!(roles, ["system user assistant", "system"]);
+    // Three tokens of the system turn, four of the message, and the beginning of the answer.
+    assert_eq!(talk.tokens_with(&next).unwrap(), 8);
+    assert_eq!(talk.chat().messages.len(), 1);
+}

@@ -84,7 +84,7 @@ fn wrong_files_are_refused_with_a_reason() {
         let mut damaged = good.clone();
         damaged[at] ^= 4;
         fs::write(&file, &damaged).unwrap();
-        refused(&own, if at < 8 { "no saved session" } else { "damaged" });
+        refused(&own, if at < 8 { "not a session saved" } else { "damaged" });
     }
     for length in [0, 7, 31, 40, good.len() - 1] {
         fs::write(&file, &good[..length]).unwrap();

@@ -1,57 +1,59 @@
-//! `qhx bench`: how fast a bundle reads and writes here.
+//! `qhx bench`: how fast a model runs here.
 
 use crate::{
     failure::Failure,
     flags::{MAX_CHUNK, MAX_THREADS, MAX_TOKENS, PinFlag, PlacementFlag, count, count_or_none},
     interrupt::Interrupt,
-    load::{load_model, open_for},
-    output::{self, show_count},
+    load::load_model,
+    model_ref::open_model,
+    output,
     table::{Align, Table, facts},
+    units::{show_bandwidth, show_bytes, show_count},
 };
 use clap::Args;
 use qhx_bundle::Bundle;
 use qhx_runtime::{
     DEFAULT_CHUNK, DeviceChoice, LoadOptions,
     bench::{BenchOptions, BenchReport, ExpertUse, MAX_REPEATS, bench},
-    memory::show_bytes,
 };
 use std::path::PathBuf;
 
 /// The most tests of one call.
 const MAX_TESTS: usize = 64;
 
-/// Measure how fast a bundle reads prompts (pp) and writes tokens (tg)
+/// Measure prefill (pp) and decode (tg) speed
 ///
-/// Gives tokens per second as mean ± standard deviation, the peak memory, the bytes of weights read per token, and which share of the memory bandwidth, measured
-/// here as well, that is; for a mixture of experts also how many of them were used.
+/// Prints tokens per second as mean ± standard deviation, peak memory, the weight bytes read per token and their share of the memory bandwidth, which is measured
+/// too; for a mixture of experts also how many experts were used.
 #[derive(Args)]
 #[command(after_help = "Example:\n  qhx bench smol -p 512 -n 64 -r 5 --threads 2")]
 pub(crate) struct Bench {
-    /// The bundle
-    bundle: PathBuf,
-    /// Prompt lengths to read, separated by commas; 0 for none
+    /// A bundle, a Hugging Face folder or a GGUF file (forged once into the user's cache)
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// Prompt lengths for prefill, separated by commas; 0 for none
     #[arg(short = 'p', long = "prompt", value_name = "N", default_value = "512", value_delimiter = ',', value_parser = count_or_none(MAX_TOKENS))]
     prompt: Vec<usize>,
-    /// Numbers of tokens to write, separated by commas; 0 for none
+    /// Numbers of tokens to decode, separated by commas; 0 for none
     #[arg(short = 'n', long = "generate", value_name = "N", default_value = "64", value_delimiter = ',', value_parser = count_or_none(MAX_TOKENS))]
     generate: Vec<usize>,
-    /// Measured runs of each
+    /// Measured runs of each test
     #[arg(short = 'r', long = "repeats", value_name = "N", default_value = "3", value_parser = count(MAX_REPEATS as u64))]
     repeats: usize,
-    /// Where it runs: auto, cpu, gpu, npu, split, or reference
+    /// Device to run on: auto, cpu, gpu, npu, split or reference
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: DeviceChoice,
     #[command(flatten)]
     placement: PlacementFlag,
-    /// Threads of the processor [default: one for each core]
+    /// CPU threads [default: one for each core]
     #[arg(long, value_name = "N", value_parser = count(MAX_THREADS))]
     threads: Option<usize>,
     #[command(flatten)]
     pin: PinFlag,
-    /// Tokens of the prompt read at a time
+    /// Prompt tokens per prefill chunk
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = count(MAX_CHUNK))]
     chunk: usize,
-    /// Compute all logits of each token, as sampling needs them; greedy answers need the largest only
+    /// Compute all logits of each token, as sampling needs them; greedy decoding needs only the largest
     #[arg(long)]
     all_logits: bool,
     /// Print one JSON object instead of a table
@@ -69,7 +71,7 @@ impl Bench {
         if longest == 0 {
             return Err(Failure::usage("there is nothing to measure").hint("give -p or -n a number above 0"));
         }
-        let bundle = open_for(&self.bundle, self.device, interrupt)?;
+        let bundle = open_model(Some(&self.model), self.device, interrupt)?.bundle;
         let load = LoadOptions {
             device: self.device,
             placement: self.placement.read()?,
@@ -88,7 +90,7 @@ impl Bench {
         };
         let precision = &bundle.manifest().precision;
         let mut told = |result: &qhx_runtime::bench::BenchResult| {
-            output::dim_note(&format!("{}: {:.2} ± {:.2} tokens/s", result.test, result.mean, result.sd));
+            output::dim_note(&format!("{}: {:.2} ± {:.2} tok/s", result.test, result.mean, result.sd));
         };
         let report = bench(&model, precision, &options, interrupt.cancel(), &mut told)?;
         if self.json { output::print_json(&report) } else { output::print(&tables(&report, &bundle)) }
@@ -104,7 +106,7 @@ fn tables(report: &BenchReport, bundle: &Bundle) -> String {
         ("device", Align::Left),
         ("threads", Align::Right),
         ("test", Align::Right),
-        ("t/s", Align::Right),
+        ("tok/s", Align::Right),
     ]);
     for result in &report.results {
         table.row([
@@ -117,17 +119,21 @@ fn tables(report: &BenchReport, bundle: &Bundle) -> String {
             format!("{:.2} ± {:.2}", result.mean, result.sd),
         ]);
     }
-    let share = if report.bandwidth_share > 0.0 { format!("{:.0} %", 100.0 * report.bandwidth_share) } else { "no tg test was run".into() };
+    let share = if report.bandwidth_share > 0.0 {
+        format!("{:.0} %", 100.0 * report.bandwidth_share)
+    } else {
+        "unknown: no tg test was run".into()
+    };
     let mut measured = vec![
         ("peak memory", show_bytes(report.peak_rss_bytes)),
         ("weights read per token", show_bytes(report.weight_bytes_per_token)),
-        ("memory bandwidth", format!("{}/s", show_bytes(report.read_bandwidth_bytes_per_s as u64))),
-        ("share of it used", share),
+        ("memory bandwidth", show_bandwidth(report.read_bandwidth_bytes_per_s)),
+        ("bandwidth used", share),
     ];
     if let Some(ExpertUse { tokens, of, used }) = &report.experts {
         let mean = used.iter().sum::<usize>() as f64 / used.len() as f64;
         let least = used.iter().min().unwrap_or(&0);
-        measured.push(("experts used", format!("{mean:.1} of {of} in each layer (at least {least}) over {tokens} tokens")));
+        measured.push(("experts used", format!("{mean:.1} of {of} per layer on average, at least {least}, over {tokens} tokens")));
     }
     let measured = facts(&measured);
     format!("{}\n{measured}", table.render())

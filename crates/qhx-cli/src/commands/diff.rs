@@ -13,17 +13,17 @@ use qhx_runtime::{
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Compare two traces: cosine and largest difference for each name
+/// Compare two traces: cosine and largest difference per tensor
 ///
-/// Ends with exit code 1 when names or shapes differ, or when --tolerance is given and a difference is beyond it.
+/// The exit code is 1 if names or shapes differ, or if a difference exceeds --tolerance.
 #[derive(Args)]
 #[command(after_help = "Example:\n  qhx diff cpu.safetensors reference.safetensors --tolerance 1e-4")]
 pub(crate) struct Diff {
-    /// A file that `qhx trace` wrote
+    /// File written by `qhx trace`
     a: PathBuf,
-    /// Another
+    /// File to compare it with
     b: PathBuf,
-    /// The largest difference of two numbers that is accepted
+    /// Largest difference between two numbers that is accepted
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     tolerance: Option<f64>,
     /// Print one JSON object instead of a table

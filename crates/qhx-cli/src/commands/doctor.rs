@@ -6,6 +6,7 @@ use crate::{
     flags::{MAX_TOKENS, count},
     interrupt::Interrupt,
     load::{open_bundle, open_for},
+    model_ref::advice,
     output,
 };
 use clap::Args;
@@ -15,22 +16,22 @@ use qhx_runtime::{DeviceChoice, LoadOptions, LoadPlan, check_processor, registry
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// Say for each device whether a bundle will load here and, if not, exactly why and what to do
+/// Check whether a bundle will load on this machine and, if not, say why and what to do
 ///
-/// Checks every file's sum, the memory, the libraries and what context binaries say of themselves. Loads no model and opens no NPU.
-/// Exit code 0: at least one device will load it; 1: none will.
+/// Checks file checksums, memory, libraries and the metadata of context binaries. Loads no model and opens no NPU. Exit code 0: at least one device will load
+/// the bundle; 1: none will.
 #[derive(Args)]
 #[command(after_help = "Example:\n  qhx doctor\n  qhx doctor smol\n  qhx doctor smol/v81/decode.bin --qnn-dir ./onnxruntime_qnn")]
 pub(crate) struct Doctor {
-    /// The bundle, a folder of it, or a context binary; without one the machine alone is looked at
+    /// A bundle, an arch folder of one, or a context binary; without it, only the machine is checked
     bundle: Option<PathBuf>,
-    /// Folder with QNN's libraries [default: what QHX_QNN_DIR names, then where the system keeps libraries]
+    /// Folder with QNN's libraries [default: QHX_QNN_DIR, then the system's library folders]
     #[arg(long, value_name = "DIR")]
     qnn_dir: Option<PathBuf>,
-    /// Longest session in tokens that memory must suffice for [default: the model's own limit, at most 4096]
+    /// Context length in tokens that must fit into memory [default: the model's own limit, at most 4096]
     #[arg(long, value_name = "N", value_parser = count(MAX_TOKENS))]
     context: Option<usize>,
-    /// Print one JSON object instead of lines
+    /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
 }
@@ -75,7 +76,7 @@ impl Doctor {
 
     fn report(&self, interrupt: &Interrupt) -> Result<Report, Failure> {
         if let Some(path) = self.bundle.as_deref().filter(|path| !path.exists() && !crate::builtin::is_meant(path)) {
-            return Err(Failure::work(format!("{} does not exist", path.display())));
+            return Err(Failure::work(format!("{} does not exist", path.display())).hint(advice(path)));
         }
         // A manifest is a file too.
         let is_context = self.bundle.as_deref().is_some_and(|path| path.is_file() && path.extension().is_some_and(|kind| kind == "bin"));
@@ -114,7 +115,7 @@ impl Doctor {
         };
         let mut findings = vec![files];
         if let Some(error) = bundle.as_ref().and_then(|bundle| check_processor(bundle).err()) {
-            findings.push(wrong("arch folder", error.to_string(), "take what the message names"));
+            findings.push(wrong("arch folder", error.to_string(), "use the folder that the message names"));
         }
         Ok(findings)
     }
@@ -122,7 +123,7 @@ impl Doctor {
     /// Whether the processor takes the program, and the memory suffices.
     fn plan(&self, bundle: &Bundle) -> Finding {
         let Some(program) = bundle.program(TEXT_PROGRAM) else {
-            return wrong("program", "the bundle has no text program".into(), "forge it anew");
+            return wrong("program", "the bundle has no text program".into(), "forge it again");
         };
         let options = LoadOptions { device: DeviceChoice::Cpu, context: self.context, ..LoadOptions::default() };
         if let Err(error) = options.of_bundle(bundle) {
@@ -158,7 +159,7 @@ fn whole(opened: Result<Bundle, Failure>, interrupt: &Interrupt) -> Result<(Opti
         }
     };
     let files = match bundle.verify_all(Some(&interrupt.flag())) {
-        Ok(()) => fine("files", format!("all {} are whole: their sums are right", bundle.manifest().files.len())),
+        Ok(()) => fine("files", format!("the checksums of all {} match", bundle.manifest().files.len())),
         Err(_) if interrupt.flag().load(std::sync::atomic::Ordering::Relaxed) => return Err(Failure::work("cancelled")),
         Err(error) => wrong("files", error.to_string(), "fetch or forge the bundle again"),
     };
@@ -171,8 +172,8 @@ impl Report {
             let verdict = match (self.bundle.is_some(), device.ready) {
                 (true, true) => "will load it",
                 (true, false) => "will not load it",
-                (false, true) => "is there",
-                (false, false) => "cannot be used",
+                (false, true) => "available",
+                (false, false) => "not available",
             };
             let findings: String = device.findings.iter().map(FindingReport::lines).collect();
             format!("{}: {verdict}\n{findings}", device.device)
@@ -214,7 +215,7 @@ fn wrong(subject: &str, found: String, advice: &str) -> Finding {
 /// A device that this build has not.
 fn absent(choice: DeviceChoice) -> Finding {
     match registry::candidates(choice, None) {
-        Ok(_) => fine("device", "is there".into()),
+        Ok(_) => fine("device", "available".into()),
         Err(qhx_runtime::Error::NoDevice { reason, .. }) => wrong("device", reason, "use the CPU"),
         Err(error) => wrong("device", error.to_string(), "use the CPU"),
     }

@@ -7,10 +7,11 @@ use crate::{
     forging::{self, GateOrder, Order},
     interrupt::Interrupt,
     model_ref::{ModelKind, kind_of},
-    output::{self, show_count, show_seconds},
+    output,
     peak::{Peak, PeakMemory},
     table::{Align, Table, facts},
     targets::{TargetFlags, TargetReport},
+    units::{show_bytes, show_count, show_seconds},
 };
 use clap::{Args, ValueEnum, builder::ArgPredicate};
 use qhx_bundle::{
@@ -19,7 +20,6 @@ use qhx_bundle::{
     parity::{Choices, GateKind, GateResult, Parity},
 };
 use qhx_forge::{Forged, Gated, MadeTarget, Material, Precision, gate::suite::read as read_prompts, write_synthetic_checkpoint};
-use qhx_runtime::memory::show_bytes;
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
@@ -29,8 +29,8 @@ use std::{
 
 /// Make a bundle from a Hugging Face folder or a GGUF file
 ///
-/// The bundle appears under its name only when it is complete and through its gate; a failure or Ctrl-C leaves nothing behind, a bundle that is not
-/// through its gate is left as DIR.rejected with its report.
+/// The bundle appears under its name only once it is complete and has passed its gate. A failure or Ctrl-C leaves nothing behind; a bundle that failed its gate is left
+/// as DIR.rejected, with its report.
 #[derive(Args)]
 #[command(
     after_help = "Example:\n  qhx forge ./SmolLM2-135M-Instruct --out smol --precision w8\n  qhx forge ./SmolLM2-135M-Instruct --out smol --precision f16 --target cpu,v79,v81 --context 512"
@@ -46,7 +46,7 @@ pub(crate) struct Forge {
 /// What `forge` and `synth` have in common.
 #[derive(Args)]
 pub(crate) struct BundleFlags {
-    /// The bundle's folder; its last part is the model's name
+    /// Folder of the bundle; its last component is the model's name
     #[arg(
         long,
         value_name = "DIR",
@@ -55,24 +55,24 @@ pub(crate) struct BundleFlags {
         default_value_if("plan", ArgPredicate::IsPresent, Some("."))
     )]
     out: PathBuf,
-    /// How weights are stored: native (as the checkpoint has them), f32, f16, w8, w8-f16head, moe-i8, w4, w4-row, or auto (each stage as low as the gate allows)
+    /// Weight precision: native (as in the checkpoint), f32, f16, w8, w8-f16head, moe-i8, w4, w4-row, or auto (each stage as low as the gate allows)
     #[arg(long, value_name = "P", default_value = "native", value_parser = precision)]
     precision: PrecisionChoice,
     #[command(flatten)]
     targets: TargetFlags,
-    /// Print contexts, graphs, bytes and layers of the NPU targets (absent: of all) without compiling, and make nothing; SRC may be a config.json
+    /// Print contexts, graphs, bytes and layers of the NPU targets (without --target: of all) without compiling anything; SRC may be a config.json
     #[arg(long, help_heading = "NPU targets")]
     plan: bool,
-    /// How the bundle is held to the f32 program [default: strict for f32, tolerant otherwise; none for synth]
+    /// Gate: how closely the bundle must match the f32 program [default: strict for f32, tolerant otherwise; none for synth]
     #[arg(long, value_enum)]
     gate: Option<Gate>,
-    /// About how many seconds the gate may take; with less time fewer prompts are measured
+    /// Approximate time limit of the gate in seconds; with less time it measures fewer prompts
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     gate_budget: Option<Duration>,
-    /// Prompts for the gate instead of the built-in texts: a JSON list of texts, lists of ids, or {"user": TEXT}
+    /// Prompts for the gate instead of the built-in ones: a JSON list of texts, lists of token ids, or {"user": TEXT}
     #[arg(long, value_name = "FILE")]
     prompts: Option<PathBuf>,
-    /// Replace a bundle that is there already; a folder that is no bundle, or holds files that its bundle does not list, is kept
+    /// Replace an existing bundle; a folder that is not a bundle, or holds files that its bundle does not list, is kept
     #[arg(long)]
     force: bool,
     /// Print one JSON object instead of tables
@@ -85,7 +85,7 @@ const MAX_BUDGET: Duration = Duration::from_secs(30 * 86_400);
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Gate {
-    /// Every token is the f32 program's
+    /// Every token equals the f32 program's
     Strict,
     /// A token may differ where the f32 program was close to undecided, at most 1 % of them
     Tolerant,
@@ -111,7 +111,7 @@ impl Forge {
             return self.bundle.print_plan(&plan::material(&self.source)?);
         }
         if self.bundle.gate == Some(Gate::None) {
-            output::note("note: --gate none: the bundle is held to nothing and carries no oracle, so `qhx verify` cannot replay it");
+            output::note("note: --gate none: the bundle is not checked and carries no oracle, so `qhx verify` cannot replay it");
         }
         self.bundle.make(&Material::open(&self.source)?, true, interrupt)
     }

@@ -1,45 +1,48 @@
 //! `qhx generate`: one answer for scripts.
 
 use crate::{
-    answer::{check_complete, stream_answer, tell_cost},
+    answer::Request,
     failure::Failure,
     flags::{DecodingFlags, ExecutionFlags, MAX_TOKENS, count_or_none},
     input::InputFlags,
     interrupt::Interrupt,
-    load::{load_model, open_for},
     media::MediaFlags,
     output,
-    windows::Windows,
+    sessions::SessionFlags,
 };
 use clap::Args;
 use qhx_runtime::{
-    Generation, Piece, generate,
+    Generation,
     tensors::{self, Tensor},
-    timing::milliseconds,
 };
-use std::{path::PathBuf, time::Instant};
+use std::path::PathBuf;
 
-/// Generate from ids, a text or a conversation: the scriptable form
+/// Generate from token ids, text or a conversation; for scripts
 #[derive(Args)]
-#[command(after_help = "Example:\n  qhx generate smol --prompt \"Once upon a time\" --max-new 10\n  \
+#[command(after_help = "Examples:\n  qhx generate smol --prompt \"Once upon a time\" --max-new 10\n  \
                         qhx generate smol --ids 504,3575,282 --max-new 24 --ignore-eos --json\n  \
                         qhx generate qwen-vl --image a.jpg --image b.png --user \"What has changed?\"\n  \
-                        qhx generate gemma --audio talk.mp3 --split --user \"Transcribe.\"")]
+                        qhx generate gemma --audio talk.mp3 --split --user \"Transcribe.\"\n  \
+                        qhx generate smol --user \"My name is Ada.\" --save-session ada.qhx\n  \
+                        qhx generate smol --load-session ada.qhx --user \"What is my name?\"")]
 pub(crate) struct Generate {
-    /// The bundle
-    bundle: PathBuf,
+    /// A bundle, a Hugging Face folder or a GGUF file (forged once into the user's cache)
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
     #[command(flatten)]
     input: InputFlags,
     #[command(flatten)]
     media: MediaFlags,
-    /// The most tokens to write
+    /// The most tokens to generate
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = count_or_none(MAX_TOKENS), help_heading = "Decoding")]
     max_new: usize,
     #[command(flatten)]
     decoding: DecodingFlags,
     #[command(flatten)]
     execution: ExecutionFlags,
-    /// Write the logits from which each token was chosen: `step_logits` f32 [generated, vocabulary]
+    #[command(flatten)]
+    sessions: SessionFlags,
+    /// Write the logits that each token was chosen from: `step_logits`, f32 [generated, vocabulary]
     #[arg(long, value_name = "F.safetensors")]
     logits: Option<PathBuf>,
     /// Print one JSON object instead of the text
@@ -49,40 +52,19 @@ pub(crate) struct Generate {
 
 impl Generate {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
-        let mut load_options = self.execution.load_options()?;
         let mut options = self.decoding.generate_options(self.max_new)?;
         options.keep_logits = self.logits.is_some();
         self.logits.as_deref().map_or(Ok(()), output::check_place)?;
-        let mut input = self.input.read()?;
-
-        let started = Instant::now();
-        let bundle = open_for(&self.bundle, load_options.device, interrupt)?;
-        let open_time = started.elapsed();
-        let windows = Windows::open(&mut input, &self.media, &bundle)?;
-        load_options.media = windows.media(&input);
-        let read_time = started.elapsed() - open_time;
-        let model = load_model(&bundle, &load_options)?;
-        let load_time = started.elapsed() - read_time;
-        let mut session = model.session()?;
-        let mut generation = match &windows {
-            Windows::Several(_) => windows.answer(&mut input, &mut session, &options, interrupt, !self.json)?,
-            Windows::None => {
-                let prompt = input.prompt(&model)?;
-                let mut answer =
-                    |on_piece: &mut dyn FnMut(Piece<'_>)| generate(&mut session, &prompt, &options, interrupt.cancel(), on_piece);
-                if self.json { answer(&mut |_| {})? } else { stream_answer(&model, interrupt, answer)? }
-            }
-        };
-        generation.timing.load_ms = milliseconds(load_time);
-        generation.timing.add_encode_time(read_time);
+        self.sessions.check(self.media.split)?;
+        let load = self.execution.load_options()?;
+        let input = self.input.read()?;
+        let request =
+            Request { model: Some(&self.model), load, options, media: &self.media, sessions: Some(&self.sessions), json: self.json };
+        let mut answered = request.answer(|_| Ok(input), interrupt)?;
         if let Some(path) = &self.logits {
-            tensors::write(path, &[step_logits(&mut generation, model.vocabulary().logits)])?;
+            tensors::write(path, &[step_logits(&mut answered.generation, answered.model.vocabulary().logits)])?;
         }
-        match self.json {
-            true => output::print_json(&generation)?,
-            false => tell_cost(&generation, Some(load_time)),
-        }
-        check_complete(&generation)
+        answered.finish()
     }
 }
 

@@ -1,4 +1,4 @@
-//! `qhx inspect`: what a bundle is, what it costs, and where it would run.
+//! `qhx inspect`: what a model is, what it costs, and where it would run.
 
 use super::{forge::encodings_table, plan::per_token};
 use crate::{
@@ -6,9 +6,10 @@ use crate::{
     failure::Failure,
     flags::ExecutionFlags,
     interrupt::Interrupt,
-    load::open_for,
-    output::{self, show_count},
+    model_ref::open_model,
+    output,
     table::{Align, Table, facts},
+    units::{show_bytes, show_count},
 };
 use clap::Args;
 use qhx_bundle::{
@@ -20,7 +21,7 @@ use qhx_ir::{Checked, OpKind};
 use qhx_npu::{ContextFile, PreparedPlan};
 use qhx_runtime::{
     LoadOptions, LoadPlan,
-    memory::{MemoryEstimate, show_bytes, state_bytes, tensor_bytes, weight_bytes, weight_bytes_per_token},
+    memory::{MemoryEstimate, state_bytes, tensor_bytes, weight_bytes, weight_bytes_per_token},
     placement::{Fallback, Phase, PlacedStage, SlotCopy, place_tower, tower_stage},
 };
 use serde::Serialize;
@@ -29,12 +30,13 @@ use std::{
     path::PathBuf,
 };
 
-/// Show what a bundle is: sizes, precision, cost per token, stages and where each would run
+/// Show a model's size, precision, cost per token, and the device of each stage
 #[derive(Args)]
 #[command(after_help = "Example:\n  qhx inspect smol --context 2048")]
 pub(crate) struct Inspect {
-    /// The bundle
-    bundle: PathBuf,
+    /// A bundle, a Hugging Face folder or a GGUF file (forged once into the user's cache)
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
     #[command(flatten)]
     execution: ExecutionFlags,
     /// Print one JSON object instead of tables
@@ -123,7 +125,7 @@ impl Inspect {
         let mut options = self.execution.load_options()?;
         // Nothing is run here.
         options.npu.on_paper = true;
-        let bundle = open_for(&self.bundle, options.device, interrupt)?;
+        let bundle = open_model(Some(&self.model), options.device, interrupt)?.bundle;
         let options = options.of_bundle(&bundle)?;
         let manifest = bundle.manifest();
         let program = bundle.program(TEXT_PROGRAM).ok_or_else(|| Failure::work("the bundle has no text program"))?;
@@ -179,7 +181,7 @@ impl<'a> Report<'a> {
             kind += &format!(": synthetic weights, seed {}", synthetic.seed);
         }
         let active = if self.active_parameters < model.parameters {
-            format!(", {} of them for each token", show_count(self.active_parameters))
+            format!(", {} active per token", show_count(self.active_parameters))
         } else {
             String::new()
         };
@@ -195,8 +197,8 @@ impl<'a> Report<'a> {
             ("parameters", format!("{}{active}", show_count(model.parameters))),
             ("vocabulary", format!("{}, hidden size {}", model.vocab_size, model.hidden_size)),
             ("context", format!("up to {} tokens", model.context_length)),
-            ("chat", if self.chat == ChatMode::Template { "by its template".into() } else { "none: it completes".to_owned() }),
-            ("parity", if self.gated { "gated: see parity.json".into() } else { "not gated".to_owned() }),
+            ("chat", if self.chat == ChatMode::Template { "by its template".into() } else { "none, it is a completion model".to_owned() }),
+            ("parity", if self.gated { "gated, see parity.json".into() } else { "not gated".to_owned() }),
             ("images", self.media.image.as_ref().map_or_else(|| "none".to_owned(), images)),
             ("sound", self.media.audio.as_ref().map_or_else(|| "none".to_owned(), sound)),
             ("left out", ignored),
@@ -208,7 +210,7 @@ impl<'a> Report<'a> {
             ("its attention", format!("{} FLOPs over {context} rows", show_count(per_token.attention_flops))),
             (
                 "a session holds",
-                format!("{} for a context of {context}, {} for each token", show_bytes(state.bytes), show_bytes(state.bytes_per_token)),
+                format!("{} for a context of {context}, {} per token", show_bytes(state.bytes), show_bytes(state.bytes_per_token)),
             ),
             ("memory", memory.to_string()),
             ("", if memory.fits() { "it fits".into() } else { "it does not fit: qhx would refuse to load it".to_owned() }),

@@ -2,12 +2,14 @@
 
 mod bench;
 mod chat;
+mod completions;
 mod devices;
 mod diff;
 mod doctor;
 mod forge;
 mod generate;
 mod inspect;
+mod man;
 mod plan;
 mod run;
 mod synth;
@@ -31,6 +33,9 @@ pub(crate) enum Command {
     Inspect(inspect::Inspect),
     Devices(devices::Devices),
     Doctor(doctor::Doctor),
+    Completions(completions::Completions),
+    #[command(hide = true)]
+    Man(man::Man),
 }
 
 impl Command {
@@ -48,6 +53,8 @@ impl Command {
             Self::Inspect(command) => command.run(interrupt),
             Self::Devices(command) => command.run(),
             Self::Doctor(command) => command.run(interrupt),
+            Self::Completions(command) => command.run(),
+            Self::Man(command) => command.run(),
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::{
     output,
     table::{Align, Table, facts},
     targets::TargetFlags,
+    units::show_bytes,
 };
 use qhx_forge::{Material, Precision};
 use qhx_ir::{Piece, Traffic};
@@ -13,7 +14,6 @@ use qhx_npu::{
     Arch,
     budget::{Budget, Limits, PerToken, PlannedContext, Wanted, budget},
 };
-use qhx_runtime::memory::show_bytes;
 use serde::Serialize;
 use std::path::Path;
 
@@ -71,7 +71,7 @@ impl Report {
         let Limits { contexts, context_bytes, risky_graphs, vtcm_mb } = plan.limits;
         let rows: Vec<String> = plan.rows.iter().map(usize::to_string).collect();
         let mut about = vec![
-            ("processor", format!("{}, {vtcm_mb} MB of fast memory", plan.arch)),
+            ("processor", format!("{}, {vtcm_mb} MiB of fast memory", plan.arch)),
             ("precision", self.precision.clone()),
             ("rows of graphs", rows.join(", ")),
             ("context", format!("{} rows{}", plan.context, if plan.ring.is_some() { ", the latest" } else { "" })),

@@ -1,99 +1,107 @@
 //! `qhx run`: one answer for a person.
 
 use crate::{
-    answer::{check_complete, stream_answer, tell_cost},
+    answer::Request,
     failure::Failure,
     flags::{DecodingFlags, ExecutionFlags, MAX_TOKENS, count_or_none},
     input::{Input, not_empty, read_text},
     interrupt::Interrupt,
-    load::load_model,
     media::MediaFlags,
-    model_ref::{kind_of, open_model},
-    windows::Windows,
+    model_ref::{advice, found_at, kind_of},
+    names::looks_like_model,
 };
 use clap::Args;
-use qhx_runtime::{Piece, generate};
 use std::{
-    ffi::OsString,
-    path::{Path, PathBuf},
-    time::Instant,
+    ffi::{OsStr, OsString},
+    path::Path,
 };
 
-/// Answer one prompt, streamed
+/// Answer one prompt
 ///
-/// MODEL is a bundle, a Hugging Face folder or a GGUF file (forged once into the user's cache); without it the built-in demo model answers. A model with a chat
-/// template answers; one without continues the text.
+/// MODEL is a bundle, a Hugging Face folder or a GGUF file (forged once into the user's cache); without it, the built-in demo model answers. A model with a chat
+/// template answers the prompt, one without continues the text.
 #[derive(Args)]
-#[command(override_usage = "qhx run [OPTIONS] [MODEL] <PROMPT>")]
+#[command(override_usage = "qhx run [OPTIONS] [MODEL] <PROMPT>\n       qhx run [OPTIONS] [MODEL] -- <PROMPT>")]
 #[command(
-    after_help = "Example:\n  qhx run \"Why is the sky blue?\"\n  qhx run smol \"Why is the sky blue?\"\n  git diff | qhx run smol -\n  \
+    after_help = "Examples:\n  qhx run \"Why is the sky blue?\"\n  qhx run smol \"Why is the sky blue?\"\n  git diff | qhx run smol -\n  \
                         qhx run qwen-vl --image photo.jpg \"Describe this image.\"\n  \
                         qhx run gemma --audio clip.wav \"Transcribe.\"\n  \
-                        qhx run gemma --audio lecture.mp3 --split \"Transcribe.\""
+                        qhx run gemma --audio lecture.mp3 --split \"Transcribe.\"\n  \
+                        qhx run --json \"What is the capital of France?\"\n\n\
+                        A single argument is the prompt, unless it looks like a model that does not exist, which is an error.\n\
+                        What follows -- is the prompt in any case, and so is the text of --prompt."
 )]
 pub(crate) struct Run {
     /// The model and the prompt; one alone is the prompt (with --audio the prompt may be absent), and a prompt of - is read from stdin
     #[arg(value_name = "MODEL PROMPT", num_args = 0..=2, allow_hyphen_values = false)]
     positionals: Vec<OsString>,
-    /// A system message; "" leaves the system turn out where the template allows
+    /// The prompt, whatever it looks like
+    #[arg(last = true, value_name = "PROMPT", num_args = 1..=2)]
+    last: Vec<OsString>,
+    /// The prompt, whatever it looks like
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with = "last")]
+    prompt: Option<OsString>,
+    /// System message; "" leaves out the system turn where the template allows it
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     system: Option<String>,
     #[command(flatten)]
     media: MediaFlags,
-    /// The most tokens to write
+    /// The most tokens to generate
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = count_or_none(MAX_TOKENS), help_heading = "Decoding")]
     max_new: usize,
     #[command(flatten)]
     decoding: DecodingFlags,
     #[command(flatten)]
     execution: ExecutionFlags,
+    /// Print one JSON object instead of the text, as `qhx generate --json` does
+    #[arg(long)]
+    json: bool,
 }
 
 impl Run {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
-        let mut load_options = self.execution.load_options()?;
+        let load = self.execution.load_options()?;
         let options = self.decoding.generate_options(self.max_new)?;
-        let (path, prompt) = self.model_and_prompt()?;
-
-        let bundle = open_model(path.as_deref(), load_options.device, interrupt)?;
-        let mut input = Input::of_text(&bundle, prompt, self.system.as_deref())?;
-        let started = Instant::now();
-        let windows = Windows::open(&mut input, &self.media, &bundle)?;
-        load_options.media = windows.media(&input);
-        let read_time = started.elapsed();
-        let model = load_model(&bundle, &load_options)?;
-        let load_time = started.elapsed() - read_time;
-        let mut session = model.session()?;
-        let mut generation = match &windows {
-            Windows::Several(_) => windows.answer(&mut input, &mut session, &options, interrupt, true)?,
-            Windows::None => {
-                let prompt = input.prompt(&model)?;
-                let answer = |on_piece: &mut dyn FnMut(Piece<'_>)| generate(&mut session, &prompt, &options, interrupt.cancel(), on_piece);
-                stream_answer(&model, interrupt, answer)?
-            }
-        };
-        generation.timing.add_encode_time(read_time);
-        tell_cost(&generation, Some(load_time));
-        check_complete(&generation)
+        let (model, prompt) = self.model_and_prompt()?;
+        let request = Request { model: model.map(Path::new), load, options, media: &self.media, sessions: None, json: self.json };
+        request.answer(|bundle| Input::of_text(bundle, prompt, self.system.as_deref()), interrupt)?.finish()
     }
 
     /// The model, where one is given, and the prompt.
-    fn model_and_prompt(&self) -> Result<(Option<PathBuf>, String), Failure> {
-        match &self.positionals[..] {
-            [model, prompt] => Ok((Some(model.into()), read_prompt(prompt)?)),
+    fn model_and_prompt(&self) -> Result<(Option<&OsStr>, String), Failure> {
+        let forced = self.prompt.as_ref().map(std::slice::from_ref).unwrap_or(&self.last);
+        match (&self.positionals[..], forced) {
+            ([], [prompt]) => Ok((None, not_empty(text_of(prompt)?.to_owned(), "PROMPT")?)),
+            ([model], [prompt]) | ([], [model, prompt]) => Ok((Some(model), not_empty(text_of(prompt)?.to_owned(), "PROMPT")?)),
+            ([model, prompt], []) => Ok((Some(model), read_prompt(prompt)?)),
+            ([only], []) => self.prompt_alone(only),
+            ([], []) => Err(Failure::usage("the prompt is missing").hint("qhx run MODEL \"PROMPT\"")),
+            _ => Err(Failure::usage("there is more than one prompt").hint("qhx run MODEL \"PROMPT\"; quote a prompt that has spaces")),
+        }
+    }
+
+    /// A single argument: a prompt for the built-in model, unless it is a model or was meant as one.
+    fn prompt_alone<'a>(&self, only: &'a OsStr) -> Result<(Option<&'a OsStr>, String), Failure> {
+        let path = Path::new(only);
+        match kind_of(path) {
             // The sound is the message.
-            [model] if self.media.has_sound() && kind_of(Path::new(model)).is_some() => Ok((Some(model.into()), String::new())),
-            [only] if kind_of(Path::new(only)).is_some() => {
-                let hint = format!("qhx run {} \"PROMPT\"", Path::new(only).display());
-                Err(Failure::usage(format!("the prompt is missing: {} is a model", Path::new(only).display())).hint(hint))
+            Some(_) if self.media.has_sound() => Ok((Some(only), String::new())),
+            Some(_) => Err(Failure::usage(format!("the prompt is missing: {} is a model", path.display()))
+                .hint(format!("qhx run {} \"PROMPT\"", path.display()))),
+            None if path.exists() || only.to_str().is_some_and(looks_like_model) => {
+                let problem = match path.exists() {
+                    true => format!("{} is not a model: it is {}; and there is no prompt", path.display(), found_at(path)),
+                    false => format!("{} looks like a model that does not exist; and there is no prompt", path.display()),
+                };
+                let hint = format!("{}; if it is meant as the prompt: qhx run -- {:?}", advice(path), path.display().to_string());
+                Err(Failure::usage(problem).hint(hint))
             }
-            [prompt] => Ok((None, read_prompt(prompt)?)),
-            _ => Err(Failure::usage("the prompt is missing").hint("qhx run MODEL \"PROMPT\"")),
+            None => Ok((None, read_prompt(only)?)),
         }
     }
 }
 
-fn read_prompt(prompt: &OsString) -> Result<String, Failure> {
+fn read_prompt(prompt: &OsStr) -> Result<String, Failure> {
     let text = match text_of(prompt)? {
         "-" => {
             let mut text = read_text(Path::new("-"))?;
@@ -106,7 +114,7 @@ fn read_prompt(prompt: &OsString) -> Result<String, Failure> {
     not_empty(text, "PROMPT")
 }
 
-fn text_of(prompt: &OsString) -> Result<&str, Failure> {
+fn text_of(prompt: &OsStr) -> Result<&str, Failure> {
     let wrong = || Failure::usage(format!("the prompt is not valid UTF-8: {prompt:?}"));
-    prompt.to_str().ok_or_else(|| wrong().hint("texts must be UTF-8; only paths may hold other bytes"))
+    prompt.to_str().ok_or_else(|| wrong().hint("text must be UTF-8; only paths may hold other bytes"))
 }

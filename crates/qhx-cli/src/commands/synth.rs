@@ -11,21 +11,21 @@ use std::path::{Path, PathBuf};
 /// The longest configuration that is read.
 const MAX_CONFIG_BYTES: u64 = 32 << 20;
 
-/// Make a bundle of random weights from a configuration, for benchmarks
+/// Make a bundle with random weights from a configuration, for benchmarks
 ///
 /// The same seed gives the same weights on every machine. The manifest marks the bundle as synthetic.
 #[derive(Args)]
 #[command(after_help = "Example:\n  qhx synth ./Qwen3-4B/config.json --out synthetic-4b --precision w8 --seed 7")]
 pub(crate) struct Synth {
-    /// The configuration, as in a Hugging Face folder
+    /// Configuration, as in a Hugging Face folder
     #[arg(value_name = "CONFIG.json")]
     config: PathBuf,
     #[command(flatten)]
     bundle: BundleFlags,
-    /// Starting point of the random numbers
+    /// Random seed
     #[arg(long, default_value_t = 0, value_name = "N")]
     seed: u64,
-    /// Write a Hugging Face folder in bf16 instead of a bundle, to try the forge on
+    /// Write a Hugging Face folder in bf16 instead of a bundle, as input for the forge
     #[arg(long)]
     as_checkpoint: bool,
 }

@@ -1,12 +1,7 @@
-//! `qhx verify`: a bundle is held to its oracle on this machine.
+//! `qhx verify`: whether a bundle still gives its recorded results on this machine.
 
 use crate::{
-    failure::Failure,
-    flags::ExecutionFlags,
-    interrupt::Interrupt,
-    load::{load_model, open_for},
-    output,
-    progress::GateBar,
+    failure::Failure, flags::ExecutionFlags, interrupt::Interrupt, load::load_model, model_ref::open_model, output, progress::GateBar,
     table::facts,
 };
 use clap::Args;
@@ -17,16 +12,17 @@ use qhx_runtime::{
 };
 use std::path::PathBuf;
 
-/// Hold a bundle to its oracle on this machine: pass or fail
+/// Replay a bundle's oracle on this machine: pass or fail
 ///
-/// Checks every file's sum, reads every weight, lets the device answer the oracle's prompts again, and compares tokens, logits and what each stage made.
-/// Exit code 0: pass; 1: fail.
+/// Checks the checksum of every file, reads every weight, answers the oracle's prompts again, and compares tokens, logits and stage outputs. Exit code 0: pass;
+/// 1: fail.
 #[derive(Args)]
 #[command(after_help = "Example:\n  qhx verify smol --device cpu\n  qhx verify smol --golden ./oracle-from-transformers")]
 pub(crate) struct Verify {
-    /// The bundle
-    bundle: PathBuf,
-    /// Hold it to the oracle in this folder (oracle.json, oracle.safetensors) instead of its own
+    /// A bundle, a Hugging Face folder or a GGUF file (forged once into the user's cache)
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// Compare with the oracle in this folder (oracle.json, oracle.safetensors) instead of the bundle's own
     #[arg(long, value_name = "DIR")]
     golden: Option<PathBuf>,
     #[command(flatten)]
@@ -39,7 +35,7 @@ pub(crate) struct Verify {
 impl Verify {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
         let options = self.execution.load_options()?;
-        let bundle = open_for(&self.bundle, options.device, interrupt)?;
+        let bundle = open_model(Some(&self.model), options.device, interrupt)?.bundle;
         bundle.verify_all(Some(&interrupt.flag()))?;
         match &self.golden {
             Some(folder) => self.outside(&bundle, folder, &options, interrupt),
@@ -63,12 +59,12 @@ impl Verify {
             let shown = facts(&[
                 ("bundle", bundle.place().to_string()),
                 ("device", report.device.clone()),
-                ("made", format!("{} gate, {}", kind(parity.gate.kind), parity.gate.result)),
+                ("gate", format!("{}: {}", kind(parity.gate.kind), parity.gate.result)),
                 ("weights", format!("{} read, {} damaged", report.weights, report.damaged_weights.len())),
                 (
                     "prompts",
                     format!(
-                        "{} with {} pictures and sounds, {} tokens, {} differ",
+                        "{} with {} images and sounds, {} tokens, {} differ",
                         report.prompts,
                         report.media,
                         report.tokens,
@@ -123,16 +119,16 @@ impl Verify {
 fn outcome(passed: bool, result: &str, problems: &[String]) -> Result<(), Failure> {
     match passed {
         true => Ok(()),
-        false => Err(Failure::work(format!("not verified: {}", problems.first().map_or(result, String::as_str)))
+        false => Err(Failure::work(format!("verification failed: {}", problems.first().map_or(result, String::as_str)))
             .causes(problems.iter().skip(1).take(8).cloned())
-            .hint("the bundle or this machine is damaged: fetch or forge the bundle again, then verify on another device")),
+            .hint("the bundle is damaged or this device computes wrongly: fetch or forge the bundle again, or verify on another device")),
     }
 }
 
 fn explain(error: VerifyError) -> Failure {
     match &error {
         VerifyError::NoOracle { .. } => {
-            Failure::from(error).hint("forge it again with a gate (--gate tolerant), or hold it to an outside oracle with --golden DIR")
+            Failure::from(error).hint("forge it again with a gate (--gate tolerant), or compare with an external oracle: --golden DIR")
         }
         VerifyError::Run(qhx_runtime::Error::Cancelled) => Failure::work("cancelled"),
         _ => error.into(),

@@ -10,14 +10,18 @@ mod checkpoint;
 mod snapshot;
 
 use crate::{
-    Cancel, Error, MediaKind, Model, Prompt,
+    Cancel, Encoded, Error, MediaKind, Model, Prompt,
     inputs::Inputs,
     placement::Phase,
     rows::{Rows, Run},
 };
 use checkpoint::{Checkpoint, recurrent};
+use qhx_bundle::Digest;
 use qhx_ir::{Call, Segment, State, Tap};
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// Checkpoints of recurrent slots that a session keeps by itself; those asked for with [`Session::checkpoint`] do not count.
 const AUTOMATIC_CHECKPOINTS: usize = 8;
@@ -261,9 +265,7 @@ impl Session {
         let mut runs = Vec::with_capacity(prompt.media().len());
         for placed in prompt.media() {
             let medium = placed.medium();
-            let here = self.rows.runs().iter().map(|run| &run.encoded);
-            let mut here = here.filter(|encoded| (encoded.kind(), encoded.digest()) == (medium.kind(), medium.digest()));
-            let encoded = match here.next() {
+            let encoded = match self.encoded(medium.kind(), medium.digest()) {
                 Some(encoded) => encoded.clone(),
                 None => {
                     let (encoded, is_new) = self.model.encode_counted(medium, cancel)?;
@@ -278,6 +280,12 @@ impl Session {
         }
         self.work.encode += started.elapsed();
         Ok(runs)
+    }
+
+    /// What a tower made of a medium that is in this session.
+    pub(crate) fn encoded(&self, kind: MediaKind, digest: Digest) -> Option<&Arc<Encoded>> {
+        let mut here = self.rows.runs().iter().map(|run| &run.encoded);
+        here.find(|encoded| (encoded.kind(), encoded.digest()) == (kind, digest))
     }
 
     /// Forgets the rows from `len` on. State that cannot be cut there (recurrent slots) goes back to the nearest checkpoint before it;

@@ -12,7 +12,13 @@ use crate::{
 use qhx_bundle::Digest;
 use qhx_ir::{DeviceError, KvType, Program, Slot, SlotData};
 use serde::{Deserialize, Serialize};
-use std::{path::Path, sync::Arc};
+use serde_json::Value;
+use std::{
+    fs::{self, File},
+    io::Read,
+    path::Path,
+    sync::Arc,
+};
 
 const MAGIC: &[u8; 8] = b"qhxsess1";
 const SUM_BYTES: usize = 32;
@@ -22,7 +28,8 @@ const MAX_BYTES: u64 = 64 << 30;
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Header {
-    /// The model's fingerprint.
+    /// The model's name, for people, and its fingerprint.
+    model: String,
     fingerprint: String,
     /// All rows of the session.
     ids: Vec<u32>,
@@ -37,6 +44,9 @@ struct Header {
     /// The slots of the state in the order of their content.
     slots: Vec<SlotEntry>,
     checkpoints: Vec<CheckpointEntry>,
+    /// What the caller keeps with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    note: Option<Value>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -75,6 +85,15 @@ struct SlotEntry {
 impl Session {
     /// Writes the session to a file, whole or not at all.
     pub fn save(&self, path: &Path) -> Result<(), Error> {
+        self.save_with(path, None)
+    }
+
+    /// The same, with something that the caller wants back.
+    pub(crate) fn save_with(&self, path: &Path, note: Option<&Value>) -> Result<(), Error> {
+        // A slip of a file name must not cost another file.
+        if fs::metadata(path).is_ok_and(|about| about.is_file()) && !is_snapshot(path)? {
+            return Err(wrong(path, "exists and is not a saved session: choose another name".into()));
+        }
         let program = self.model.program();
         let mut content = Vec::new();
         // A device that kept a window only cannot give all rows: they are saved as ids, and computed again.
@@ -93,6 +112,7 @@ impl Session {
         content.extend(logits.iter().flat_map(|x| x.to_le_bytes()));
         let media = self.rows.runs().iter().map(|run| put_medium(&mut content, run)).collect();
         let header = Header {
+            model: self.model.name().to_owned(),
             fingerprint: self.model.fingerprint().to_owned(),
             ids: self.rows.ids().to_vec(),
             media,
@@ -101,6 +121,7 @@ impl Session {
             logits: !logits.is_empty(),
             slots,
             checkpoints,
+            note: note.cloned(),
         };
         let header = serde_json::to_vec(&header).map_err(|e| wrong(path, format!("cannot be written: {e}")))?;
         let mut bytes = Vec::with_capacity(MAGIC.len() + 8 + header.len() + content.len() + SUM_BYTES);
@@ -119,15 +140,21 @@ impl Session {
 impl Model {
     /// A session as it was saved. The file must be whole and made with this very model; the device may be another.
     pub fn restore(&self, path: &Path) -> Result<Session, Error> {
-        let bytes = qhx_bundle::files::read(path, MAX_BYTES)?;
-        let (header, mut content) = open(&bytes).map_err(|reason| wrong(path, reason))?;
+        Ok(self.restore_with(path)?.0)
+    }
+
+    /// The same, and what was saved with it.
+    pub(crate) fn restore_with(&self, path: &Path) -> Result<(Session, Option<Value>), Error> {
+        let bytes = read(path)?;
+        let (mut header, mut content) = open(&bytes).map_err(|reason| wrong(path, reason))?;
         if header.fingerprint != self.fingerprint() {
-            return Err(wrong(
-                path,
-                format!("was saved with another model (fingerprint {}, this model has {})", header.fingerprint, self.fingerprint()),
-            ));
+            let (saved, here) = (header.fingerprint.get(..8).unwrap_or_default(), self.fingerprint().get(..8).unwrap_or_default());
+            let reason =
+                format!("was saved with another model: `{}` (fingerprint {saved}…), and this is `{}` ({here}…)", header.model, self.name());
+            return Err(wrong(path, reason));
         }
-        self.restore_checked(&header, &mut content).map_err(|reason| wrong(path, reason))
+        let session = self.restore_checked(&header, &mut content).map_err(|reason| wrong(path, reason))?;
+        Ok((session, header.note.take()))
     }
 
     fn restore_checked(&self, header: &Header, content: &mut Content<'_>) -> Result<Session, String> {
@@ -272,17 +299,37 @@ fn put_medium(content: &mut Vec<u8>, run: &Run) -> MediumEntry {
     MediumEntry { kind, digest, first: run.first, rows: run.rows, all_rows, grid }
 }
 
+/// All bytes of a file that begins as a snapshot does. Anything else, however long, is refused by its first bytes.
+fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    let failed = |source| Error::File { what: "read", path: path.to_owned(), source };
+    if !fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(wrong(path, "is not a regular file".into()));
+    }
+    if !is_snapshot(path)? {
+        return Err(wrong(path, "is not a session saved by this version of qhx".into()));
+    }
+    Ok(qhx_bundle::files::read(path, MAX_BYTES)?)
+}
+
+/// Whether a regular file begins as a snapshot does.
+fn is_snapshot(path: &Path) -> Result<bool, Error> {
+    let mut start = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(MAGIC.len() as u64).read_to_end(&mut start));
+    read.map_err(|source| Error::File { what: "read", path: path.to_owned(), source })?;
+    Ok(start == MAGIC)
+}
+
 /// The header and the content of a file that is whole.
 fn open(bytes: &[u8]) -> Result<(Header, Content<'_>), String> {
-    let (body, sum) = bytes.split_at_checked(bytes.len().saturating_sub(SUM_BYTES)).ok_or("is no saved session")?;
-    let rest = body.strip_prefix(MAGIC).ok_or("is no saved session of this version of qhx")?;
+    let (body, sum) = bytes.split_at_checked(bytes.len().saturating_sub(SUM_BYTES)).ok_or("is truncated")?;
+    let rest = body.strip_prefix(MAGIC).ok_or("is truncated")?;
     if Digest::of(body).as_bytes() != sum {
-        return Err("is damaged: its sum is not that of its content".into());
+        return Err("is damaged: its checksum does not match its content".into());
     }
     let (length, rest) = rest.split_first_chunk::<8>().ok_or("ends within its header")?;
     let length = usize::try_from(u64::from_le_bytes(*length)).map_err(|_| "has an impossible header")?;
     let (header, content) = rest.split_at_checked(length).ok_or("ends within its header")?;
-    let header = serde_json::from_slice(header).map_err(|e| format!("has a strange header: {e}"))?;
+    let header = serde_json::from_slice(header).map_err(|e| format!("has an invalid header: {e}"))?;
     Ok((header, Content(content)))
 }
 
