@@ -1,6 +1,6 @@
 //! Ctrl-C, `kill` and a closed terminal: all ask the running work to stop.
 
-use crate::failure::Failure;
+use crate::{failure::Failure, lines::leave_terminal};
 use qhx_runtime::Cancel;
 use std::{
     process,
@@ -30,6 +30,7 @@ impl Interrupt {
         ctrlc::set_handler(move || {
             if handler.is_set() {
                 qhx_bundle::files::remove_temporaries();
+                leave_terminal();
                 process::exit(ENDED_BY_CTRL_C);
             }
             handler.flag.store(true, Ordering::Relaxed);

@@ -7,6 +7,7 @@ use std::{
     fs,
     io::{self, BufRead, IsTerminal, Read},
     path::PathBuf,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 /// The longest message.
@@ -20,6 +21,12 @@ const PROMPT: &str = "› ";
 const MORE: &str = "… ";
 /// Begins and ends a message of several lines.
 const QUOTES: &str = "\"\"\"";
+
+/// Asks a terminal to mark where a paste begins and ends, and not to. The editor does so only while it reads; pastes come at other times too.
+const MARK_PASTES: &str = "\x1b[?2004h";
+const LEAVE_PASTES: &str = "\x1b[?2004l";
+/// Whether the terminal marks pastes now.
+static MARKED: AtomicBool = AtomicBool::new(false);
 
 /// Where lines come from.
 pub(crate) enum Lines {
@@ -67,7 +74,12 @@ impl Lines {
 
     /// The next message: a line, a paste, lines that end in `\` with the one after them, or what stands between `"""` and `"""`.
     pub(crate) fn next(&mut self) -> Result<Line, Failure> {
-        let message = message(&mut |prompt| self.line(prompt))?;
+        let message = message(&mut |prompt| self.line(prompt));
+        if self.is_terminal() && io::stdout().is_terminal() {
+            MARKED.store(true, Ordering::Relaxed);
+            output::print(MARK_PASTES)?;
+        }
+        let message = message?;
         if let (Self::Terminal { editor, history }, Line::Text { text, .. }) = (self, &message)
             && text.len() <= HISTORY_ENTRY_BYTES
         {
@@ -94,6 +106,20 @@ impl Lines {
                 }
             },
         }
+    }
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        leave_terminal();
+    }
+}
+
+/// Leaves the terminal as it was found, also where the process ends without coming back here.
+pub(crate) fn leave_terminal() {
+    if MARKED.swap(false, Ordering::Relaxed) {
+        // A terminal that is gone needs nothing.
+        let _ = output::print(LEAVE_PASTES);
     }
 }
 

@@ -199,7 +199,7 @@ mod terminal {
         path::Path,
         process::{Child, Stdio},
         sync::{Arc, Mutex},
-        thread,
+        thread::{self, JoinHandle},
         time::{Duration, Instant},
     };
 
@@ -207,6 +207,7 @@ mod terminal {
         person: File,
         child: Child,
         seen: Arc<Mutex<Vec<u8>>>,
+        reader: JoinHandle<()>,
         read: usize,
     }
 
@@ -229,29 +230,37 @@ mod terminal {
             let child = command.spawn().unwrap();
             let seen: Arc<Mutex<Vec<u8>>> = Arc::default();
             let (mut from, to) = (person.try_clone().unwrap(), seen.clone());
-            thread::spawn(move || {
+            let reader = thread::spawn(move || {
                 let mut bytes = [0; 4096];
                 while let Ok(count @ 1..) = from.read(&mut bytes) {
                     to.lock().unwrap().extend_from_slice(&bytes[..count]);
                 }
             });
-            let mut terminal = Self { person, child, seen, read: 0 };
+            let mut terminal = Self { person, child, seen, reader, read: 0 };
             terminal.wait_for("› ");
             terminal
         }
 
-        /// Waits until this is shown, after what was waited for before.
-        fn wait_for(&mut self, text: &str) {
+        /// Waits until this is shown, after what was waited for before; gives what is shown between.
+        fn wait_for(&mut self, text: &str) -> String {
             let begun = Instant::now();
             loop {
                 let seen = String::from_utf8_lossy(&self.seen.lock().unwrap()).into_owned();
                 if let Some(at) = seen.get(self.read..).and_then(|new| new.find(text)) {
+                    let start = self.read;
                     self.read += at + text.len();
-                    return;
+                    return seen[start..start + at].to_owned();
                 }
                 assert!(begun.elapsed() < Duration::from_secs(60), "{text:?} is not shown: {seen:?}");
                 thread::sleep(Duration::from_millis(10));
             }
+        }
+
+        /// Pastes as terminals do: marked where the program asked for it.
+        fn paste(&mut self, text: &str) {
+            let seen = String::from_utf8_lossy(&self.seen.lock().unwrap()).into_owned();
+            let marked = seen.rfind("\x1b[?2004h") > seen.rfind("\x1b[?2004l");
+            self.enter(if marked { format!("\x1b[200~{text}\x1b[201~") } else { text.to_owned() });
         }
 
         fn enter(&mut self, keys: impl AsRef<[u8]>) {
@@ -261,6 +270,9 @@ mod terminal {
         fn leave(mut self) {
             self.enter(b"/exit\r");
             assert!(self.child.wait().unwrap().success());
+            self.reader.join().unwrap();
+            let seen = String::from_utf8_lossy(&self.seen.lock().unwrap()).into_owned();
+            assert!(seen.rfind("\x1b[?2004h") < seen.rfind("\x1b[?2004l"), "the terminal is left as it was: {seen:?}");
         }
     }
 
@@ -269,7 +281,15 @@ mod terminal {
         let folder = scratch();
         let file = folder.path().join("saved");
         let mut terminal = Terminal::chat(folder.path(), &[]);
-        terminal.enter(b"\x1b[200~first line\r/second line\r\nthird\x1b[201~\r");
+        terminal.paste("first line\r/second line\r\nthird");
+        terminal.enter(b"\r");
+        // While the model answers, too.
+        terminal.wait_for("\x1b[?2004l");
+        let before = terminal.wait_for("\x1b[?2004h");
+        assert!(!before.contains("first token"), "pastes are marked only at the next prompt: {before:?}");
+        terminal.paste("fourth\rfifth");
+        terminal.enter(b"\r");
+        terminal.wait_for("first token");
         terminal.wait_for("first token");
         // Bytes that are no text are told, and do not end it.
         terminal.wait_for("› ");
@@ -281,12 +301,12 @@ mod terminal {
         terminal.wait_for("first token");
         terminal.wait_for("first token");
         terminal.enter(format!("/save {}\r", file.display()));
-        terminal.wait_for("saved 3 turns");
+        terminal.wait_for("saved 4 turns");
         terminal.leave();
         let saved = chat_json(&[], format!("/load {}\n", file.display()));
         let texts: Vec<_> =
             saved["messages"].as_array().unwrap().iter().step_by(2).map(|message| message["content"].as_str().unwrap()).collect();
-        assert_eq!(texts, ["first line\n/second line\nthird", "one", "two \nlines"]);
+        assert_eq!(texts, ["first line\n/second line\nthird", "fourth\nfifth", "one", "two \nlines"]);
     }
 
     #[test]
