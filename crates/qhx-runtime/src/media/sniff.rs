@@ -23,15 +23,6 @@ pub(super) enum SoundFormat {
 impl ImageFormat {
     pub(super) const ALL: &str = "PNG, JPEG, WebP and GIF";
 
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Gif => "GIF",
-            Self::Jpeg => "JPEG",
-            Self::Png => "PNG",
-            Self::WebP => "WebP",
-        }
-    }
-
     /// The format of an image file, or what the bytes are instead.
     pub(super) fn of(bytes: &[u8]) -> Result<Self, MediaProblem> {
         if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
