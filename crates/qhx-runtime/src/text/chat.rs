@@ -1,16 +1,9 @@
 //! Conversations and the templates that turn them into prompts.
 
-use super::{TokenizerError, clock, jinja, render, system_turn};
+use super::jinja::{self, Limits, Template};
+use super::{TokenizerError, clock, system_turn};
 use crate::medium::{MediaKind, Medium};
-use minijinja::Environment;
 use serde_json::{Map, Value, json};
-
-/// Largest template that is compiled. Published ones have up to about 40 kB.
-const MAX_TEMPLATE_BYTES: usize = 1 << 20;
-/// Work that a template may do, in its own instructions: a share for itself and one for each value of the conversation. Twenty times what
-/// published templates need.
-const STEPS: u64 = 200_000;
-const STEPS_PER_VALUE: u64 = 2_000;
 
 /// One message of a conversation: a JSON object with a `role`, a `content` (text, or a list of parts such as `{"type": "text", "text": …}` and
 /// `{"type": "image"}`), and whatever else the template reads (`tool_calls`, `name`, `reasoning_content`), in order.
@@ -46,7 +39,7 @@ pub struct Chat {
 
 /// A compiled chat template.
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    template: Template,
     tokens: Map<String, Value>,
 }
 
@@ -71,10 +64,10 @@ pub enum ChatError {
         /// What went wrong, and where.
         problem: String,
     },
-    /// The template did far more work than the conversation warrants.
-    #[error("the chat template does not come to an end on this conversation (stopped after {limit})")]
+    /// The template needs far more than the conversation warrants.
+    #[error("the chat template needs more than it may use for this conversation: {limit}")]
     Endless {
-        /// How far it was let.
+        /// Which limit it reached, and where.
         limit: String,
     },
     /// There is nothing to render.
@@ -186,18 +179,20 @@ impl Chat {
     pub fn new(messages: Vec<Message>) -> Self {
         Self { messages, add_generation_prompt: true, ..Self::default() }
     }
+
+    /// Bytes of text in messages, tools and documents.
+    pub(crate) fn text_bytes(&self) -> usize {
+        let messages = self.messages.iter().flat_map(|message| message.fields.values());
+        messages.chain(&self.tools).chain(&self.documents).map(|value| size(value).1 as usize).sum()
+    }
 }
 
 impl ChatTemplate {
     /// Compiles a template. `tokens` are the texts of special tokens under the names templates use (`bos_token`, `eos_token`).
     pub fn new<'a>(source: &str, tokens: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, ChatError> {
-        if source.len() > MAX_TEMPLATE_BYTES {
-            let problem = format!("it has {} bytes, at most {MAX_TEMPLATE_BYTES} are compiled", source.len());
-            return Err(ChatError::Template { problem });
-        }
-        let environment = jinja::environment(source).map_err(|error| ChatError::Template { problem: error.to_string() })?;
+        let template = Template::new(source).map_err(|error| ChatError::Template { problem: explained(error) })?;
         let tokens = tokens.into_iter().map(|(name, text)| (name.to_owned(), Value::from(text))).collect();
-        Ok(Self { environment, tokens })
+        Ok(Self { template, tokens })
     }
 
     /// The conversation as the template writes it, as `apply_chat_template(…, tokenize=False)` gives it; less its system turn if the chat says
@@ -210,20 +205,32 @@ impl ChatTemplate {
         if chat.messages.is_empty() {
             return Err(ChatError::NoMessages);
         }
-        let messages: Vec<Value> = chat.messages.iter().map(|message| Value::Object(with_reasoning(&message.fields))).collect();
-        let optional = |value: &Option<Value>| value.as_ref().map_or(minijinja::Value::from(()), jinja::value_of);
-        let mut variables = vec![("strftime_now".to_owned(), jinja::strftime_now(chat.now.unwrap_or_else(clock::now)))];
-        variables.extend(self.tokens.iter().map(|(name, text)| (name.clone(), jinja::value_of(text))));
-        variables.push(("messages".to_owned(), messages.iter().map(jinja::value_of).collect()));
-        variables.push(("tools".to_owned(), optional(&chat.tools)));
-        variables.push(("documents".to_owned(), optional(&chat.documents)));
-        variables.push(("add_generation_prompt".to_owned(), chat.add_generation_prompt.into()));
-        variables.extend(chat.options.iter().map(|(name, value)| (name.clone(), jinja::value_of(value))));
+        let messages = chat.messages.iter().map(|message| Value::Object(with_reasoning(&message.fields))).collect();
+        let (messages, add_generation_prompt) = (Value::Array(messages), Value::Bool(chat.add_generation_prompt));
+        let given = [
+            ("messages", &messages),
+            ("tools", chat.tools.as_ref().unwrap_or(&Value::Null)),
+            ("documents", chat.documents.as_ref().unwrap_or(&Value::Null)),
+            ("add_generation_prompt", &add_generation_prompt),
+        ];
+        let variables = [entries(&self.tokens), given.to_vec(), entries(&chat.options)].concat();
+        let (values, bytes) = variables.iter().map(|(_, value)| size(value)).fold((0, 0), |sum, more| (sum.0 + more.0, sum.1 + more.1));
+        let now = chat.now.unwrap_or_else(clock::now);
+        self.template.render(variables, Limits::for_conversation(values, bytes), now).map_err(|error| match error {
+            jinja::Error::Problem(problem) => ChatError::Render { problem },
+            jinja::Error::Raised(message) => ChatError::Refused { message },
+            jinja::Error::Limit(limit) => ChatError::Endless { limit },
+        })
+    }
+}
 
-        let extra = [&chat.tools, &chat.documents].into_iter().flatten();
-        let values: u64 = messages.iter().chain(extra).chain(chat.options.values()).map(count_values).sum();
-        let steps = STEPS.saturating_add(STEPS_PER_VALUE.saturating_mul(values));
-        render::render(self.environment.clone(), minijinja::Value::from_pairs(variables), steps)
+fn entries(map: &Map<String, Value>) -> Vec<(&str, &Value)> {
+    map.iter().map(|(name, value)| (name.as_str(), value)).collect()
+}
+
+fn explained(error: jinja::Error) -> String {
+    match error {
+        jinja::Error::Problem(text) | jinja::Error::Raised(text) | jinja::Error::Limit(text) => text,
     }
 }
 
@@ -244,11 +251,14 @@ fn with_reasoning(fields: &Map<String, Value>) -> Map<String, Value> {
     fields
 }
 
-fn count_values(value: &Value) -> u64 {
+/// How many values there are in a value, and how many bytes of text.
+fn size(value: &Value) -> (u64, u64) {
+    let sum = |sizes: &mut dyn Iterator<Item = (u64, u64)>| sizes.fold((1, 0), |sum, more| (sum.0 + more.0, sum.1 + more.1));
     match value {
-        Value::Array(items) => 1 + items.iter().map(count_values).sum::<u64>(),
-        Value::Object(entries) => 1 + entries.values().map(count_values).sum::<u64>(),
-        _ => 1,
+        Value::String(text) => (1, text.len() as u64),
+        Value::Array(items) => sum(&mut items.iter().map(size)),
+        Value::Object(entries) => sum(&mut entries.values().map(size)),
+        _ => (1, 0),
     }
 }
 

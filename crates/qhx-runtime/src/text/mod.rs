@@ -12,9 +12,7 @@ mod check;
 mod clock;
 mod detokenize;
 mod jinja;
-mod json_text;
 mod prompt;
-mod render;
 mod stop;
 mod system_turn;
 #[cfg(test)]

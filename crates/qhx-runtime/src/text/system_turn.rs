@@ -11,6 +11,10 @@ pub(super) fn render(template: &ChatTemplate, chat: &Chat) -> Result<String, Cha
     let mut bare = chat.clone();
     bare.messages.retain(|message| message.role() != "system");
     let without = template.render_as_given(&bare);
+    // What takes too much is not tried again.
+    if matches!(without, Err(ChatError::Endless { .. })) {
+        return without;
+    }
     let [system, first, second] = probes(&bare);
     let Ok(with) = template.render_as_given(&with_system(&bare, &system)) else {
         // The template takes no system messages: then it writes none either.

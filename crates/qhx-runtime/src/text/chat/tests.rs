@@ -122,37 +122,17 @@ fn errors_say_what_is_wrong() {
     assert_eq!(error, ChatError::Refused { message: "System role not supported".into() });
     assert_eq!(error.to_string(), "the chat template refuses this conversation: System role not supported");
     let broken = ChatTemplate::new("a\n{% if %}", []).unwrap_err().to_string();
-    assert!(broken.starts_with("the chat template cannot be used: ") && broken.contains(":2"), "{broken}");
+    assert_eq!(broken, "the chat template cannot be used: expected an expression, found `%}` (line 2: \"{% if %}\")");
     let failing = render("\n\n{{ messages[0].content.nothing.more }}", &user("x")).unwrap_err().to_string();
-    assert!(failing.starts_with("the chat template fails on this conversation: ") && failing.contains(":3"), "{failing}");
+    let expected = "the chat template fails on this conversation: 'str object' has no attribute 'nothing' \
+        (line 3: \"{{ messages[0].content.nothing.more }}\")";
+    assert_eq!(failing, expected);
     assert_eq!(render("x", &Chat::new(vec![])), Err(ChatError::NoMessages));
-    assert!(ChatTemplate::new(&"x".repeat(MAX_TEMPLATE_BYTES + 1), []).is_err());
-    assert!(render("{% include 'file' %}", &user("x")).is_err());
-}
-
-#[test]
-fn hostile_templates_come_to_an_end() {
-    let nested =
-        "{% set ns = namespace(x=[], y=[]) %}{% for i in range(10000) %}{% set ns.x = [ns.x] %}{% set ns.y = [ns.y] %}{% endfor %}";
-    let failing = [
-        "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
-        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-        "{% for a in range(100000) %}{{ 'abcdefgh' * 10000 }}{% endfor %}",
-        "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
-        "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns | tojson }}",
-        "{{ 'x' * 10000000000 }}",
-        "{{ '{:>1000000000}'.format(1) }}",
-        "{{ '%1000000000d' | format(1) }}",
-        "{{ [1] | batch(10000000000, 'x') | list }}",
-        &format!("{nested}{{{{ ns.x }}}}"),
-        &format!("{nested}{{{{ ns.x | tojson }}}}"),
-    ];
-    for source in failing {
-        assert!(ChatTemplate::new(source, []).unwrap().render(&user("x")).is_err(), "{source}");
-    }
-    assert!(ChatTemplate::new(&format!("{{{{ {}1{} }}}}", "(".repeat(5000), ")".repeat(5000)), []).is_err());
-    // Deep values are compared and freed without harm.
-    assert_eq!(render(&format!("{nested}{{{{ ns.x == ns.y }}}}"), &user("x")).unwrap(), "True");
+    assert!(ChatTemplate::new(&"x".repeat((1 << 20) + 1), []).is_err());
+    let unsupported = ChatTemplate::new("{% include 'file' %}", []).unwrap_err().to_string();
+    assert!(unsupported.contains("the tag `include` is not supported in chat templates (line 1"), "{unsupported}");
+    let endless = render("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", &user("x")).unwrap_err();
+    assert!(endless.to_string().starts_with("the chat template needs more than it may use for this conversation: 20"), "{endless}");
 }
 
 #[test]

@@ -1,0 +1,76 @@
+//! The template language of chat templates: Jinja as Hugging Face sets it up.
+//!
+//! A template is a program by a stranger. This interpreter has the language that published templates are written in (Jinja's immutable sandbox with
+//! `trim_blocks`, `lstrip_blocks`, loop controls, `generation` blocks, and the values and methods of Python that templates see), and it counts: steps,
+//! memory, depth and output are bounded in here ([`budget`]), so that any template ends soon, by itself, with an error that says why. Nothing in here
+//! reaches files or the network. What is not supported is an error that names it and its line.
+//!
+//! Source to tokens ([`lexer`]), tokens to a tree ([`parser`], [`ast`]), a tree and values to text ([`interpreter`], [`expression`]).
+
+mod arguments;
+mod ast;
+mod budget;
+mod compare;
+mod error;
+mod expression;
+mod filters;
+mod format;
+mod functions;
+mod index;
+mod interpreter;
+mod json;
+mod lexer;
+mod literal;
+mod loops;
+mod methods;
+mod object;
+mod operators;
+mod parser;
+mod predicates;
+mod print;
+mod value;
+
+pub(super) use budget::Limits;
+pub(super) use error::Error;
+
+use budget::MAX_SOURCE_BYTES;
+use error::Failure;
+use interpreter::Interpreter;
+use parser::Parsed;
+use serde_json::Value as Json;
+use value::Value;
+
+/// A compiled template.
+#[derive(Debug)]
+pub(super) struct Template {
+    source: String,
+    parsed: Parsed,
+}
+
+impl Template {
+    pub(super) fn new(source: &str) -> Result<Self, Error> {
+        if source.len() > MAX_SOURCE_BYTES {
+            return Err(Error::Problem(format!("it has {} bytes, at most {MAX_SOURCE_BYTES} are compiled", source.len())));
+        }
+        let source = lexer::normalised(source);
+        let located = |(failure, at): (Failure, usize)| failure.located(&source, at);
+        let parsed = lexer::tokens(&source).and_then(parser::parse).map_err(located)?;
+        Ok(Self { parsed, source })
+    }
+
+    /// Renders the template with these variables. `now` is the moment that `strftime_now` tells, in seconds since 1970.
+    pub(super) fn render<'v>(
+        &self,
+        variables: impl IntoIterator<Item = (&'v str, &'v Json)>,
+        limits: Limits,
+        now: i64,
+    ) -> Result<String, Error> {
+        let mut interpreter = Interpreter::new(&self.parsed.symbols, limits, now);
+        let values = variables.into_iter().map(|(name, json)| Ok((name, Value::from_json(json)?)));
+        let rendered = values.collect::<error::Result<Vec<_>>>().and_then(|variables| {
+            let frame = interpreter.root_frame(variables);
+            interpreter.render(&self.parsed.body, &frame)
+        });
+        rendered.map_err(|failure| failure.located(&self.source, interpreter.at))
+    }
+}
