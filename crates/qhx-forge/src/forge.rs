@@ -152,6 +152,12 @@ impl Material {
 
     /// Writes a complete bundle under a temporary name.
     pub(crate) fn stage(&self, plan: &Plan, programs: &Programs, options: &mut ForgeOptions<'_>) -> Result<Staged, ForgeError> {
+        if let Self::Checkpoint(checkpoint) = self
+            && let Some(tokenizer) = &checkpoint.tokenizer_json
+        {
+            // A bundle that cannot be loaded is not made, gated or not.
+            qhx_runtime::text::Tokenizer::from_bytes(tokenizer).map_err(qhx_runtime::Error::from)?;
+        }
         let (manifest, files) = self.describe(plan, programs, options)?;
         write_bundle(programs, &self.numbers(plan.base), manifest, &files, options)
     }
@@ -341,4 +347,29 @@ fn write_bundle(
 
 fn bundle_path(name: &str) -> Result<BundlePath, ForgeError> {
     BundlePath::new(name).map_err(|e| ForgeError::Tensor { tensor: name.into(), reason: e.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_tokenizer_that_cannot_be_loaded_is_refused_without_a_gate() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/llama");
+        let folder = tempfile::tempdir().unwrap();
+        for entry in fs::read_dir(fixture).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+        }
+        let out = folder.path().join("bundle");
+        for (tokenizer, problem) in [("", "it is empty"), ("{}", "missing field `model`")] {
+            fs::write(folder.path().join("tokenizer.json"), tokenizer).unwrap();
+            let mut options =
+                ForgeOptions { out: &out, precision: Precision::F32, replace: false, cancel: Default::default(), progress: &mut |_| {} };
+            let error = forge_checkpoint(folder.path(), &mut options).unwrap_err().to_string();
+            assert!(error.starts_with("the tokenizer file cannot be used: ") && error.contains(problem), "{error}");
+            assert!(!out.exists());
+        }
+    }
 }

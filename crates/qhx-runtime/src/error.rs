@@ -184,6 +184,21 @@ pub enum Error {
         /// How many ids there are.
         vocabulary: usize,
     },
+    /// The text of the prompt cannot fit into the session, however few tokens it takes.
+    #[error(
+        "the prompt has {bytes} bytes of text, and a context of {context} tokens cannot hold more than {most}: shorten the prompt{}",
+        if *limit > *context { format!(" or raise --context (this model allows up to {limit})") } else { String::new() }
+    )]
+    TextTooLong {
+        /// Bytes of the prompt.
+        bytes: usize,
+        /// The most bytes that can fit.
+        most: usize,
+        /// Rows a session can hold.
+        context: usize,
+        /// The most this model can be asked for.
+        limit: usize,
+    },
     /// The prompt alone is longer than the session.
     #[error(
         "the prompt has {prompt} tokens, the context holds {context}: shorten the prompt{}",

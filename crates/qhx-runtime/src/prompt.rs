@@ -83,6 +83,7 @@ impl Prompt {
     pub fn completion_with_media(model: &Model, text: &str, media: &[Medium]) -> Result<Self, Error> {
         let started = Instant::now();
         let tokenizer = model.tokenizer().ok_or(Error::NoTokenizer { what: "a text prompt" })?;
+        check_length(model, tokenizer, text.len())?;
         if media.is_empty() {
             let ids = tokenizer.encode(text, true, SpecialTokens::AsText)?;
             return Ok(Self { ids, media: Vec::new(), encode_time: started.elapsed() });
@@ -101,6 +102,7 @@ impl Prompt {
     pub fn chat(model: &Model, chat: &Chat) -> Result<Self, Error> {
         let started = Instant::now();
         let tokenizer = model.tokenizer().ok_or(Error::NoTokenizer { what: "a conversation" })?;
+        check_length(model, tokenizer, chat.text_bytes())?;
         let media = media_of(chat)?;
         for medium in &media {
             model.soft_rows(medium)?;
@@ -152,6 +154,16 @@ impl Prompt {
     }
 }
 
+/// Bytes of text beyond what a full context of the longest tokens holds: text that normalising drops, or blanks that a token swallows.
+const SLACK_BYTES: usize = 1 << 20;
+
+/// Refuses a text that is longer than the context by far, before it is rendered and encoded.
+fn check_length(model: &Model, tokenizer: &Tokenizer, bytes: usize) -> Result<(), Error> {
+    let (context, limit) = (model.context(), model.context_limit());
+    let most = context.saturating_mul(tokenizer.longest_token()).saturating_add(SLACK_BYTES);
+    if bytes > most { Err(Error::TextTooLong { bytes, most, context, limit }) } else { Ok(()) }
+}
+
 /// All media of a conversation, in order. Each must stand in its message's content.
 fn media_of(chat: &Chat) -> Result<Vec<Medium>, Error> {
     for (place, message) in chat.messages.iter().enumerate() {
@@ -176,6 +188,10 @@ fn render(model: &Model, tokenizer: &Tokenizer, chat: &Chat, media: &[Medium]) -
     let rendered = template.prompt(&chat, tokenizer, SpecialTokens::AsText).map_err(Error::from);
     let rendered = rendered.and_then(|rendered| check_counts(model, &rendered.ids, media).map(|()| rendered));
     rendered.or_else(|error| {
+        // What is refused for its size or cost is not tried again.
+        if matches!(error, Error::Chat(ChatError::Endless { .. } | ChatError::Tokenizer(_))) {
+            return Err(error);
+        }
         let token_of = |kind| tokenizer.id_to_token(model.placeholder(kind)?.token);
         let placeholder = |name: &str| KINDS.into_iter().find(|kind| part_type(*kind) == name).and_then(token_of);
         let flat = template.prompt_flat(&chat, tokenizer, SpecialTokens::AsText, &placeholder);

@@ -176,3 +176,18 @@ fn the_oldest_turns_are_dropped_one_by_one() {
     assert_eq!(talk.tokens_with(&next).unwrap(), 8);
     assert_eq!(talk.chat().messages.len(), 1);
 }
+
+#[test]
+fn a_text_that_cannot_fit_is_refused_at_once() {
+    let model = Model::from_parts(talking(common::KINDS[0], PLAIN), &common::options(DeviceChoice::Reference, 8, 40)).unwrap();
+    let text = "w5 ".repeat(20_000_000);
+    let started = std::time::Instant::now();
+    let completion = Prompt::completion(&model, &text).unwrap_err().to_string();
+    let chat = Prompt::chat(&model, &Chat::new(vec![Message::new("user", text)])).unwrap_err().to_string();
+    assert!(started.elapsed().as_millis() < 1000, "{:?}", started.elapsed());
+    let expected = "the prompt has 60000000 bytes of text, and a context of 40 tokens cannot hold more than 1048936: shorten the prompt \
+        or raise --context (this model allows up to 200)";
+    assert_eq!(completion, expected);
+    // The role counts too.
+    assert_eq!(chat, expected.replace("60000000", "60000004"));
+}

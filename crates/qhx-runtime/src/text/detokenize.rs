@@ -7,7 +7,8 @@
 //! What is held back: an unfinished character (byte-level decoders); a whole run of byte tokens until another token ends it, because a run that
 //! turns out not to be UTF-8 becomes one U+FFFD per byte, finished characters included (byte fallback).
 
-use super::tokenizer::{Tokenizer, TokenizerError, guarded};
+use super::guard::guarded;
+use super::tokenizer::{Tokenizer, TokenizerError};
 use tokenizers::decoders::strip::Strip;
 use tokenizers::{Decoder, DecoderWrapper};
 

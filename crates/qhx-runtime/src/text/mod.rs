@@ -11,6 +11,7 @@ mod chat;
 mod check;
 mod clock;
 mod detokenize;
+mod guard;
 mod jinja;
 mod prompt;
 mod stop;

@@ -1,16 +1,28 @@
 //! Text to ids and back, by the pipeline that a `tokenizer.json` file describes.
 
 use super::added::AddedTokens;
-use super::check;
+use super::check::{self, Measured};
 use super::detokenize::Detokenizer;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use super::guard::guarded;
 use std::sync::Arc;
-use tokenizers::{AddedVocabulary, Decoder, Encoding, Model, ModelWrapper, OffsetType, PreTokenizedString, PreTokenizer};
+use tokenizers::{
+    AddedVocabulary, Decoder, Encoding, Model, ModelWrapper, NormalizedString, Normalizer, OffsetType, PreTokenizedString, PreTokenizer,
+};
 
 /// Largest tokenizer file that is read. The largest published ones have about 35 MB.
 const MAX_FILE_BYTES: usize = 256 << 20;
 /// Largest text that is encoded in one go: far beyond any context, small enough to encode in seconds.
-const MAX_TEXT_BYTES: usize = 64 << 20;
+const MAX_TEXT_BYTES: usize = 32 << 20;
+/// What normalising may make of a text: so many times its bytes and so many more, but no more than the last number. The library takes some 17 bytes
+/// of memory for each.
+const NORMALISED_TIMES: usize = 16;
+const NORMALISED_MORE: usize = 1 << 20;
+const MAX_NORMALISED_BYTES: usize = 64 << 20;
+/// Steps of some 20 ns that encoding a text may take. For published Unigram models, the only ones whose tokens matter here, it is more than two
+/// megabytes of text.
+const MAX_STEPS: usize = 1 << 28;
+/// What decoding ids may give at once.
+const MAX_DECODED_BYTES: usize = 256 << 20;
 
 /// A loaded tokenizer. Clones share the same tables.
 #[derive(Clone)]
@@ -25,6 +37,7 @@ struct Inner {
     added: AddedTokens,
     special_ids: Vec<u32>,
     id_limit: usize,
+    measured: Measured,
 }
 
 /// What special tokens written out in a text, such as `<|end|>`, become.
@@ -83,7 +96,7 @@ impl Tokenizer {
         if bytes.len() > MAX_FILE_BYTES {
             return Err(unusable(format!("it has {} bytes, at most {MAX_FILE_BYTES} are read", bytes.len())));
         }
-        check::check(bytes).map_err(unusable)?;
+        let measured = check::check(bytes).map_err(unusable)?;
         let mut pipeline = guarded(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(unusable)?;
         guarded(|| pipeline.with_truncation(None).map(|_| ())).map_err(unusable)?;
         pipeline.with_padding(None);
@@ -100,11 +113,11 @@ impl Tokenizer {
             .collect();
         special_ids.sort_unstable();
         let id_limit = pipeline.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
-        if id_limit == 0 {
+        if pipeline.get_vocab_size(false) == 0 {
             return Err(unusable("its vocabulary is empty".to_owned()));
         }
         let added = AddedTokens::of(pipeline.get_added_vocabulary());
-        Ok(Self { inner: Arc::new(Inner { pipeline, without_special, added, special_ids, id_limit }) })
+        Ok(Self { inner: Arc::new(Inner { pipeline, without_special, added, special_ids, id_limit, measured }) })
     }
 
     /// The ids of a text. With `add_special` the tokenizer's own frame is put around it (a start token, for most), as for a raw completion;
@@ -145,7 +158,11 @@ impl Tokenizer {
     /// Where special tokens are to be marked in `text` as a user wrote it: for each, and for a possible beginning of one at the end, the
     /// byte position behind its first character.
     pub(super) fn special_marks(&self, text: &str) -> Vec<usize> {
-        self.inner.added.special_marks(text, self.inner.pipeline.get_normalizer())
+        // Where a text cannot be normalised, encoding will report it.
+        let marks = self
+            .check_text(text)
+            .map(|()| guarded(|| Ok(self.inner.added.special_marks(text, self.inner.pipeline.get_normalizer()))).unwrap_or_default());
+        marks.unwrap_or_default()
     }
 
     /// The text of ids. Ids that the tokenizer does not know give nothing: a model's vocabulary is often padded beyond its tokenizer's.
@@ -154,6 +171,11 @@ impl Tokenizer {
         // Some decoders of the library fail on an empty list.
         if tokens.is_empty() {
             return Ok(String::new());
+        }
+        let longest = tokens.iter().map(|token| token.len() as f64).sum::<f64>() * self.inner.measured.decoder_growth;
+        if longest > MAX_DECODED_BYTES as f64 {
+            let problem = format!("{} ids may give {longest:.0} bytes, more than {MAX_DECODED_BYTES}", ids.len());
+            return Err(TokenizerError::Decode { problem });
         }
         guarded(|| match self.inner.pipeline.get_decoder() {
             Some(decoder) => decoder.decode(tokens),
@@ -217,11 +239,49 @@ impl Tokenizer {
     }
 
     fn guarded_encode(&self, text: &str, work: impl FnOnce() -> tokenizers::Result<Encoding>) -> Result<Vec<u32>, TokenizerError> {
+        self.check_text(text)?;
+        let encoding = guarded(work).map_err(|problem| TokenizerError::Encode { problem })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Refuses a text that would take too long, or too much memory.
+    fn check_text(&self, text: &str) -> Result<(), TokenizerError> {
         if text.len() > MAX_TEXT_BYTES {
             return Err(TokenizerError::TextTooLong { bytes: text.len(), limit: MAX_TEXT_BYTES });
         }
-        let encoding = guarded(work).map_err(|problem| TokenizerError::Encode { problem })?;
-        Ok(encoding.get_ids().to_vec())
+        let Measured { growth, cost, .. } = self.inner.measured;
+        let by_size = (text.len() * NORMALISED_TIMES + NORMALISED_MORE).min(MAX_NORMALISED_BYTES);
+        let limit = by_size.min(MAX_STEPS / cost);
+        if text.len() as f64 * growth <= limit as f64 {
+            return Ok(());
+        }
+        // The bound is far above what most texts become, so it is looked at what this one does: in pieces, which become too large none by itself.
+        let mut bytes = 0;
+        let mut rest = text;
+        while !rest.is_empty() {
+            let end = (NORMALISED_MORE as f64 / growth) as usize + 4;
+            let end = (0..=end.min(rest.len())).rev().find(|&end| rest.is_char_boundary(end)).unwrap_or(rest.len());
+            let (piece, behind) = rest.split_at(end);
+            rest = behind;
+            let mut normalised = NormalizedString::from(piece);
+            if let Some(normalizer) = self.inner.pipeline.get_normalizer() {
+                guarded(|| normalizer.normalize(&mut normalised)).map_err(|problem| TokenizerError::Encode { problem })?;
+            }
+            bytes += normalised.len();
+            if bytes > by_size {
+                let problem = format!("normalising makes more than {by_size} bytes of its {}", text.len());
+                return Err(TokenizerError::Encode { problem });
+            }
+            if bytes > limit {
+                return Err(TokenizerError::TextTooLong { bytes: text.len(), limit });
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of the longest token.
+    pub(crate) fn longest_token(&self) -> usize {
+        self.inner.measured.longest_token
     }
 
     /// The rest of the pipeline for a text whose added tokens have been found and whose other parts are normalised.
@@ -237,15 +297,6 @@ impl Tokenizer {
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tokenizer").field("vocab_size", &self.vocab_size()).field("special", &self.inner.special_ids.len()).finish()
-    }
-}
-
-/// Runs library code on data from a file. The library indexes and subtracts unchecked in corners that only a broken file reaches; such a panic
-/// becomes an error like any other.
-pub(super) fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(result) => result.map_err(|error| error.to_string()),
-        Err(_) => Err("its rules contradict themselves (the tokenizers library failed on them)".to_owned()),
     }
 }
 

@@ -204,3 +204,59 @@ fn a_text_beyond_the_limit_is_refused() {
     let error = tokenizer.encode(&text, false, SpecialTokens::AsText).unwrap_err();
     assert_eq!(error, TokenizerError::TextTooLong { bytes: MAX_TEXT_BYTES + 1, limit: MAX_TEXT_BYTES });
 }
+
+#[test]
+fn a_text_that_normalising_blows_up_is_refused() {
+    let doubling = r#"{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}"#;
+    let normalizer = format!(r#"{{"type": "Sequence", "normalizers": [{}]}}"#, vec![doubling; 14].join(","));
+    let tokenizer = tokenizer(Settings { normalizer: &normalizer, ..Settings::default() });
+    // Many times as long, but still little.
+    assert_eq!(tokenizer.encode("a", false, SpecialTokens::AsText).unwrap().len(), 16_384);
+    // Long enough that it could become too long, and does not.
+    assert!(tokenizer.encode(&"b".repeat(100_000), false, SpecialTokens::AsText).is_ok());
+    let error = tokenizer.encode(&"a".repeat(1000), false, SpecialTokens::AsText).unwrap_err().to_string();
+    assert_eq!(error, "the tokenizer cannot encode the text: normalising makes more than 1064576 bytes of its 1000");
+    assert!(tokenizer.encode_except(&"a".repeat(1000), &[]).is_err());
+    assert_eq!(tokenizer.special_marks(&"a<s>".repeat(1000)), [] as [usize; 0]);
+}
+
+#[test]
+fn the_time_of_unigram_models_is_bounded() {
+    let unigram = |longest: usize| {
+        let tokens: Vec<_> = (1..=longest).map(|length| json!(["a".repeat(length), -(length as f64)])).collect();
+        let file = json!({"version": "1.0", "added_tokens": [], "model": {"type": "Unigram", "unk_id": 0, "vocab": tokens}});
+        Tokenizer::from_bytes(file.to_string().as_bytes()).unwrap()
+    };
+    assert!(unigram(16).encode(&"a".repeat(100_000), false, SpecialTokens::AsText).is_ok());
+    // Each byte costs as much as a thousand tokens that begin with it.
+    let hostile = unigram(1000);
+    assert!(hostile.encode(&"a".repeat(1000), false, SpecialTokens::AsText).is_ok());
+    let started = std::time::Instant::now();
+    let error = hostile.encode(&"a".repeat(100_000), false, SpecialTokens::AsText).unwrap_err();
+    assert!(matches!(error, TokenizerError::TextTooLong { bytes: 100_000, limit: 1000..50_000 }), "{error:?}");
+    assert!(started.elapsed().as_secs() < 5);
+}
+
+#[test]
+fn decoding_is_bounded_too() {
+    let decoder =
+        r#"{"type": "Replace", "pattern": {"String": "a"}, "content": "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}"#;
+    let tokenizer = tokenizer(Settings { decoder, ..Settings::default() });
+    let a = tokenizer.token_to_id("a").unwrap();
+    assert_eq!(tokenizer.decode(&[a, a], false).unwrap().len(), 128);
+    let error = tokenizer.decode(&vec![a; 5_000_000], false).unwrap_err().to_string();
+    assert!(error.contains("5000000 ids may give 320000000 bytes"), "{error}");
+}
+
+#[test]
+fn an_empty_file_is_refused() {
+    for empty in ["", " \n"] {
+        let error = Tokenizer::from_bytes(empty.as_bytes()).unwrap_err().to_string();
+        assert_eq!(error, "the tokenizer file cannot be used: it is empty");
+    }
+    let mut value = file(&Settings::default());
+    value["model"]["vocab"] = json!({});
+    value["model"]["merges"] = json!([]);
+    let error = Tokenizer::from_bytes(value.to_string().as_bytes()).unwrap_err().to_string();
+    assert_eq!(error, "the tokenizer file cannot be used: its vocabulary is empty");
+}
