@@ -143,6 +143,7 @@ def qwen3_vl(ids: dict[str, int]) -> dict:
             "depth": 4,
             "hidden_act": "gelu_pytorch_tanh",
             "hidden_size": 96,
+            "image_size": 128,
             "in_channels": 3,
             "initializer_range": 0.02,
             "intermediate_size": 288,

@@ -52,6 +52,9 @@ pub struct ImageFrontEnd {
     /// Rows (and columns) of a square position table that is interpolated to the image's grid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub position_side: Option<usize>,
+    /// Height and width of the images that the model was trained on, where the checkpoint says one size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trained_size: Option<[usize; 2]>,
 }
 
 /// The rule for an image's size. Sides are multiples of patch size times block.
@@ -216,6 +219,9 @@ impl ImageFrontEnd {
         }
         if self.position_side.is_some_and(|side| !(1..=1 << 14).contains(&side)) {
             return wrong("position_side", "must be 1 to 16384");
+        }
+        if self.trained_size.is_some_and(|size| size.iter().any(|side| !(1..=1 << 20).contains(side))) {
+            return wrong("trained_size", "must be height and width, each 1 to 1048576");
         }
         Ok(())
     }

@@ -12,6 +12,8 @@ pub const PARITY_VERSION: u32 = 1;
 pub const PARITY_FILE: &str = "parity.json";
 /// The same for people.
 pub const PARITY_PAGE: &str = "parity.html";
+/// Stands behind the name of a folder whose bundle failed its gate.
+pub const REJECTED: &str = ".rejected";
 /// The longest file that is read.
 pub const MAX_PARITY_BYTES: u64 = 256 << 20;
 
@@ -74,9 +76,9 @@ pub enum GateKind {
 pub struct GateResult {
     /// Which gate.
     pub kind: GateKind,
-    /// Whether the bundle is through.
+    /// Whether the bundle passed.
     pub passed: bool,
-    /// The verdict for people: `9/10 prompts exact, 1 flip, margin 0.03`.
+    /// The verdict for people: what was compared, how many tokens differ, and what the limit is.
     pub result: String,
     /// Prompts.
     pub prompts: usize,
@@ -102,6 +104,38 @@ pub struct GateResult {
     /// Why fewer prompts or tokens than the suite has were measured; absent: all were.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limited: Option<String>,
+    /// How many prompts of each kind stand behind the verdict. Empty in files that do not tell.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub covered: Vec<Covered>,
+}
+
+/// How much of one kind of prompts was measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Covered {
+    /// `text`, `image`, `sound`, `image and sound`.
+    pub kind: String,
+    /// Prompts that were measured …
+    pub prompts: usize,
+    /// … of so many in the suite.
+    pub of: usize,
+}
+
+impl GateResult {
+    /// What was covered, for people: `text 4 of 16 prompts, image 1 of 2`. None where the file does not tell.
+    pub fn coverage(&self) -> Option<String> {
+        let shown = |(i, covered): (usize, &Covered)| {
+            let Covered { kind, prompts, of } = covered;
+            format!("{kind} {prompts} of {of}{}", if i == 0 { " prompts" } else { "" })
+        };
+        (!self.covered.is_empty()).then(|| self.covered.iter().enumerate().map(shown).collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// The verdict alone, where the rest of the file is not wanted.
+#[derive(Deserialize)]
+struct VerdictOnly {
+    gate: GateResult,
 }
 
 /// A stage beside the f32 program's.
@@ -331,6 +365,11 @@ impl Parity {
         Ok(parity)
     }
 
+    /// The verdict in a file's text, without a look at the rest.
+    pub fn verdict_in(text: &str) -> Result<GateResult, String> {
+        serde_json::from_str::<VerdictOnly>(text).map(|verdict| verdict.gate).map_err(|e| format!("not a parity file: {e}"))
+    }
+
     /// Every check that needs no other file.
     fn check(&self) -> Result<(), String> {
         if self.cases.is_empty() || self.weights.is_empty() {
@@ -399,7 +438,7 @@ mod tests {
             gate: GateResult {
                 kind: GateKind::Tolerant,
                 passed: true,
-                result: "1/1 prompts exact".into(),
+                result: "2 tokens of 1 answer, each the f32 model's own choice".into(),
                 prompts: 1,
                 exact_prompts: 1,
                 tokens: 2,
@@ -411,6 +450,7 @@ mod tests {
                 worst_stage: "embed".into(),
                 worst_cosine: 1.0,
                 limited: None,
+                covered: vec![],
             },
             stages: vec![],
             choices: None,
@@ -432,6 +472,13 @@ mod tests {
         let text = example().to_json().unwrap();
         assert_eq!(Parity::from_json(&text).unwrap(), example());
         assert!(text.lines().count() > 15, "{text}");
+        assert_eq!(Parity::verdict_in(&text).unwrap(), example().gate);
+        let mut counted = example();
+        assert_eq!((counted.gate.coverage(), text.contains("covered")), (None, false), "absent where nothing is told");
+        let covered = |kind: &str, prompts, of| Covered { kind: kind.into(), prompts, of };
+        counted.gate.covered = vec![covered("text", 4, 16), covered("image", 1, 2)];
+        assert_eq!(Parity::from_json(&counted.to_json().unwrap()).unwrap(), counted);
+        assert_eq!(counted.gate.coverage().unwrap(), "text 4 of 16 prompts, image 1 of 2");
         let heard = with_medium(example());
         assert_eq!(Parity::from_json(&heard.to_json().unwrap()).unwrap(), heard);
     }

@@ -3,7 +3,8 @@
 use crate::{
     failure::Failure,
     interrupt::Interrupt,
-    progress::{ForgeBar, GateBar},
+    output,
+    progress::{ForgeBar, GateBar, show_left},
 };
 use qhx_bundle::{BundleError, parity::GateKind};
 use qhx_forge::{
@@ -12,6 +13,9 @@ use qhx_forge::{
 };
 use qhx_runtime::{Error, verify::VerifyError};
 use std::{cell::RefCell, io::ErrorKind, path::Path, time::Duration};
+
+/// Gates that take less begin without a word.
+const WORTH_TELLING: Duration = Duration::from_secs(5);
 
 /// Where a bundle goes and how it is stored.
 #[derive(Clone, Copy)]
@@ -36,7 +40,7 @@ pub(crate) fn forge<T>(order: Order<'_>, work: impl FnOnce(&mut ForgeOptions<'_>
 pub(crate) fn ungated(material: &Material, order: Order<'_>, targets: &[TargetOrder]) -> Result<(Forged, Vec<MadeTarget>), Failure> {
     let bar: RefCell<Option<GateBar>> = RefCell::default();
     let mut compiled = |progress: qhx_forge::GateProgress<'_>| {
-        bar.borrow_mut().get_or_insert_with(GateBar::new).update(progress.what, progress.done, progress.total);
+        bar.borrow_mut().get_or_insert_with(GateBar::new).follow(progress);
     };
     forge(order, |options| forge_with_targets(material, options, targets, &mut compiled))
 }
@@ -47,30 +51,50 @@ pub(crate) struct GateOrder {
     pub(crate) auto: bool,
     pub(crate) prompts: Option<Vec<GivenPrompt>>,
     pub(crate) budget: Option<Duration>,
+    /// A few short prompts instead of the whole suite.
+    pub(crate) quick: bool,
     /// The same numbers on every machine, where that is affordable.
     pub(crate) reproducible: bool,
 }
 
-/// Makes a bundle and holds it to its gate; one that is not through is a failure that says where it is left.
+/// Makes a bundle and holds it to its gate; one that fails it is a failure that says where it is left and what to try.
 pub(crate) fn gated(material: &Material, order: Order<'_>, gate: GateOrder, targets: &[TargetOrder]) -> Result<Gated, Failure> {
     let gated = measured(material, order, gate, targets)?;
     if !gated.parity.gate.passed {
         let result = &gated.parity.gate.result;
         let note = gated.parity.choices.iter().map(|choices| choices.note.clone());
         let hint = format!(
-            "it is left as {} with its report, parity.html; no bundle of the name {} was made",
+            "{}; the failed bundle is left as {} with its report, parity.html, and there is none at {}",
+            what_to_try(&gated),
             gated.path.display(),
             order.out.display()
         );
-        return Err(Failure::work(format!("the bundle is not through its gate: {result}")).causes(note).hint(hint));
+        return Err(Failure::work(format!("the bundle failed its gate: {result}")).causes(note).hint(hint));
     }
     Ok(gated)
+}
+
+/// What may pass where this bundle failed.
+fn what_to_try(gated: &Gated) -> String {
+    let precision = &*gated.manifest.precision;
+    let others = match precision {
+        "f32" => return "its program or its weights do not compute what the checkpoint says: please report it".into(),
+        "f16" | "native" => "--precision f32",
+        "w8-f16head" | "auto" => "--precision f16 or native",
+        "w8" => "--precision w8-f16head, auto (each stage as low as the gate allows) or native (the weights as the checkpoint has them)",
+        _ => "--precision w8, auto (each stage as low as the gate allows) or native (the weights as the checkpoint has them)",
+    };
+    match gated.parity.gate.kind {
+        GateKind::Strict => format!("try {others}, or --gate tolerant"),
+        GateKind::Tolerant => format!("try {others}"),
+    }
 }
 
 /// Makes a bundle and holds it to its gate, whatever comes of it.
 pub(crate) fn measured(material: &Material, order: Order<'_>, gate: GateOrder, targets: &[TargetOrder]) -> Result<Gated, Failure> {
     // The two take turns: a search writes and measures several times.
     let bars: RefCell<(Option<ForgeBar>, Option<GateBar>)> = RefCell::default();
+    let mut time_told = false;
     let mut written = |progress: qhx_forge::Progress<'_>| {
         let mut bars = bars.borrow_mut();
         bars.1 = None;
@@ -79,16 +103,28 @@ pub(crate) fn measured(material: &Material, order: Order<'_>, gate: GateOrder, t
     let mut measured = |progress: qhx_forge::GateProgress<'_>| {
         let mut bars = bars.borrow_mut();
         bars.0 = None;
-        bars.1.get_or_insert_with(GateBar::new).update(progress.what, progress.done, progress.total);
+        if let Some(left) = progress.left.filter(|_| !time_told) {
+            time_told = true;
+            bars.1 = None;
+            tell_time(left);
+        }
+        bars.1.get_or_insert_with(GateBar::new).follow(progress);
     };
     let Order { out, precision, replace, interrupt } = order;
     let mut options = ForgeOptions { out, precision, replace, cancel: interrupt.flag(), progress: &mut written };
-    let GateOrder { kind, auto, prompts, budget, reproducible } = gate;
+    let GateOrder { kind, auto, prompts, budget, quick, reproducible } = gate;
     let cancel = interrupt.cancel().clone();
-    let gate = GateOptions { kind, auto, prompts, budget, reproducible, threads: None, cancel, progress: &mut measured };
+    let gate = GateOptions { kind, auto, prompts, budget, quick, reproducible, threads: None, cancel, progress: &mut measured };
     let gated = forge_gated_with_targets(material, &mut options, gate, targets);
     drop(bars.take());
     gated.map_err(|error| explain(error, order))
+}
+
+/// Says how long the gate will take, where somebody has to wait for it.
+fn tell_time(left: Duration) {
+    if left >= WORTH_TELLING {
+        output::dim_note(&format!("comparing the bundle with the f32 model: about {}", show_left(left)));
+    }
 }
 
 fn explain(error: ForgeError, order: Order<'_>) -> Failure {

@@ -11,9 +11,10 @@ use qhx_bundle::{
     Bundle, BundleError, OpenOptions,
     manifest::{MANIFEST_FILE, TEXT_PROGRAM},
     manifest_in,
+    parity::REJECTED,
     target::MadeFor,
 };
-use qhx_runtime::{DeviceChoice, LoadOptions, LoadPlan, Model, registry};
+use qhx_runtime::{DeviceChoice, LoadOptions, LoadPlan, Model, registry, verify::verdict};
 use std::path::Path;
 
 /// Opens a bundle; what else the path may be is told.
@@ -54,6 +55,7 @@ pub(crate) fn open_for(path: &Path, device: DeviceChoice, interrupt: &Interrupt)
 
 /// Loads a bundle's text program. What it will need is told before, what runs elsewhere than preferred after.
 pub(crate) fn load_model(bundle: &Bundle, options: &LoadOptions) -> Result<Model, Failure> {
+    warn_of_failed_gate(bundle);
     if let Some(program) = bundle.program(TEXT_PROGRAM) {
         let options = &options.of_bundle(bundle)?;
         let plan = LoadPlan::new(program, bundle.manifest().model.context_length, options)?.counting(bundle.programs(), &options.media);
@@ -65,4 +67,17 @@ pub(crate) fn load_model(bundle: &Bundle, options: &LoadOptions) -> Result<Model
         output::note(&format!("fallback: stage {stage} runs on {to} instead of {from}: {reason}"));
     }
     Ok(model)
+}
+
+/// One line where the bundle failed its gate when it was made: by its own verdict, or by the name of the folder that a failed one is left in.
+fn warn_of_failed_gate(bundle: &Bundle) {
+    let place = bundle.place();
+    let is_named_so = bundle.folder().and_then(Path::file_name).is_some_and(|name| name.to_string_lossy().ends_with(REJECTED));
+    let warning = match verdict(bundle) {
+        Ok(Some(gate)) if !gate.passed => format!("failed its gate when it was made, and its answers may be wrong: {}", gate.result),
+        Ok(_) if is_named_so => "has the name of a bundle that failed its gate, and its answers may be wrong".into(),
+        Ok(_) => return,
+        Err(error) => format!("may have failed its gate: {error}"),
+    };
+    output::note(&format!("warning: {place} {warning}"));
 }

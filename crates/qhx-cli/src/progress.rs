@@ -2,8 +2,12 @@
 
 use crate::{foreign::shown_in_line, units::show_count};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
-use qhx_forge::Progress;
-use std::{fmt::Write, time::Duration};
+use qhx_forge::{GateProgress, Progress};
+use std::{
+    fmt::Write,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 const TEMPLATE: &str = "{spinner} {percent:>3} % {bar:30} {numbers}  {rate}  {left}  {wide_msg}";
 
@@ -47,34 +51,56 @@ impl Drop for ForgeBar {
 }
 
 /// A bar for gates and for replaying oracles: steps done, and the time left.
-pub(crate) struct GateBar(ProgressBar);
+pub(crate) struct GateBar {
+    bar: ProgressBar,
+    /// The time left as the gate itself tells it, with the moment at which it did.
+    told: Arc<Mutex<Option<(Duration, Instant)>>>,
+}
 
 impl GateBar {
     pub(crate) fn new() -> Self {
-        let left = |state: &ProgressState, text: &mut dyn Write| _ = write!(text, "{} left", show_left(state.eta()));
+        let told: Arc<Mutex<Option<(Duration, Instant)>>> = Arc::default();
+        let known = told.clone();
+        let left = move |state: &ProgressState, text: &mut dyn Write| {
+            let told = *known.lock().unwrap_or_else(PoisonError::into_inner);
+            let left = told.map_or_else(|| state.eta(), |(left, at)| left.saturating_sub(at.elapsed()));
+            _ = write!(text, "{} left", show_left(left));
+        };
         let style = ProgressStyle::with_template(GATE_TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar()).with_key("left", left);
-        Self(ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10)).with_style(style))
+        Self { bar: ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10)).with_style(style), told }
+    }
+
+    /// What a gate reports.
+    pub(crate) fn follow(&self, progress: GateProgress<'_>) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        // The gate's estimate counts all that is to come; it stays until there is a newer one.
+        if told.map(|(left, _)| left) != progress.left {
+            *told = progress.left.map(|left| (left, Instant::now()));
+        }
+        drop(told);
+        self.update(progress.what, progress.done, progress.total);
     }
 
     /// `done` steps of `total` of `what`.
     pub(crate) fn update(&self, what: &str, done: usize, total: usize) {
         let what = shown_in_line(what);
-        if self.0.message() != what {
-            self.0.set_message(what.into_owned());
-            self.0.reset_eta();
+        if self.bar.message() != what {
+            self.bar.set_message(what.into_owned());
+            self.bar.reset_eta();
         }
-        self.0.set_length(total as u64);
-        self.0.set_position(done as u64);
+        self.bar.set_length(total as u64);
+        self.bar.set_position(done as u64);
     }
 }
 
 impl Drop for GateBar {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        self.bar.finish_and_clear();
     }
 }
 
-fn show_left(time: Duration) -> String {
+/// A time for people, rounded up.
+pub(crate) fn show_left(time: Duration) -> String {
     match time.as_secs() {
         s if s < 100 => format!("{s} s"),
         s if s < 6000 => format!("{} min", s.div_ceil(60)),

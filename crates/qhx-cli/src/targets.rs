@@ -43,7 +43,8 @@ pub(crate) struct TargetFlags {
     /// How the KV cache is kept
     #[arg(long, value_enum, value_name = "KV", help_heading = "NPU targets")]
     kv: Option<Kv>,
-    /// The size to which pictures are scaled [default: a square that the model's own rule allows: of at most 512x512, or for a budget of rows the largest within it]
+    /// The size to which pictures are scaled [default: the size that the model was trained on, where the checkpoint says one; else a square that the
+    /// model's own rule allows: of at most 512x512, or for a budget of rows the largest within it]
     #[arg(long, value_name = "HxW", value_parser = image_size, help_heading = "NPU targets")]
     image_size: Option<ImageSize>,
     /// Longest sound in seconds [default: the model's own limit]
@@ -261,7 +262,11 @@ impl TargetReport {
             qhx_bundle::parity::Level::Whole => "whole model",
             qhx_bundle::parity::Level::Stages => "stages alone",
         });
-        let gate = self.gate.as_ref().map_or("not gated".into(), |gate| format!("gate on the {level}: {}", gate.result));
+        let gate = self.gate.as_ref().map_or("not gated".into(), |gate| {
+            let (verdict, covered) = (if gate.passed { "passed" } else { "failed" }, gate.coverage());
+            let covered = covered.map_or(String::new(), |covered| format!(" ({covered})"));
+            format!("gate {verdict} on the {level}{covered}: {}", gate.result)
+        });
         format!("{}: {} contexts, {}, {gate}", self.folder, self.contexts, show_bytes(self.bytes))
     }
 }

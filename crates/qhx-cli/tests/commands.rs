@@ -161,9 +161,9 @@ fn checkpoints_are_forged_once_and_again_when_they_change() {
         found
     };
     let first = answer(&gguf);
-    assert!(first.stderr.contains("(once)") && first.stderr.contains("prompts exact"), "forged and gated: {}", first.stderr);
+    assert!(first.stderr.contains("(once)") && first.stderr.contains("gate passed: "), "forged and gated: {}", first.stderr);
     let second = answer(&gguf);
-    assert!(!second.stderr.contains("(once)") && !second.stderr.contains("prompts exact"), "{}", second.stderr);
+    assert!(!second.stderr.contains("(once)") && !second.stderr.contains("gate passed: "), "{}", second.stderr);
     assert_eq!(first.stdout, second.stdout);
     assert_eq!(common::listing(&cache.join("models")).len(), 1);
     // A checkpoint that was touched may have changed.
@@ -321,7 +321,7 @@ fn forge_and_synth_report() {
     common::fail(["generate", &at("one"), "--prompt", "a"], 1, &["needs a tokenizer"]);
     let text = run(["forge", source.to_str().unwrap(), "--out", &at("native")]);
     assert!(text.stdout.contains("| stored as") && text.stdout.contains("qhx") || text.stdout.contains("programs/text.json"), "{text:?}");
-    assert!(text.stdout.contains("prompts exact"), "{}", text.stdout);
+    assert!(text.stdout.contains("f32 model's own choice"), "{}", text.stdout);
     // No terminal, no progress bar.
     assert!(!text.stderr.contains('\r') && !text.stderr.contains('\x1b'), "{:?}", text.stderr);
 }

@@ -23,7 +23,7 @@ fn forged_gated_verified() {
     let (source, out) = (fixture("qwen3"), folder.path().join("model"));
     let found = json(["forge", text(&source), "--out", text(&out), "--precision", "f32", "--json"]);
     assert_eq!((&found["gate"], &found["parity"]["passed"]), (&json!("strict"), &json!(true)), "{found}");
-    assert!(found["parity"]["result"].as_str().unwrap().contains("prompts exact"), "{found}");
+    assert!(found["parity"]["result"].as_str().unwrap().contains("each the f32 model's own choice"), "{found}");
     assert!(found["memory"]["own_bytes"].as_u64().unwrap() > 0, "{found}");
     assert!(listing(&out).contains(&"parity.html".to_string()) && listing(&out).contains(&"parity.json".to_string()));
     assert_eq!(json(["inspect", text(&out), "--json"])["gated"], true);
@@ -63,9 +63,22 @@ fn below_its_gate() {
     let arguments =
         ["forge", text(&fixture("llama")), "--out", text(&out), "--precision", "w4", "--gate", "strict", "--prompts", text(&prompts)]
             .map(str::to_owned);
-    fail(&arguments, 1, &["not through its gate", "flips", "model.rejected"]);
+    fail(&arguments, 1, &["the bundle failed its gate", "the strict gate allows none", "hint: try --precision w8", "model.rejected"]);
     assert_eq!(listing(folder.path()), ["model.rejected", "prompts.json"]);
-    assert!(listing(&folder.path().join("model.rejected")).contains(&"parity.html".to_string()));
+    let rejected = folder.path().join("model.rejected");
+    assert!(listing(&rejected).contains(&"parity.html".to_string()));
+    // It runs, and says so: by its verdict, whatever the folder is called.
+    let answer = |place: &Path| run(["generate", text(place), "--ids", "1,2", "--max-new", "1", "--json"]);
+    let warned = |place: &Path, by: &str| {
+        let found = answer(place);
+        let lines: Vec<&str> = found.stderr.lines().filter(|line| line.starts_with("warning: ")).collect();
+        assert!(found.code == Some(0) && lines.len() == 1 && lines[0].contains(by), "{found:?}");
+    };
+    warned(&rejected, "failed its gate when it was made, and its answers may be wrong: ");
+    let renamed = folder.path().join("renamed");
+    fs::rename(&rejected, &renamed).unwrap();
+    warned(&renamed, "failed its gate when it was made");
+    fs::remove_dir_all(&renamed).unwrap();
     for (bad, expected) in
         [("{", "not valid JSON"), ("[]", "at least one prompt"), ("[[400000]]", "has the id 400000"), ("[{}]", "prompt 1 must be")]
     {

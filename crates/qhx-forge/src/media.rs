@@ -80,6 +80,20 @@ impl VisionSide<'_> {
         let temporal = if temporal { same("temporal_patch_size", "temporal_patch_size")? } else { 1 };
         Ok(Patches { size, block, temporal, order })
     }
+
+    /// Height and width of the images that the tower was trained on, where a file says one size: `image_size` of the tower, else `size` of the processor.
+    fn trained_size(&self, settings: &Settings<'_>) -> Result<Option<[usize; 2]>, ForgeError> {
+        let field = "image_size";
+        let sizes = settings.sections("size");
+        match self.section.get(field) {
+            None => Ok(sizes.size("height")?.zip(sizes.size("width")?).map(|(height, width)| [height, width])),
+            Some(Value::Array(_)) => match self.section.counts_if_any(field)?.as_deref() {
+                Some(&[height, width]) if height > 0 && width > 0 => Ok(Some([height, width])),
+                _ => Err(self.section.error(field, "must be one side, or height and width")),
+            },
+            Some(_) => Ok(Some([self.section.size(field)?; 2])),
+        }
+    }
 }
 
 /// An image front end that keeps the image's area within bounds; patches have the channel first.
@@ -105,8 +119,8 @@ pub fn area_image(files: &MediaFiles, side: &VisionSide<'_>) -> Result<ImageFron
     let (rescale, mean, std) = levels(&settings, true, defaults::AREA_MEAN, defaults::AREA_STD)?;
     let positions = side.section.size("num_position_embeddings")?;
     let position_side = Some(positions.isqrt());
-    let placeholder = side.placeholder.clone();
-    Ok(ImageFrontEnd { program: "vision".into(), placeholder, resize, rescale, mean, std, patches, position_side })
+    let (placeholder, trained_size) = (side.placeholder.clone(), side.trained_size(&settings)?);
+    Ok(ImageFrontEnd { program: "vision".into(), placeholder, resize, rescale, mean, std, patches, position_side, trained_size })
 }
 
 /// An image front end that fills a budget of soft rows; patches have the channel last. The tower takes numbers from −1 to 1: `2 · (x − 0.5)` of what the
@@ -118,8 +132,8 @@ pub fn budget_image(files: &MediaFiles, side: &VisionSide<'_>) -> Result<ImageFr
     let (rescale, mean, std) = levels(&settings, false, defaults::BUDGET_MEAN, defaults::BUDGET_STD)?;
     let mean = std::array::from_fn(|channel| mean[channel] + 0.5 * std[channel]);
     let std = std.map(|std| std / 2.0);
-    let placeholder = side.placeholder.clone();
-    Ok(ImageFrontEnd { program: "vision".into(), placeholder, resize, rescale, mean, std, patches, position_side: None })
+    let (placeholder, trained_size) = (side.placeholder.clone(), side.trained_size(&settings)?);
+    Ok(ImageFrontEnd { program: "vision".into(), placeholder, resize, rescale, mean, std, patches, position_side: None, trained_size })
 }
 
 /// From levels to numbers: factor, mean and deviation. Refuses other ways of resizing.
@@ -333,6 +347,26 @@ mod tests {
             budget(None, Some(json!({"do_normalize": true, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 1.0, 2.0]}))).unwrap();
         assert_eq!((scaled.mean, scaled.std), ([0.35, 0.7, 1.3], [0.25, 0.5, 1.0]));
         assert_eq!(budget(None, None).unwrap().resize, Resize::Budget { max_soft_rows: 280 });
+    }
+
+    #[test]
+    fn the_size_of_training_where_a_file_says_one() {
+        let size = |image_size: Value, preprocessor: Option<Value>| {
+            let mut vision = vision();
+            vision["image_size"] = image_size;
+            let placeholder = Placeholder { token: 9, begin: None, end: None };
+            let side = VisionSide { section: Config::new(&vision), placeholder, block_fields: ("spatial_merge_size", "merge_size") };
+            let files = MediaFiles { processor: None, preprocessor };
+            area_image(&files, &side).map(|front_end| front_end.trained_size).map_err(|e| e.to_string())
+        };
+        let edges = json!({"size": {"shortest_edge": 65536, "longest_edge": 16777216}});
+        assert_eq!([size(Value::Null, None), size(Value::Null, Some(edges.clone()))], [Ok(None), Ok(None)]);
+        assert_eq!(size(json!(448), Some(edges)), Ok(Some([448, 448])));
+        assert_eq!(size(json!([224, 448]), None), Ok(Some([224, 448])));
+        assert_eq!(size(Value::Null, Some(json!({"size": {"height": 128, "width": 256}}))), Ok(Some([128, 256])));
+        for wrong in [json!([224]), json!([0, 224]), json!("large"), json!(-1)] {
+            assert!(size(wrong.clone(), None).unwrap_err().contains("`image_size` must be"), "{wrong}");
+        }
     }
 
     #[test]

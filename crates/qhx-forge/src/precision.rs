@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr};
 /// What the user asks for with `--precision`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
-    /// Weights as the checkpoint stores them, without loss.
+    /// Weights as the checkpoint stores them, without loss. Keys and values are f32 for an f32 checkpoint, else f16.
     Native,
     /// Everything in f32: what the oracle computes.
     F32,
@@ -128,5 +128,50 @@ impl FromStr for Precision {
             let names: Vec<_> = Self::ALL.iter().map(|(_, name)| *name).collect();
             format!("`{text}` is no precision; use one of {}", names.join(", "))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, families, plan::Plan};
+    use qhx_ir::Slot;
+    use std::path::Path;
+
+    /// A checkpoint all of whose tensors are stored alike.
+    struct Alike(Encoding);
+
+    impl StoredTensors for Alike {
+        fn encoding(&self, _: &str) -> Option<Encoding> {
+            Some(self.0)
+        }
+
+        fn has(&self, _: &str) -> bool {
+            true
+        }
+
+        fn numbers(&self, _: &str, _: usize) -> Result<Option<Vec<f32>>, ForgeError> {
+            Ok(None)
+        }
+    }
+
+    /// `native` keeps every weight as it is, and keys and values in f32 where nothing less was stored.
+    #[test]
+    fn native_follows_the_checkpoint() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/qwen3/config.json");
+        let config: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let config = Config::new(&config);
+        let family = families::of(config).unwrap();
+        let expected = [
+            (Encoding::F32, KvType::F32),
+            (Encoding::Bf16, KvType::F16),
+            (Encoding::F16, KvType::F16),
+            (Encoding::I4_BLOCK32, KvType::F16),
+        ];
+        for (stored, kept) in expected {
+            let program = Plan::from(Precision::Native).write(family, config, &Alike(stored)).unwrap().programs.remove(0).program;
+            assert!(program.weights.values().all(|w| w.encoding == stored || w.encoding == Encoding::F32), "{stored}");
+            assert!(program.slots.values().all(|slot| matches!(slot, Slot::Kv { dtype, .. } if *dtype == kept)), "{stored}");
+        }
     }
 }

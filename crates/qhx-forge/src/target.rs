@@ -7,7 +7,7 @@ use qhx_bundle::{
     Bundle, BundlePath, Manifest, Staged,
     manifest::TEXT_PROGRAM,
     media::{ImageFrontEnd, Media, Resize},
-    parity::{Drawing, GateResult, Level, PARITY_FILE, Parity},
+    parity::{Drawing, GateResult, Level, PARITY_FILE, Parity, REJECTED},
     target::{Finalize, KvForm, MadeFor, PreparedProgram, TargetPlan},
 };
 use qhx_ir::{
@@ -52,7 +52,7 @@ pub struct TargetOrder {
     pub prefill: Vec<usize>,
     /// How rows are kept.
     pub kv: KvForm,
-    /// Height and width to which pictures are scaled; absent: as the model's rule allows.
+    /// Height and width to which pictures are scaled; absent: those of the model's training where the checkpoint says them, else as its rule allows.
     pub image_size: Option<[usize; 2]>,
     /// The longest sound in seconds; absent: the model's own.
     pub audio_seconds: Option<f64>,
@@ -228,7 +228,7 @@ impl TargetOrder {
         let sizes = self.rows(&self.wished(bundle.manifest())?)?;
         for (done, (program, rows)) in sizes.iter().enumerate() {
             let what = format!("compiling `{program}` for {arch}");
-            progress(GateProgress { what: &what, done, total: sizes.len() });
+            progress(GateProgress::new(&what, done, sizes.len()));
             let checked = bundle.program(program).ok_or_else(|| no_program(program))?;
             prepared.extend(self.prepare(checked, bundle, rows, &mut writer, cancel)?.map(|files| (program.clone(), files)));
             writer.add_program(checked)?;
@@ -260,7 +260,7 @@ impl TargetOrder {
         let bytes = folder_bytes(&place);
         if parity.is_some_and(|parity| !parity.gate.passed) {
             staged.reject_target(&name)?;
-            name += ".rejected";
+            name += REJECTED;
         }
         let gate = parity.map(|parity| (parity.level, parity.gate.clone()));
         let notes = base.plan.map(|plan| plan.notes).unwrap_or_default();
@@ -455,7 +455,8 @@ fn suffix(bundle: &Bundle) -> String {
     if bundle.programs().values().any(of) { format!("-{}", bundle.manifest().precision) } else { String::new() }
 }
 
-/// The size of pictures: what was asked for, or the largest square that the model's rule and the context have room for.
+/// The size of pictures: what was asked for; else that of the model's training, where the checkpoint says one and the context has room for it; else the
+/// largest square that the model's rule and the context have room for.
 fn image_size(front_end: &ImageFrontEnd, asked: Option<[usize; 2]>, context: usize) -> Result<[usize; 2], ForgeError> {
     let unit = front_end.patches.size * front_end.patches.block;
     let soft_rows = |[height, width]: [usize; 2]| (height / unit).saturating_mul(width / unit);
@@ -464,7 +465,10 @@ fn image_size(front_end: &ImageFrontEnd, asked: Option<[usize; 2]>, context: usi
     }
     let most = (context / 2).max(1);
     let square = |side: usize| (1..=(side / unit).max(1)).rev().find(|n| n * n <= most).map(|n| [n * unit; 2]).unwrap_or([unit; 2]);
-    let size = asked.unwrap_or_else(|| match front_end.resize {
+    // Sides are whole units, as the model's own rule has it.
+    let trained = front_end.trained_size.map(|size| size.map(|side| (side / unit).max(1) * unit));
+    let trained = trained.filter(|&size| soft_rows(size) <= most);
+    let size = asked.or(trained).unwrap_or_else(|| match front_end.resize {
         Resize::Fixed { height, width } => [height, width],
         Resize::Area { min_pixels, max_pixels, .. } => {
             let pixels = ((DEFAULT_IMAGE_SIDE * DEFAULT_IMAGE_SIDE) as u64).min(max_pixels).max(min_pixels);
@@ -498,4 +502,31 @@ fn path(name: &str) -> Result<BundlePath, ForgeError> {
 
 fn failed(error: DeviceError) -> ForgeError {
     ForgeError::from(qhx_runtime::Error::from(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use qhx_bundle::media::{PatchOrder, Patches, Placeholder};
+
+    #[test]
+    fn pictures_have_the_size_of_the_training_where_the_checkpoint_says_one() {
+        let front_end = |trained_size| ImageFrontEnd {
+            program: "vision".into(),
+            placeholder: Placeholder::default(),
+            resize: Resize::Area { min_pixels: 1 << 12, max_pixels: 1 << 24, max_aspect: 200.0 },
+            rescale: 1.0,
+            mean: [0.0; 3],
+            std: [1.0; 3],
+            patches: Patches { size: 16, block: 2, temporal: 1, order: PatchOrder::ChannelFirst },
+            position_side: None,
+            trained_size,
+        };
+        let size = |trained, asked, context| image_size(&front_end(trained), asked, context).unwrap();
+        assert_eq!(size(None, None, 1024), [512, 512]);
+        assert_eq!(size(Some([128, 192]), None, 1024), [128, 192]);
+        assert_eq!(size(Some([140, 20]), None, 1024), [128, 32], "whole units");
+        assert_eq!(size(Some([128, 192]), Some([64, 64]), 1024), [64, 64], "what is asked for goes first");
+        assert_eq!(size(Some([768, 768]), None, 512), [512, 512], "more than half a session is too large");
+    }
 }

@@ -9,6 +9,7 @@ use qhx_runtime::{LoadOptions, Model, verify};
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 fn fixture(name: &str) -> PathBuf {
@@ -46,17 +47,19 @@ fn an_f32_bundle_is_through_the_strict_gate_and_verifies() {
         let gated = forge(name, &out, Precision::F32, false, None, None).unwrap();
         let gate = &gated.parity.gate;
         assert!(gate.passed && gate.kind == GateKind::Strict && gate.flips == 0, "{name}: {}", gate.result);
-        assert!(gate.result.ends_with("prompts exact"), "{}", gate.result);
+        assert!(gate.result.ends_with("each the f32 model's own choice"), "{}", gate.result);
         assert!(gate.prompts >= 10 && gate.tokens == 64 * gate.prompts, "{name}: {gate:?}");
         let lengths: Vec<_> = gated.parity.cases.iter().map(|case| case.prompt_ids.len()).collect();
         assert!(lengths.contains(&1) && lengths.iter().any(|&n| n > 512) && lengths.contains(&600), "{name}: {lengths:?}");
         let media: Vec<_> = gated.parity.cases.iter().filter(|case| case.kind == CaseKind::Media).map(|case| &*case.name).collect();
         let expected: &[&str] = match name {
-            "gemma4" => &["image1", "image2", "sound1", "sound2", "image and sound"],
+            "gemma4" => &["image1", "sound1", "image and sound", "image2", "sound2"],
             "qwen3_5" => &["image1", "image2"],
             _ => &[],
         };
         assert_eq!(media, expected, "{name}");
+        let covered: usize = gate.covered.iter().map(|covered| covered.prompts).sum();
+        assert!(covered == gate.prompts && gate.covered.iter().all(|c| c.prompts == c.of) && gate.limited.is_none(), "{name}: {gate:?}");
         let towers: BTreeSet<_> = gated.parity.stages.iter().map(|stage| stage.stage.split('.').next().unwrap()).collect();
         assert_eq!((towers.contains("vision"), towers.contains("audio")), (!expected.is_empty(), expected.len() > 2), "{name}");
         assert!(gate.max_logit_error < 1e-2 && gate.worst_cosine > 0.999999, "{name}: {gate:?}");
@@ -71,6 +74,47 @@ fn an_f32_bundle_is_through_the_strict_gate_and_verifies() {
         assert!(report.passed, "{name}: {:?}", report.problems);
         println!("{name}: {}; worst stage on this machine's instructions {:?}", report.result, report.worst_stage);
     }
+}
+
+/// However short the time: text, images, sound and both together are measured, and the verdict says how much of each.
+#[test]
+fn a_budget_shortens_the_suite_and_drops_no_kind() {
+    let folder = tempfile::tempdir().unwrap();
+    let material = Material::open(&fixture("gemma4")).unwrap();
+    let out = folder.path().join("model");
+    let mut options =
+        ForgeOptions { out: &out, precision: Precision::F32, replace: false, cancel: Default::default(), progress: &mut |_| {} };
+    let mut told = Vec::new();
+    let mut progress = |progress: qhx_forge::GateProgress<'_>| told.push((progress.what.to_owned(), progress.left.is_some()));
+    let gate = GateOptions { budget: Some(Duration::from_millis(1)), ..GateOptions::new(&mut progress) };
+    let parity = forge_gated(&material, &mut options, gate).unwrap().parity;
+    let covered: Vec<_> = parity.gate.covered.iter().map(|c| (&*c.kind, c.prompts, c.of)).collect();
+    assert_eq!(covered, [("text", 1, 12), ("image", 1, 2), ("sound", 1, 2), ("image and sound", 1, 1)], "{:?}", parity.gate);
+    assert_eq!(parity.gate.coverage().unwrap(), "text 1 of 12 prompts, image 1 of 2, sound 1 of 2, image and sound 1 of 1");
+    assert_eq!(parity.gate.limited.as_deref(), Some("a budget of 0 s: 4 of 17 prompts"));
+    let towers: BTreeSet<_> = parity.stages.iter().map(|stage| stage.stage.split('.').next().unwrap()).collect();
+    assert!(towers.contains("vision") && towers.contains("audio"), "{towers:?}");
+    assert!(parity.gate.passed, "{:?}", parity.gate);
+    // The time is told as soon as the first prompt has shown it.
+    let first = told.iter().position(|(_, left)| *left).unwrap();
+    assert!(told[..first].iter().all(|(what, _)| what == "answering prompts") && told.len() > first + 10, "{first} of {}", told.len());
+}
+
+/// A gate for somebody who waits: a few prompts, short answers, and it says so.
+#[test]
+fn a_quick_gate_says_that_it_is_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let material = Material::open(&fixture("qwen3_vl")).unwrap();
+    let out = folder.path().join("model");
+    let mut options =
+        ForgeOptions { out: &out, precision: Precision::F32, replace: false, cancel: Default::default(), progress: &mut |_| {} };
+    let gate = GateOptions { quick: true, ..GateOptions::new(&mut |_| {}) };
+    let parity = forge_gated(&material, &mut options, gate).unwrap().parity;
+    assert!(parity.gate.passed && parity.cases.iter().all(|case| case.ids.len() == 16), "{:?}", parity.gate);
+    assert!(parity.cases.iter().all(|case| case.kind == CaseKind::Media || case.prompt_ids.len() <= 160));
+    let [text, image] = &parity.gate.covered[..] else { panic!("{:?}", parity.gate.covered) };
+    assert!(text.prompts >= 6 && text.prompts < text.of && image.prompts == 1, "{:?}", parity.gate.covered);
+    assert!(parity.gate.limited.unwrap().starts_with("a quick gate: "));
 }
 
 #[test]

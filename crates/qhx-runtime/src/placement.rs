@@ -83,6 +83,7 @@ pub fn place(
     rules: Option<&Rules>,
     candidates: &[Arc<dyn Device>],
 ) -> Result<(Arc<dyn Device>, Placement), Error> {
+    rules.map_or(Ok(()), Rules::check_count)?;
     let placing = Placing { program, choice, rules, candidates, names: candidates.iter().map(|d| d.describe().name).collect() };
     let mut fallbacks = Vec::new();
     let [prefill, decode] = [placing.assign(Phase::Prefill, &mut fallbacks)?, placing.assign(Phase::Decode, &mut fallbacks)?];

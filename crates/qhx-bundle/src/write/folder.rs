@@ -7,6 +7,7 @@ use super::ours::check_replaceable;
 use crate::{
     BundleError, BundlePath,
     files::{self, no_links, random},
+    parity::REJECTED,
 };
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -86,7 +87,7 @@ impl TemporaryFolder {
     /// The same, to `NAME.rejected`.
     pub(crate) fn reject(mut self) -> Result<PathBuf, BundleError> {
         let mut name = self.place.clone().into_os_string();
-        name.push(".rejected");
+        name.push(REJECTED);
         let place = PathBuf::from(name);
         sync_folders(&self.path)?;
         check_free(&place, true)?;

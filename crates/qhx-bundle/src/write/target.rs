@@ -6,7 +6,7 @@ use super::{
     listed::Listed,
     tensors::{TensorSpec, WeightFiles},
 };
-use crate::{Bundle, BundleError, BundlePath, Manifest, OpenOptions, Verify};
+use crate::{Bundle, BundleError, BundlePath, Manifest, OpenOptions, Verify, parity::REJECTED};
 use qhx_ir::{Program, WeightTensor};
 use std::{
     collections::BTreeSet,
@@ -30,7 +30,7 @@ impl Staged {
     /// Puts `.rejected` behind the name of an arch folder: it has not passed its gate.
     pub fn reject_target(&self, name: &str) -> Result<(), BundleError> {
         let place = self.path().join(name);
-        std::fs::rename(&place, self.path().join(format!("{name}.rejected"))).map_err(BundleError::io("rename", &place))
+        std::fs::rename(&place, self.path().join(format!("{name}{REJECTED}"))).map_err(BundleError::io("rename", &place))
     }
 }
 

@@ -55,7 +55,7 @@ pub(crate) struct BundleFlags {
         default_value_if("plan", ArgPredicate::IsPresent, Some("."))
     )]
     out: PathBuf,
-    /// Weight precision: native (as in the checkpoint), f32, f16, w8, w8-f16head, moe-i8, w4, w4-row, or auto (each stage as low as the gate allows)
+    /// Weight precision: native (as in the checkpoint; keys and values in f32 for an f32 checkpoint, otherwise in f16), f32, f16, w8, w8-f16head, moe-i8, w4, w4-row, or auto (each stage as low as the gate allows)
     #[arg(long, value_name = "P", default_value = "native", value_parser = precision)]
     precision: PrecisionChoice,
     #[command(flatten)]
@@ -66,7 +66,7 @@ pub(crate) struct BundleFlags {
     /// Gate: how closely the bundle must match the f32 program [default: strict for f32, tolerant otherwise; none for synth]
     #[arg(long, value_enum)]
     gate: Option<Gate>,
-    /// Approximate time limit of the gate in seconds; with less time it measures fewer prompts
+    /// Approximate time limit of the gate in seconds; with less time it measures fewer prompts, but at least one of every kind (text, image, sound)
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     gate_budget: Option<Duration>,
     /// Prompts for the gate instead of the built-in ones: a JSON list of texts, lists of token ids, or {"user": TEXT}
@@ -167,7 +167,7 @@ impl BundleFlags {
             (forged, made, None)
         } else {
             let prompts = self.prompts.as_deref().map(read_prompts).transpose().map_err(Failure::work)?;
-            let gate = GateOrder { kind, auto, prompts, budget: self.gate_budget, reproducible: true };
+            let gate = GateOrder { kind, auto, prompts, budget: self.gate_budget, quick: false, reproducible: true };
             let Gated { path, manifest, parity, targets } = forging::gated(material, order, gate, &targets)?;
             (Forged { path, manifest }, targets, Some(parity))
         };
@@ -184,13 +184,13 @@ impl BundleFlags {
     }
 }
 
-/// Arch folders that are not through their gate are a failure, though the bundle is there.
+/// Arch folders that failed their gate are a failure, though the bundle is there.
 fn rejected(made: &[MadeTarget]) -> Result<(), Failure> {
     let failed = made.iter().filter_map(|target| Some((target, &target.gate.as_ref()?.1))).filter(|(_, gate)| !gate.passed);
     let told: Vec<String> = failed.map(|(target, gate)| format!("{}: {}", target.folder, gate.result)).collect();
     match told.split_first() {
         None => Ok(()),
-        Some((first, others)) => Err(Failure::work(format!("a target is not through its gate: {first}"))
+        Some((first, others)) => Err(Failure::work(format!("a target failed its gate: {first}"))
             .causes(others.iter().cloned())
             .hint("the bundle itself is there and whole; its parity.json in that folder says which stages differ")),
     }
@@ -287,7 +287,7 @@ impl<'a> Report<'a> {
             ("bundle", self.bundle.display().to_string()),
             ("model", format!("{} ({}), {} parameters", self.model, self.family, show_count(self.parameters))),
             ("left out", ignored),
-            ("gate", self.parity.map_or("none".into(), |gate| format!("{}: {}", self.gate, gate.result))),
+            ("gate", self.parity.map_or("none".into(), |gate| format!("passed ({}): {}", self.gate, gate.result))),
             ("measured", self.parity.map_or("nothing".into(), measured)),
             ("choices", self.choices.map_or("as asked".into(), |choices| choices.note.clone())),
             ("time", show_seconds(self.seconds)),
@@ -302,10 +302,11 @@ impl<'a> Report<'a> {
 }
 
 fn measured(gate: &GateResult) -> String {
-    let limited = gate.limited.as_ref().map_or(String::new(), |limited| format!(", within {limited}"));
+    let covered = gate.coverage().map_or(format!("{} prompts", gate.prompts), |covered| covered);
+    let limited = gate.limited.as_ref().map_or(String::new(), |limited| format!(" ({limited})"));
     format!(
-        "{} tokens, mean KL {:.1e}, largest logit error {:.2e}, lowest cosine {:.6} ({}){limited}",
-        gate.tokens, gate.mean_kl, gate.max_logit_error, gate.worst_cosine, gate.worst_stage
+        "{covered}{limited}; mean KL {:.1e}, largest logit error {:.2e}, lowest cosine of a stage {:.6} ({})",
+        gate.mean_kl, gate.max_logit_error, gate.worst_cosine, gate.worst_stage
     )
 }
 

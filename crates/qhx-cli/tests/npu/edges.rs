@@ -237,7 +237,7 @@ fn a_folder_that_is_not_through_its_gate_is_named_so() {
     let sizes = ["--precision", "f32", "--target", "v81", "--context", "64", "--prefill", "16", "--json", "--prompts", text(&prompts)];
     let run = ran(qhx(["forge", text(&source), "--out", text(&bundle)].iter().chain(&sizes)).output().unwrap());
     assert!(run.code == Some(1) && !run.stderr.contains("panicked"), "{run:?}");
-    let told = ["a target is not through its gate: v81.rejected: it does not run on v81: ", "left the range of f16"];
+    let told = ["a target failed its gate: v81.rejected: it does not run on v81: ", "left the range of f16"];
     assert!(told.iter().all(|text| run.stderr.contains(text)), "{}", run.stderr);
     let report: Value = serde_json::from_str(&run.stdout).unwrap();
     let target = &report["targets"][0];

@@ -1,8 +1,10 @@
 //! Compares what the bundle did with what the f32 program does, number by number as the f32 pass brings them, and gives the verdict.
 
 use super::{
+    Scope,
     suite::Drawn,
     teacher::{Audience, Pass},
+    verdict::{Tokens, sentence},
 };
 use qhx_bundle::parity::{Case, CaseKind, CaseMedium, Flip, GateKind, GateResult, StageCheck};
 use qhx_ir::Name;
@@ -84,7 +86,7 @@ impl<'a> Judge<'a> {
     }
 
     /// The verdict of `kind`; `row_stages` are those whose rows the oracle notes.
-    pub(super) fn verdict(mut self, kind: GateKind, row_stages: &[Name], limited: Option<String>) -> Measurement {
+    pub(super) fn verdict(mut self, kind: GateKind, row_stages: &[Name], scope: Scope) -> Measurement {
         if let Some((_, cosines)) = self.cosines.last_mut() {
             cosines.extend(self.steps.iter().flatten().map(Step::cosine));
         }
@@ -105,22 +107,8 @@ impl<'a> Judge<'a> {
         let exact_prompts = cases.iter().filter(|case| case.flips.is_empty()).count();
         let largest = |list: &mut dyn Iterator<Item = f32>| list.fold(None, |m: Option<f32>, x| Some(m.map_or(x, |m| m.max(x))));
         let worst_margin = largest(&mut flips.iter().map(|flip| flip.margin));
-        let mut result = format!("{exact_prompts}/{} prompts exact", cases.len());
-        if let Some(margin) = worst_margin {
-            let digits = if margin < 0.01 { 4 } else { 2 };
-            result += &format!(", {} flip{}, margin {margin:.digits$}", flips.len(), if flips.len() == 1 { "" } else { "s" });
-            if !passed {
-                let share = 100.0 * flips.len() as f64 / tokens as f64;
-                let beyond = flips.len() - accepted;
-                result += &match kind {
-                    GateKind::Strict => format!(" ({share:.1} % of tokens; none may differ)"),
-                    GateKind::Tolerant => format!(" ({share:.1} % of tokens, of at most 1 %; {beyond} beyond the margin)"),
-                };
-            }
-        }
-        if !finite {
-            result += ", and some logits are no numbers";
-        }
+        let found = Tokens { prompts: cases.len(), tokens, flips: flips.len(), accepted, worst_margin, finite };
+        let result = sentence(kind, passed, found);
         Measurement {
             gate: GateResult {
                 kind,
@@ -136,7 +124,8 @@ impl<'a> Judge<'a> {
                 max_kl: round(kls.iter().copied().fold(0.0, f64::max)),
                 worst_stage,
                 worst_cosine,
-                limited,
+                limited: (!scope.limited.is_empty()).then(|| scope.limited.join("; ")),
+                covered: scope.covered,
             },
             cosines,
             cases,

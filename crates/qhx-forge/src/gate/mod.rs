@@ -6,12 +6,14 @@
 //! replays, and `report` makes a page of it for people.
 
 mod judge;
+mod pace;
 mod paper;
 mod report;
 mod search;
 pub mod suite;
 mod target;
 mod teacher;
+mod verdict;
 mod whole;
 
 use crate::{
@@ -23,10 +25,11 @@ use crate::{
     target::{MadeTarget, TargetOrder, check_targets},
 };
 use judge::{Judge, Measurement, Played, compared_medium_rows, compared_rows};
+use pace::{Pace, Work};
 use qhx_bundle::{
     Bundle, BundlePath, Digest, Manifest, Staged,
     manifest::TEXT_PROGRAM,
-    parity::{Choices, GateKind, Level, PARITY_PAGE, PARITY_VERSION, Parity, StageResult},
+    parity::{Choices, Covered, GateKind, Level, PARITY_PAGE, PARITY_VERSION, Parity, StageResult},
 };
 use qhx_ir::{Checked, Device, Name, OpKind};
 use qhx_runtime::{
@@ -60,8 +63,10 @@ pub struct GateOptions<'a> {
     pub auto: bool,
     /// The suite; absent: the built-in one.
     pub prompts: Option<Vec<GivenPrompt>>,
-    /// About how long it may take.
+    /// About how long it may take. It shortens the suite, but one prompt of every kind is always measured.
     pub budget: Option<Duration>,
+    /// A few short prompts with short answers instead of the whole suite, for somebody who waits.
+    pub quick: bool,
     /// Whether a small model is measured on plain instructions, so that its numbers are the same on every machine. A search is not.
     pub reproducible: bool,
     /// Threads; absent: one for each core. Results do not depend on it.
@@ -76,7 +81,7 @@ impl<'a> GateOptions<'a> {
     /// A precision's own gate on the built-in suite, for as long as it takes, with the same numbers on every machine.
     pub fn new(progress: &'a mut dyn FnMut(GateProgress<'_>)) -> Self {
         let cancel = Cancel::new();
-        Self { kind: None, auto: false, prompts: None, budget: None, reproducible: true, threads: None, cancel, progress }
+        Self { kind: None, auto: false, prompts: None, budget: None, quick: false, reproducible: true, threads: None, cancel, progress }
     }
 }
 
@@ -89,6 +94,23 @@ pub struct GateProgress<'a> {
     pub done: usize,
     /// Steps in all.
     pub total: usize,
+    /// About how long the whole measurement will still take, once that can be told.
+    pub left: Option<Duration>,
+}
+
+impl<'a> GateProgress<'a> {
+    /// Steps of something whose time is not told.
+    pub(crate) fn new(what: &'a str, done: usize, total: usize) -> Self {
+        Self { what, done, total, left: None }
+    }
+}
+
+/// What stands behind a verdict.
+#[derive(Clone, Debug, Default)]
+struct Scope {
+    /// Why it is not the whole suite.
+    limited: Vec<String>,
+    covered: Vec<Covered>,
 }
 
 /// A bundle that was held to its gate.
@@ -171,11 +193,12 @@ impl<'m, 'o> Gate<'m, 'o> {
         let kind = options.kind.unwrap_or(if is_f32 { GateKind::Strict } else { GateKind::Tolerant });
         let (model, manifest) = paper::model(material, &f32, forge)?;
         let suite = suite::suite(&model, options.prompts.as_deref())?;
+        let suite = if options.quick { suite.quick() } else { suite };
         Ok(Self { material, precision: forge.precision, options, kind, device, f32, manifest, suite, started: Instant::now() })
     }
 
     fn tell(&mut self, what: &str, done: usize, total: usize) {
-        (self.options.progress)(GateProgress { what, done, total });
+        (self.options.progress)(GateProgress::new(what, done, total));
     }
 
     /// Whether the budget is spent.
@@ -190,9 +213,9 @@ impl<'m, 'o> Gate<'m, 'o> {
 
     /// The same for a search, to which a mixture that fails is worth little time: one that has failed on the first prompts is not asked more.
     fn try_out(&mut self, staged: &Staged) -> Result<Measurement, ForgeError> {
-        let first = self.measure_some(staged, FIRST_PROMPTS)?;
+        let first = self.measure_some(staged, FIRST_PROMPTS.max(self.suite.required()))?;
         let flips = first.cases.iter().flat_map(|case| &case.flips);
-        let most = self.suite.prompts.len() * suite::NEW_TOKENS / 100;
+        let most = self.suite.prompts.len() * self.suite.tokens / 100;
         match first.gate.flips > most || flips.clone().any(|flip| !flip.accepted || self.kind == GateKind::Strict) {
             true => Ok(first),
             false => self.measure(staged),
@@ -203,15 +226,18 @@ impl<'m, 'o> Gate<'m, 'o> {
         let bundle = staged.open()?;
         let program = bundle.program(TEXT_PROGRAM).ok_or_else(|| ForgeError::Gate("the bundle has no text program".into()))?.clone();
         let stages = row_stages(&program);
-        let (played, vocabulary, limited) = self.answer(&bundle, &stages, prompts)?;
+        let (played, vocabulary, scope) = self.answer(&bundle, &stages, prompts)?;
         drop(bundle);
         let names = self.all_stages(&played);
-        let progress = &mut *self.options.progress;
-        let mut tell = |done, total| progress(GateProgress { what: "f32 pass", done, total });
+        let (progress, started) = (&mut *self.options.progress, Instant::now());
+        let mut tell = |done, total| {
+            let left = pace::left_of(done, total, started.elapsed());
+            progress(GateProgress { what: "comparing with the f32 model", done, total, left });
+        };
         let mut judge = Judge::new(&played, vocabulary, &names, &mut tell);
         let teacher = teacher(self.material, self.precision, &self.device, &self.options.cancel);
         whole::run(&teacher, &self.f32, &self.manifest, &played, &[], &mut judge)?;
-        Ok(judge.verdict(self.kind, &stages, limited))
+        Ok(judge.verdict(self.kind, &stages, scope))
     }
 
     /// The stages that are compared, in order: those of towers that have something to read, then those of the text.
@@ -222,65 +248,66 @@ impl<'m, 'o> Gate<'m, 'o> {
         towers.chain(text.iter().flat_map(|text| text.program.stages.iter().map(|stage| stage.name.clone()))).collect()
     }
 
-    /// Lets the bundle answer the first prompts of the suite; also the number of logits, and why the suite was cut short.
-    fn answer(
-        &mut self,
-        bundle: &Bundle,
-        stages: &[qhx_ir::Name],
-        prompts: usize,
-    ) -> Result<(Vec<Played>, usize, Option<String>), ForgeError> {
-        let started = Instant::now();
+    /// Lets the bundle answer the first prompts of the suite; also the number of logits, and how much of the suite that was.
+    fn answer(&mut self, bundle: &Bundle, stages: &[Name], prompts: usize) -> Result<(Vec<Played>, usize, Scope), ForgeError> {
         let suite = std::mem::take(&mut self.suite);
-        let answered = self.answer_suite(bundle, stages, &suite.prompts, prompts, started);
-        let (played, vocabulary, cut) = match answered {
-            Ok(answered) => answered,
-            Err(error) => {
-                self.suite = suite;
-                return Err(error);
-            }
-        };
-        let mut limited = suite.left_out.clone();
-        match (cut, suite.prompts.len() > prompts) {
-            (true, _) => {
-                let budget = self.options.budget.unwrap_or_default().as_secs();
-                limited.push(format!("a budget of {budget} s: {} of {} prompts", played.len(), suite.prompts.len()));
-            }
-            (false, true) => limited.push(format!("a search: {} of {} prompts", played.len(), suite.prompts.len())),
-            (false, false) => {}
-        }
+        let answered = self.answer_suite(bundle, stages, &suite, prompts);
+        let scope = answered.as_ref().map(|(played, ..)| Scope {
+            limited: suite.left_out.clone(),
+            covered: verdict::coverage(&suite, suite.prompts.iter().take(played.len())),
+        });
+        let mut scope = scope.unwrap_or_default();
+        let all = suite.prompts.len();
         self.suite = suite;
-        Ok((played, vocabulary, (!limited.is_empty()).then(|| limited.join("; "))))
+        let (played, vocabulary, cut) = answered?;
+        if cut {
+            let budget = self.options.budget.unwrap_or_default().as_secs();
+            scope.limited.push(format!("a budget of {budget} s: {} of {all} prompts", played.len()));
+        } else if played.len() < all {
+            scope.limited.push(format!("a search: {} of {all} prompts", played.len()));
+        }
+        Ok((played, vocabulary, scope))
     }
 
-    /// The prompts with their answers, the number of logits, and whether the budget cut the suite short.
+    /// The prompts with their answers, the number of logits, and whether the budget cut the suite short: never before one of every kind is answered.
     fn answer_suite(
         &mut self,
         bundle: &Bundle,
         stages: &[Name],
-        suite: &[SuitePrompt],
+        suite: &Suite,
         prompts: usize,
-        started: Instant,
     ) -> Result<(Vec<Played>, usize, bool), ForgeError> {
-        let longest = suite.iter().map(|prompt| prompt.prompt.ids().len()).max().unwrap_or(1);
-        let tokens = suite::new_tokens(bundle.manifest().model.context_length);
+        let started = Instant::now();
+        let rows = |prompt: &SuitePrompt| prompt.prompt.ids().len();
+        let longest = suite.prompts.iter().map(rows).max().unwrap_or(1);
+        let tokens = suite.tokens;
         let model = self.load(bundle, Some((longest + tokens).min(bundle.manifest().model.context_length)))?;
         let vocabulary = model.vocabulary().logits;
-        let all = suite.len().min(prompts) * tokens;
-        let (mut played, mut done, mut cut) = (Vec::new(), 0, false);
+        let asked = &suite.prompts[..suite.prompts.len().min(prompts)];
+        let all = Work { rows: asked.iter().map(rows).sum(), tokens: asked.len() * tokens };
+        let (mut played, mut left, mut pace) = (Vec::new(), all, Pace::default());
         let mut session = model.session()?;
-        for prompt in suite.iter().take(prompts) {
+        for prompt in asked {
             let late = self.options.budget.is_some_and(|budget| started.elapsed() > budget.mul_f64(ANSWERING_SHARE));
-            if late && !played.is_empty() {
-                cut = true;
-                break;
+            if late && played.len() >= suite.required() {
+                return Ok((played, vocabulary, true));
             }
-            played.push(self.answer_prompt(&model, &mut session, prompt, stages, tokens, (done, all))?);
-            done += tokens;
+            let done = GateProgress {
+                what: "answering prompts",
+                done: played.len() * tokens,
+                total: asked.len() * tokens,
+                left: pace.left(left, all),
+            };
+            let (answered, [reading, writing]) = self.answer_prompt(&model, &mut session, prompt, stages, tokens, done)?;
+            let work = Work { rows: rows(prompt), tokens };
+            pace.add(work, reading, writing);
+            left = Work { rows: left.rows - work.rows, tokens: left.tokens - work.tokens };
+            played.push(answered);
         }
-        Ok((played, vocabulary, cut))
+        Ok((played, vocabulary, false))
     }
 
-    /// Lets a model answer one prompt. `progress` is how many tokens were made before, and of how many.
+    /// Lets a model answer one prompt; also what that took up to the first token, and from there on. `done` is how far the prompts before it came.
     fn answer_prompt(
         &mut self,
         model: &Model,
@@ -288,9 +315,11 @@ impl<'m, 'o> Gate<'m, 'o> {
         prompt: &SuitePrompt,
         stages: &[Name],
         tokens: usize,
-        progress: (usize, usize),
-    ) -> Result<Played, ForgeError> {
+        done: GateProgress<'_>,
+    ) -> Result<(Played, [Duration; 2]), ForgeError> {
         let SuitePrompt { name, prompt, media, until_end } = prompt;
+        let started = Instant::now();
+        let mut first_token = None;
         let media = media.iter().map(|drawn| {
             let notes = encode_noted(model, &drawn.medium, &compared_medium_rows(drawn.medium.rows()), &self.options.cancel)?;
             Ok((drawn.clone(), notes))
@@ -301,13 +330,16 @@ impl<'m, 'o> Gate<'m, 'o> {
         let tell = &mut *self.options.progress;
         let mut take = |step: usize, row: &[f32]| {
             logits.extend_from_slice(row);
-            tell(GateProgress { what: "answering prompts", done: progress.0 + step + 1, total: progress.1 });
+            first_token.get_or_insert_with(|| started.elapsed());
+            tell(GateProgress { done: done.done + step + 1, ..done });
         };
         let answer = if *until_end { Answer::Until { most: tokens, ends: model.eos() } } else { Answer::Greedy(tokens) };
         let mut taps = |first: usize, tap: qhx_ir::Tap<'_>| notes.take(first, tap);
         let ids = play(session, prompt, answer, &self.options.cancel, &mut take, &mut taps)?;
         notes.truncate(prompt.ids().len() + ids.len() - 1);
-        Ok(Played { name: name.clone(), prompt: prompt.clone(), media, ids, logits, notes })
+        let (all, reading) = (started.elapsed(), first_token.unwrap_or_default());
+        let played = Played { name: name.clone(), prompt: prompt.clone(), media, ids, logits, notes };
+        Ok((played, [reading, all.saturating_sub(reading)]))
     }
 
     fn load(&self, bundle: &Bundle, context: Option<usize>) -> Result<Model, ForgeError> {

@@ -31,8 +31,11 @@ pub(super) fn page(parity: &Parity) -> String {
         let _ = write!(body, "<div class=\"tile\"><b>{}</b><span>{label}</span><small>{}</small></div>", escape(&value), escape(note));
     }
     body += "</section>";
+    if let Some(covered) = gate.coverage() {
+        let _ = write!(body, "<p>Measured: {}.</p>", escape(&covered));
+    }
     if let Some(limited) = &gate.limited {
-        let _ = write!(body, "<p class=\"note\">Measured within {}.</p>", escape(limited));
+        let _ = write!(body, "<p class=\"note\">Not the whole suite: {}.</p>", escape(limited));
     }
     section(
         &mut body,

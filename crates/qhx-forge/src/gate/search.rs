@@ -46,13 +46,17 @@ pub(super) fn fixed(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> 
     let programs = gate.material.programs(&plan)?;
     let mut staged = gate.material.stage(&plan, &programs, options)?;
     let measurement = gate.measure(&staged)?;
+    if measurement.gate.passed {
+        return Ok(Outcome { staged, programs, measurement, choices: None });
+    }
     let levels = [Level { precision: base, integer: true }, Level { precision: base, integer: false }];
     let mut ladder = Ladder::new(gate, plan, &levels)?;
-    if measurement.gate.passed || ladder.stages.is_empty() {
+    if ladder.stages.is_empty() {
         return Ok(Outcome { staged, programs, measurement, choices: None });
     }
     // Without time to find out which stages need it, all of them get f32 activations.
-    match gate.is_late(1.0) {
+    let in_haste = gate.options.quick || gate.is_late(1.0);
+    match in_haste {
         true => ladder.leave_errors_unknown(),
         false => ladder.measure_errors(gate, &levels)?,
     }
@@ -80,7 +84,7 @@ pub(super) fn fixed(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> 
             low = next;
         }
         next = (low + high) / 2;
-        if next == low || gate.is_late(1.0) {
+        if next == low || in_haste || gate.is_late(1.0) {
             break;
         }
     }
@@ -91,7 +95,7 @@ pub(super) fn fixed(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> 
     let raised = if measurement.gate.passed { high } else { steps.len() };
     let note = match measurement.gate.passed {
         true => format!("integer activations everywhere were not enough; {raised} of {} stages take f32 ones", steps.len()),
-        false => "not through the gate even with f32 activations everywhere: use a higher precision, or `auto`".into(),
+        false => "it fails even with f32 activations everywhere: use a higher precision, or `auto`".into(),
     };
     let choices = ladder.choices(&ladder.levels(&steps[..raised]), tried, note);
     Ok(Outcome { staged, programs, measurement, choices: Some(choices) })
@@ -242,7 +246,8 @@ impl Ladder {
         let programs = uniform(gate, &plan, levels)?;
         let mut stages = Vec::new();
         let measured = (0..programs[0].programs.len()).filter(|&number| number == 0 || gate.has_media_for(number));
-        let all = measured.flat_map(|number| programs[0].programs[number].program.stages.iter().enumerate().map(move |stage| (number, stage)));
+        let all =
+            measured.flat_map(|number| programs[0].programs[number].program.stages.iter().enumerate().map(move |stage| (number, stage)));
         let owners: Vec<Owners> = programs[0].programs.iter().map(|written| Owners::of(&written.program)).collect();
         for (number, (place, stage)) in all {
             let form = |programs: &Programs| stored_form(&programs.programs[number].program, &owners[number], place);
@@ -280,7 +285,7 @@ impl Ladder {
         let probes = gate.probes();
         let teacher = super::teacher(gate.material, gate.precision, &gate.device, &gate.options.cancel);
         let progress = &mut *gate.options.progress;
-        let mut silent = Silent(&mut |done, total| progress(super::GateProgress { what: "measuring stages", done, total }));
+        let mut silent = Silent(&mut |done, total| progress(super::GateProgress::new("measuring stages", done, total)));
         let errors = whole::run(&teacher, &gate.f32, &gate.manifest, &probes, &programs, &mut silent)?;
         let owners: Vec<Owners> = programs[0].programs.iter().map(|written| Owners::of(&written.program)).collect();
         for rungs in &mut self.stages {

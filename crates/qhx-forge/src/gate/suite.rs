@@ -12,10 +12,16 @@ use qhx_runtime::{
     verify::draw,
 };
 use serde_json::Value;
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 /// Tokens that each prompt is answered with.
 pub const NEW_TOKENS: usize = 64;
+/// The same in a quick suite …
+const QUICK_TOKENS: usize = 16;
+/// … which has so many prompts without media …
+const QUICK_PROMPTS: usize = 8;
+/// … of at most so many ids.
+const QUICK_ROWS: usize = 160;
 /// The longest file of prompts that is read.
 const MAX_BYTES: u64 = 16 << 20;
 /// Lengths in ids. Interleaved, so that a suite that is cut short still has short and long ones.
@@ -78,18 +84,98 @@ pub struct Drawn {
 }
 
 impl SuitePrompt {
+    /// What kind of prompt it is, by what it brings beside text.
+    pub fn kind(&self) -> &'static str {
+        let has = |kind: MediaKind| self.media.iter().any(|drawn| drawn.medium.kind() == kind);
+        kind_of(has(MediaKind::Image), has(MediaKind::Audio))
+    }
+
     fn of_ids(name: String, ids: Vec<u32>) -> Self {
         Self { name, prompt: Prompt::from_ids(ids), media: Vec::new(), until_end: false }
+    }
+}
+
+/// The kind of a prompt with such media.
+fn kind_of(image: bool, sound: bool) -> &'static str {
+    match (image, sound) {
+        (false, false) => "text",
+        (true, false) => "image",
+        (false, true) => "sound",
+        (true, true) => "image and sound",
     }
 }
 
 /// The prompts of a gate, and why some are not among them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Suite {
-    /// In the order in which they are asked.
+    /// In the order in which they are asked: one of every kind, then the others.
     pub prompts: Vec<SuitePrompt>,
+    /// Tokens that each is answered with.
+    pub tokens: usize,
     /// What was left out.
     pub left_out: Vec<String>,
+    /// How many prompts of each kind the suite has, those that were left out among them.
+    kinds: Vec<(String, usize)>,
+}
+
+impl Suite {
+    fn new(model: &Model, prompts: Vec<SuitePrompt>) -> Self {
+        let mut suite = Self { prompts: Vec::new(), tokens: new_tokens(model.context_limit()), left_out: Vec::new(), kinds: Vec::new() };
+        suite.count("text", prompts.len());
+        suite.prompts = prompts;
+        suite
+    }
+
+    fn count(&mut self, kind: &str, prompts: usize) {
+        match self.kinds.iter_mut().find(|(known, _)| known == kind) {
+            Some((_, count)) => *count += prompts,
+            None => self.kinds.push((kind.into(), prompts)),
+        }
+    }
+
+    /// The kinds of prompts with how many there are of each, also of those that do not fit.
+    pub(super) fn kinds(&self) -> &[(String, usize)] {
+        &self.kinds
+    }
+
+    /// How many of the first prompts are asked whatever it takes: one of every kind. A budget shortens a suite; it never leaves out a kind.
+    pub fn required(&self) -> usize {
+        let mut seen = BTreeSet::new();
+        self.prompts.iter().take_while(|prompt| seen.insert(prompt.kind())).count()
+    }
+
+    /// The first of every kind first, each kind's in the order in which they are.
+    fn kinds_first(mut self) -> Self {
+        let mut seen = BTreeSet::new();
+        let (first, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.prompts).into_iter().partition(|prompt| seen.insert(prompt.kind()));
+        self.prompts = first.into_iter().chain(rest).collect();
+        self
+    }
+
+    /// The same with the shortest prompts first, one of every kind before all others.
+    pub(super) fn shortest_first(mut self) -> Self {
+        self.prompts.sort_by_key(|prompt| prompt.prompt.ids().len());
+        self.kinds_first()
+    }
+
+    /// A suite that takes seconds: a few short texts and the first of every kind of media, with short answers.
+    pub(super) fn quick(mut self) -> Self {
+        let mut seen = BTreeSet::new();
+        let mut texts = 0;
+        let all = self.prompts.len();
+        self.prompts.retain(|prompt| {
+            let is_first = seen.insert(prompt.kind());
+            let is_short_text = prompt.media.is_empty() && prompt.prompt.ids().len() <= QUICK_ROWS;
+            texts += usize::from(is_short_text);
+            is_first || is_short_text && texts <= QUICK_PROMPTS
+        });
+        let tokens = self.tokens;
+        self.tokens = tokens.min(QUICK_TOKENS);
+        if self.prompts.len() < all || self.tokens < tokens {
+            self.left_out.push(format!("a quick gate: {} of {all} prompts, {} tokens of each answer", self.prompts.len(), self.tokens));
+        }
+        self
+    }
 }
 
 /// What a user wants the suite to be.
@@ -120,6 +206,7 @@ pub(super) fn fitting(model: &Model, given_prompts: Option<&[GivenPrompt]>) -> R
     let (fit, instead) = (fitting.len(), if fitting.is_empty() { ", the built-in ones are asked" } else { "" });
     let mut suite = with_drawings(model, if fitting.is_empty() { built_in(model)? } else { fitting })?;
     if fit < all.len() {
+        suite.count("text", if fit > 0 { all.len() - fit } else { 0 });
         let context = model.context_limit();
         suite.left_out.insert(0, format!("{} of {} given prompts do not fit a context of {context}{instead}", all.len() - fit, all.len()));
     }
@@ -128,10 +215,11 @@ pub(super) fn fitting(model: &Model, given_prompts: Option<&[GivenPrompt]>) -> R
 
 /// Prompts, and among them pictures and sounds where the model takes them.
 fn with_drawings(model: &Model, prompts: Vec<SuitePrompt>) -> Result<Suite, ForgeError> {
-    let mut suite = Suite { prompts, left_out: Vec::new() };
+    let mut suite = Suite::new(model, prompts);
     for (i, (name, drawings)) in drawings(model).into_iter().enumerate() {
         let prompt = with_media(model, name.clone(), &drawings, SENTENCES[7 * i % SENTENCES.len()])?;
         let (rows, most) = (prompt.prompt.ids().len(), most_rows(model));
+        suite.count(prompt.kind(), 1);
         if rows <= most {
             // Among the first, so that a suite that is cut short still has one.
             suite.prompts.insert((3 * i + 2).min(suite.prompts.len()), prompt);
@@ -139,7 +227,7 @@ fn with_drawings(model: &Model, prompts: Vec<SuitePrompt>) -> Result<Suite, Forg
             suite.left_out.push(format!("{name}: its {rows} rows do not fit the context, which has room for {most}"));
         }
     }
-    Ok(suite)
+    Ok(suite.kinds_first())
 }
 
 /// The built-in suite for a model.

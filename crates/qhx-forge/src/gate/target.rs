@@ -4,12 +4,14 @@
 //! binaries. A model that is small enough answers prompts (`whole`). Of a larger one each kind of stage is compiled alone and runs on the f32
 //! program's inputs (`stages`); the bundle's answers on the processor then are the oracle, and `verify` on the device completes the proof.
 
-use super::{Gate, GateProgress, Stored, judge::Judge, judge::Measurement, judge::Played, paper, suite, teacher::Teacher, whole};
+use super::{
+    Gate, GateProgress, Scope, Stored, judge::Judge, judge::Measurement, judge::Played, paper, suite, teacher::Teacher, verdict, whole,
+};
 use crate::{ForgeError, ForgeOptions, families::Programs, target::TargetOrder};
 use qhx_bundle::{
     Bundle, Manifest, Staged,
     manifest::TEXT_PROGRAM,
-    parity::{Case, GateKind, GateResult, Level, Parity, StageResult},
+    parity::{Case, Covered, GateKind, GateResult, Level, Parity, StageResult},
 };
 use qhx_ir::{Checked, DeviceError, Encoding, Name};
 use qhx_runtime::{
@@ -63,11 +65,9 @@ impl Gate<'_, '_> {
         let answered = if is_small { self.answers_of_target(&bundle, &manifest, order, &suite) } else { Ok(None) };
         let of_root = || root.cases.iter().filter_map(|case| shortened(case, manifest.model.context_length)).collect();
         let (level, gate, stages, cases) = match answered {
-            Ok(Some(Measurement { gate, cosines, cases })) => {
-                (Level::Whole, gate, Stored::of(programs).results(&cosines), cases)
-            }
-            Ok(None) => match self.stages_of_target(programs, &manifest, order, &suite.prompts) {
-                Ok(stages) => (Level::Stages, stages_verdict(&stages, order), stages, of_root()),
+            Ok(Some(Measurement { gate, cosines, cases })) => (Level::Whole, gate, Stored::of(programs).results(&cosines), cases),
+            Ok(None) => match self.stages_of_target(programs, &manifest, order, &suite) {
+                Ok((stages, covered)) => (Level::Stages, GateResult { covered, ..stages_verdict(&stages, order) }, stages, of_root()),
                 Err(error) => (Level::Stages, broken(error, order)?, Vec::new(), of_root()),
             },
             Err(error) => (Level::Whole, broken(error, order)?, Vec::new(), of_root()),
@@ -102,37 +102,32 @@ impl Gate<'_, '_> {
         let stages = row_stages(model.program());
         let mut session = model.session()?;
         let mut played: Vec<Played> = Vec::new();
-        // The shortest first: it tells how long the others will take.
-        let mut prompts: Vec<&SuitePrompt> = suite.prompts.iter().collect();
-        prompts.sort_by_key(|prompt| prompt.prompt.ids().len());
-        for prompt in &prompts {
-            let (spent, done) = (started.elapsed(), played.len() as u32);
-            if done > 0 && spent > budget.mul_f64(super::ANSWERING_SHARE) {
+        // The shortest first: it tells how long the others will take. One of every kind comes before all others, and is asked in any case.
+        let suite = suite.clone().shortest_first();
+        let (all, required) = (suite.prompts.len(), suite.required());
+        for prompt in &suite.prompts {
+            if played.len() >= required && started.elapsed() > budget.mul_f64(super::ANSWERING_SHARE) {
                 break;
             }
-            played.push(self.answer_prompt(
-                &model,
-                &mut session,
-                prompt,
-                &stages,
-                tokens,
-                (played.len() * tokens, prompts.len() * tokens),
-            )?);
-            if done == 0 && started.elapsed() > budget {
+            let done = GateProgress::new("answering prompts in the emulator", played.len() * tokens, all * tokens);
+            played.push(self.answer_prompt(&model, &mut session, prompt, &stages, tokens, done)?.0);
+            if played.len() == 1 && started.elapsed() > budget {
                 return Ok(None);
             }
         }
-        let all = prompts.len();
         let asked = if played.len() < all { format!(", {} of {all} prompts", played.len()) } else { String::new() };
         let emulator = format!("what an emulator can do: {tokens} tokens of each answer{asked}");
-        let limited = std::iter::once(emulator).chain(suite.left_out.iter().cloned()).collect::<Vec<_>>().join("; ");
+        let scope = Scope {
+            limited: std::iter::once(emulator).chain(suite.left_out.iter().cloned()).collect(),
+            covered: verdict::coverage(&suite, suite.prompts.iter().take(played.len())),
+        };
         let names = self.all_stages(&played);
         let progress = &mut *self.options.progress;
-        let mut tell = |done, total| progress(GateProgress { what: "f32 pass", done, total });
+        let mut tell = |done, total| progress(GateProgress::new("comparing with the f32 model", done, total));
         let mut judge = Judge::new(&played, model.vocabulary().logits, &names, &mut tell);
         let teacher = super::teacher(self.material, self.precision, &self.device, &self.options.cancel);
         whole::run(&teacher, &self.f32, manifest, &played, &[], &mut judge)?;
-        Ok(Some(judge.verdict(self.options.kind.unwrap_or(GateKind::Tolerant), &stages, Some(limited))))
+        Ok(Some(judge.verdict(self.options.kind.unwrap_or(GateKind::Tolerant), &stages, scope)))
     }
 
     /// Runs every kind of stage alone, on the f32 program's inputs.
@@ -141,16 +136,19 @@ impl Gate<'_, '_> {
         programs: &Programs,
         manifest: &Manifest,
         order: &TargetOrder,
-        prompts: &[SuitePrompt],
-    ) -> Result<Vec<StageResult>, ForgeError> {
+        suite: &Suite,
+    ) -> Result<(Vec<StageResult>, Vec<Covered>), ForgeError> {
+        let prompts = &suite.prompts;
         let fits = |prompt: &&SuitePrompt| prompt.media.is_empty() && prompt.prompt.ids().len() <= STAGE_ROWS;
         let text = prompts.iter().filter(fits).max_by_key(|prompt| prompt.prompt.ids().len()).or(prompts.first());
         let towers = self.f32.programs.iter().skip(1).filter_map(|tower| {
             prompts.iter().find(|prompt| prompt.media.first().is_some_and(|drawn| drawn.medium.program() == &*tower.program.name))
         });
-        let played: Vec<Played> = text.into_iter().chain(towers).map(read_only).collect();
+        let read: Vec<&SuitePrompt> = text.into_iter().chain(towers).collect();
+        let covered = verdict::coverage(suite, read.iter().copied());
+        let played: Vec<Played> = read.into_iter().map(read_only).collect();
         let progress = &mut *self.options.progress;
-        let mut tell = |done, total| progress(GateProgress { what: "stages alone", done, total });
+        let mut tell = |done, total| progress(GateProgress::new("running each stage alone", done, total));
         let teacher = Teacher {
             others_on: &order.device,
             distinct: true,
@@ -164,7 +162,7 @@ impl Gate<'_, '_> {
             let cosine = (1.0 - error).max(0.0).sqrt();
             stored.result(&stage, cosine, cosine)
         };
-        Ok(errors.into_iter().filter(|(_, (_, expected))| *expected > 0.0).map(result).collect())
+        Ok((errors.into_iter().filter(|(_, (_, expected))| *expected > 0.0).map(result).collect(), covered))
     }
 }
 
@@ -232,7 +230,7 @@ fn stages_verdict(stages: &[StageResult], order: &TargetOrder) -> GateResult {
     };
     let passed = failed == 0 && !stages.is_empty();
     let limited = Some("what an emulator can do: each kind of stage alone, on the f32 program's inputs".into());
-    GateResult { worst_stage, worst_cosine, limited, ..verdict(passed, result) }
+    GateResult { worst_stage, worst_cosine, limited, ..bare(passed, result) }
 }
 
 /// What is said of a device that computes something else than numbers: that is its numerics' failure, and the folder's. Other errors are the command's.
@@ -241,13 +239,13 @@ fn broken(error: ForgeError, order: &TargetOrder) -> Result<GateResult, ForgeErr
     match error {
         ForgeError::Run(Error::Device(DeviceError::Call(reason)))
         | ForgeError::Verify(VerifyError::Run(Error::Device(DeviceError::Call(reason)))) => {
-            Ok(GateResult { worst_cosine: 0.0, ..verdict(false, format!("it does not run on {}: {reason}", arch(order))) })
+            Ok(GateResult { worst_cosine: 0.0, ..bare(false, format!("it does not run on {}: {reason}", arch(order))) })
         }
         other => Err(other),
     }
 }
 
-fn verdict(passed: bool, result: String) -> GateResult {
+fn bare(passed: bool, result: String) -> GateResult {
     GateResult {
         kind: GateKind::Tolerant,
         passed,
@@ -263,9 +261,112 @@ fn verdict(passed: bool, result: String) -> GateResult {
         worst_stage: String::new(),
         worst_cosine: 1.0,
         limited: None,
+        covered: Vec::new(),
     }
 }
 
 fn arch(order: &TargetOrder) -> String {
     order.device.describe().facts.get("arch").cloned().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{GateOptions, Material, Precision, plan::Plan};
+    use qhx_bundle::target::{KvForm, MadeFor};
+    use qhx_ir::{Call, Device, DeviceInfo, Executable, LoadOptions as DeviceOptions, Op, State, Weights};
+    use std::{
+        path::Path,
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+        thread,
+    };
+
+    /// The processor under the name of an NPU. It dawdles over its first calls.
+    struct Slow {
+        device: Arc<dyn Device>,
+        calls: Arc<AtomicUsize>,
+    }
+
+    struct SlowExecutable(Box<dyn Executable>, Arc<AtomicUsize>);
+
+    impl Device for Slow {
+        fn describe(&self) -> DeviceInfo {
+            let mut info = self.device.describe();
+            let facts = ["arch", "soc_model", "library", "build", "oldest_library", "optimization", "vtcm_mb", "hvx_threads", "dlbc"];
+            info.facts = facts.map(|fact| (fact.to_owned(), if fact == "arch" { "v81" } else { "1" }.to_owned())).into();
+            info
+        }
+
+        fn accepts(&self, program: &Checked, op: &Op) -> Result<(), DeviceError> {
+            self.device.accepts(program, op)
+        }
+
+        fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &DeviceOptions) -> Result<Box<dyn Executable>, DeviceError> {
+            Ok(Box::new(SlowExecutable(self.device.load(program, weights, options)?, self.calls.clone())))
+        }
+    }
+
+    impl Executable for SlowExecutable {
+        fn program(&self) -> &Checked {
+            self.0.program()
+        }
+
+        fn new_state(&self, context: usize) -> Result<Box<dyn State>, DeviceError> {
+            self.0.new_state(context)
+        }
+
+        fn run(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
+            if self.1.fetch_add(1, Ordering::Relaxed) < TOKENS {
+                thread::sleep(Duration::from_millis(100));
+            }
+            self.0.run(call)
+        }
+
+        fn output(&self, name: &str) -> Option<&[f32]> {
+            self.0.output(name)
+        }
+
+        fn scratch_bytes(&self) -> u64 {
+            self.0.scratch_bytes()
+        }
+    }
+
+    /// The first answer takes more than the share of the budget that answers have: what follows is one prompt of every other kind, and no more.
+    #[test]
+    fn a_spent_budget_leaves_no_tower_out() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/gemma4");
+        let folder = tempfile::tempdir().unwrap();
+        let material = Material::open(&fixture).unwrap();
+        let out = folder.path().join("model");
+        let mut options =
+            ForgeOptions { out: &out, precision: Precision::F32, replace: false, cancel: Default::default(), progress: &mut |_| {} };
+        let mut silent = |_: GateProgress<'_>| {};
+        let budget = Some(Duration::from_millis(100 * TOKENS as u64 * 9 / 4));
+        let mut gate = Gate::new(&material, &options, GateOptions { budget, ..GateOptions::new(&mut silent) }).unwrap();
+        let plan = Plan::from(Precision::F32);
+        let programs = material.programs(&plan).unwrap();
+        let staged = material.stage(&plan, &programs, &mut options).unwrap();
+        let measured = gate.measure(&staged).unwrap();
+        let root = gate.parity(&staged, &programs, measured, None).unwrap();
+        let order = TargetOrder {
+            device: Arc::new(Slow { device: gate.device.clone(), calls: Arc::default() }),
+            made_for: MadeFor::Emulator,
+            context: Some(512),
+            prefill: vec![128],
+            kv: KvForm::Full,
+            image_size: None,
+            audio_seconds: None,
+            placement: None,
+        };
+        let parity = gate.measure_target(&staged, &programs, &order, &options, &root).unwrap();
+        assert!(parity.gate.passed && parity.level == Level::Whole, "{:?}", parity.gate);
+        let covered: Vec<_> = parity.gate.covered.iter().map(|c| (&*c.kind, c.prompts)).collect();
+        assert_eq!(covered, [("text", 1), ("image", 1), ("sound", 1), ("image and sound", 1)], "{:?}", parity.gate);
+        assert_eq!(parity.cases.iter().filter(|case| !case.media.is_empty()).count(), 3);
+        let towers: BTreeSet<_> = parity.stages.iter().filter_map(|stage| stage.stage.split('.').next()).collect();
+        assert!(towers.contains("vision") && towers.contains("audio"), "{towers:?}");
+    }
 }

@@ -320,7 +320,8 @@ fn parts(program: &Checked) -> Vec<Part> {
         let kind = |op: usize| &program.ops[op].op;
         let is_last = place + 1 == program.stages.len() && has_logits;
         let matrix = ops.iter().rposition(|&op| matches!(kind(op), OpKind::Linear { .. }));
-        let by_number = |&op: &usize| matches!(kind(op), OpKind::Softcap { .. } | OpKind::Scale { weight: None, .. } | OpKind::Clamp { .. });
+        let by_number =
+            |&op: &usize| matches!(kind(op), OpKind::Softcap { .. } | OpKind::Scale { weight: None, .. } | OpKind::Clamp { .. });
         let split = matrix.filter(|&at| is_last && at > 0 && ops[at + 1..].iter().all(by_number));
         let part = |ops: &[usize], head| Part { stage: stage.name.clone(), ops: ops.to_vec(), head };
         match split {

@@ -179,9 +179,7 @@ fn bytes_are_those_of_the_constants() {
 fn pieces_share_contexts_and_limits() {
     for model in sessions() {
         let (name, end) = (&model.program.name, model.program.ops.len());
-        let cut = |from: usize, to: usize| {
-            model.program.cut(from..to).unwrap().renamed(format!("{name}-{from}-{to}"))
-        };
+        let cut = |from: usize, to: usize| model.program.cut(from..to).unwrap().renamed(format!("{name}-{from}-{to}"));
         let programs = [cut(0, end / 2), cut(end / 2, end)];
         let options = NpuOptions { part_bytes: u64::MAX, ..Default::default() };
         let laid_out = |rows: [&[usize]; 2], options: &NpuOptions| {

@@ -39,6 +39,8 @@ pub struct Rules {
 const MOST_BYTES: u64 = 1 << 20;
 /// Stands for any one word of a path.
 const ANY: &str = "*";
+/// More rules than a model has stages: every op is held to each of them.
+const MOST_RULES: usize = 4096;
 /// So many names are listed beside one that is unknown.
 const LISTED_NAMES: usize = 12;
 
@@ -97,8 +99,20 @@ impl Rules {
         Some((device, format!("the placement's `{rule}`")))
     }
 
+    /// Whether they are few enough to hold every op to each of them.
+    pub(super) fn check_count(&self) -> Result<(), Error> {
+        match self.stages.len() {
+            0..=MOST_RULES => Ok(()),
+            n => {
+                let reason = format!("it names {n} stages; at most {MOST_RULES} are allowed (`*` stands for any one word)");
+                Err(Error::Placement { reason })
+            }
+        }
+    }
+
     /// Whether every stage that is named is one of these programs.
     pub fn check<'a>(&self, programs: impl IntoIterator<Item = &'a Checked>) -> Result<(), Error> {
+        self.check_count()?;
         let paths = paths(programs);
         match self.stages.keys().find(|stage| !paths.iter().any(|path| matches(path, stage))) {
             None => Ok(()),
@@ -214,6 +228,9 @@ mod tests {
         let error = unknown("layers.7.attn").unwrap_err();
         assert!(error.contains("no stage is called `layers.7.attn`: under `layers` there are 0, 1"), "{error}");
         assert_eq!(unknown("*.*.attn"), Ok(()));
+        let many = (0..=MOST_RULES).map(|i| (format!("layers.{i}"), "cpu".to_owned())).collect();
+        let error = Rules { stages: many, ..Rules::default() }.check([&text()]).unwrap_err().to_string();
+        assert!(error.contains("it names 4097 stages; at most 4096 are allowed"), "{error}");
         let both = Rules::from_toml("decode = \"cpu\"\n[stages]\n\"layers.1\" = \"a\"\naudio = \"b\"").unwrap();
         let own = both.of_programs([&text()]);
         assert_eq!((own.decode.as_deref(), own.stages.keys().map(String::as_str).collect::<Vec<_>>()), (Some("cpu"), vec!["layers.1"]));

@@ -9,8 +9,8 @@ use crate::placement::SlotCopy;
 use parts::Parts;
 use phases::Phases;
 use qhx_ir::{
-    Artifact, CheckError, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Name, Op, Piece, Planned, Slot,
-    Target, Weights,
+    Artifact, CheckError, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Name, Op, Piece, Planned, Slot, Target,
+    Weights,
 };
 use serde::Serialize;
 use std::{

@@ -4,7 +4,7 @@ use super::{Answer, Notes, VerifyError, draw, encode_noted, play, sums, top, tow
 use crate::{Cancel, MediaKind, Medium, Model, Prompt};
 use qhx_bundle::{
     Bundle,
-    parity::{Case, CaseMedium, MAX_PARITY_BYTES, Parity, StageCheck},
+    parity::{Case, CaseMedium, GateResult, MAX_PARITY_BYTES, Parity, StageCheck},
 };
 use qhx_ir::{Checked, Encoding, OpKind};
 use serde::Serialize;
@@ -133,12 +133,23 @@ pub fn replay(bundle: &Bundle, model: &Model, cancel: &Cancel, progress: &mut dy
 
 /// The oracle that a bundle carries.
 pub fn oracle(bundle: &Bundle) -> Result<Parity, VerifyError> {
-    let Some(file) = &bundle.manifest().parity else { return Err(VerifyError::NoOracle { bundle: bundle.place().into() }) };
+    let parity = parity(bundle, Parity::from_json)?;
+    parity.ok_or_else(|| VerifyError::NoOracle { bundle: bundle.place().into() })
+}
+
+/// What the gate said when a bundle was made; none where it was made without one.
+pub fn verdict(bundle: &Bundle) -> Result<Option<GateResult>, VerifyError> {
+    parity(bundle, Parity::verdict_in)
+}
+
+/// What `read` finds in the text of a bundle's `parity.json`, where it has one.
+fn parity<T>(bundle: &Bundle, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, VerifyError> {
+    let Some(file) = &bundle.manifest().parity else { return Ok(None) };
     let wrong = |reason: String| VerifyError::Oracle { bundle: bundle.place().into(), reason };
     if bundle.manifest().files.get(file).is_some_and(|entry| entry.bytes > MAX_PARITY_BYTES) {
         return Err(wrong(format!("`{file}` may have {MAX_PARITY_BYTES} bytes at most")));
     }
-    Parity::from_json(&bundle.read_text(file)?).map_err(wrong)
+    read(&bundle.read_text(file)?).map(Some).map_err(wrong)
 }
 
 /// A report in the making.

@@ -60,6 +60,7 @@ pub(crate) fn media() -> Media {
             std: [0.5; 3],
             patches: Patches { size: PATCH, block: 2, temporal: 1, order: PatchOrder::ChannelLast },
             position_side: Some(3),
+            trained_size: None,
         }),
         audio: Some(AudioFrontEnd {
             program: "audio".into(),

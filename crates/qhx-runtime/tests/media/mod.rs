@@ -85,6 +85,7 @@ pub(crate) fn fixed(height: usize, width: usize) -> ImageFrontEnd {
         std: [1.0; 3],
         patches: Patches { size: 1, block: 1, temporal: 1, order: PatchOrder::ChannelLast },
         position_side: None,
+        trained_size: None,
     }
 }
 
