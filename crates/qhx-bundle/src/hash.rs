@@ -1,4 +1,4 @@
-//! SHA-256 sums as they stand in a manifest.
+//! SHA-256 checksums as a manifest states them.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -11,12 +11,12 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-/// A SHA-256 sum; its text form is 64 lower-case hexadecimal digits.
+/// A SHA-256 checksum; its text form is 64 lower-case hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest([u8; 32]);
 
 impl Digest {
-    /// The sum of `bytes`.
+    /// The checksum of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
     }
@@ -62,7 +62,7 @@ impl fmt::Debug for Digest {
 impl FromStr for Digest {
     type Err = &'static str;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        const EXPECTED: &str = "a sha256 sum is 64 lower-case hexadecimal digits";
+        const EXPECTED: &str = "a SHA-256 checksum has 64 lower-case hexadecimal digits";
         let digit = |c: u8| match c {
             b'0'..=b'9' => Ok(c - b'0'),
             b'a'..=b'f' => Ok(c - b'a' + 10),
@@ -95,7 +95,7 @@ impl JsonSchema for Digest {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "description": "A SHA-256 sum in lower-case hexadecimal.", "pattern": "^[0-9a-f]{64}$" })
+        json_schema!({ "type": "string", "description": "A SHA-256 checksum in lower-case hexadecimal.", "pattern": "^[0-9a-f]{64}$" })
     }
 }
 

@@ -89,7 +89,7 @@ where
             let mut map = BTreeMap::new();
             while let Some(key) = access.next_key::<K>()? {
                 if map.contains_key(&key) {
-                    return Err(A::Error::custom(format_args!("`{key}` is there twice")));
+                    return Err(A::Error::custom(format_args!("`{key}` appears twice")));
                 }
                 map.insert(key, access.next_value()?);
             }

@@ -253,7 +253,7 @@ impl Manifest {
             schema_version: u32,
         }
         if text.len() as u64 > MAX_MANIFEST_BYTES {
-            return Err(ManifestError::NotAManifest(format!("{} bytes are more than the {MAX_MANIFEST_BYTES} that are read", text.len())));
+            return Err(ManifestError::NotAManifest(format!("it has {} bytes, more than the limit of {MAX_MANIFEST_BYTES}", text.len())));
         }
         let Version { schema_version } = serde_json::from_str(text).map_err(|e| ManifestError::NotAManifest(e.to_string()))?;
         if schema_version > SCHEMA_VERSION {
@@ -269,7 +269,7 @@ impl Manifest {
     pub fn to_json(&self) -> Result<String, ManifestError> {
         let text = serde_json::to_string_pretty(self).map_err(|e| ManifestError::NotAManifest(e.to_string()))? + "\n";
         if text.len() as u64 > MAX_MANIFEST_BYTES {
-            return Err(ManifestError::NotAManifest(format!("{} bytes are more than could be read", text.len())));
+            return Err(ManifestError::NotAManifest(format!("it would have {} bytes, more than can be read back", text.len())));
         }
         Ok(text)
     }
@@ -283,7 +283,7 @@ impl Manifest {
         let model = &self.model;
         for (field, text) in [("model.name", &model.name), ("model.family", &model.family), ("precision", &self.precision)] {
             if text.is_empty() || text.len() > 256 || text.contains(char::is_control) {
-                return wrong(field, "must be a short text without control characters".into());
+                return wrong(field, "must be short text without control characters".into());
             }
         }
         for (field, number) in [
@@ -308,10 +308,10 @@ impl Manifest {
             plan.check(&self.programs, self.placement.is_some())?;
         }
         if self.placement.is_some() && self.plan.is_none() {
-            return wrong("placement", "must be there together with `plan`".into());
+            return wrong("placement", "must be given together with `plan`".into());
         }
         if self.plan.is_some() != model.dsp_arch.is_some() {
-            return wrong("model.dsp_arch", "must be there together with `plan`".into());
+            return wrong("model.dsp_arch", "must be given together with `plan`".into());
         }
         if self.chat.mode == ChatMode::Template {
             if self.chat.template.is_none() {
@@ -326,7 +326,7 @@ impl Manifest {
         }
         for (i, file) in self.weights.iter().enumerate() {
             if self.weights[..i].contains(file) {
-                return wrong(&format!("weights[{i}]"), format!("`{file}` is there twice"));
+                return wrong(&format!("weights[{i}]"), format!("`{file}` appears twice"));
             }
         }
         for (field, file) in self.named_files() {
@@ -469,7 +469,7 @@ mod tests {
     fn a_key_given_twice_is_refused() {
         let text = example().to_string();
         let twice = text.replace(r#""programs":{"#, r#""programs":{"text":{"file":"programs/other.json"},"#);
-        assert!(Manifest::from_json(&twice).unwrap_err().to_string().contains("`text` is there twice"));
+        assert!(Manifest::from_json(&twice).unwrap_err().to_string().contains("`text` appears twice"));
         let twice = text.replace(r#""precision":"f32""#, r#""precision":"f32","precision":"f16""#);
         assert!(Manifest::from_json(&twice).unwrap_err().to_string().contains("duplicate field `precision`"));
     }

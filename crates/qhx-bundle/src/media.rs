@@ -1,4 +1,4 @@
-//! The front ends of a model with eyes or ears: how an image or a sound becomes the inputs of its tower. All of it is data of the checkpoint.
+//! The front ends of a model with vision or audio: how an image or audio clip becomes the inputs of its tower. All of it is data of the checkpoint.
 
 use crate::manifest::ManifestError;
 use schemars::JsonSchema;

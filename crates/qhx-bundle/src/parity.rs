@@ -60,7 +60,7 @@ pub enum Level {
     Stages,
 }
 
-/// How a bundle is held to the f32 program.
+/// How closely a bundle must match the f32 program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GateKind {
@@ -162,7 +162,7 @@ pub struct StageResult {
 pub struct Choices {
     /// Each stage with what it got and what was measured for the alternatives.
     pub stages: Vec<StageChoice>,
-    /// The mixtures that were held to the gate, in order.
+    /// The mixtures whose gate was measured, in order.
     pub tried: Vec<Tried>,
     /// What a person should know of the outcome.
     pub note: String,
@@ -182,7 +182,7 @@ pub struct StageChoice {
     pub errors: BTreeMap<String, f64>,
 }
 
-/// A mixture that was held to the gate.
+/// A mixture whose gate was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tried {

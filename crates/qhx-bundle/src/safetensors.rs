@@ -49,7 +49,7 @@ pub fn read_header(file: &[u8]) -> Result<Header, String> {
     let (prefix, rest) = file.split_first_chunk::<8>().ok_or_else(|| format!("has {} bytes, too few for a header", file.len()))?;
     let length = usize::try_from(u64::from_le_bytes(*prefix)).unwrap_or(usize::MAX);
     if length > MAX_HEADER_BYTES {
-        return Err(format!("claims a header of {length} bytes, more than the {MAX_HEADER_BYTES} that are read: not a weight file"));
+        return Err(format!("claims a header of {length} bytes, more than the limit of {MAX_HEADER_BYTES}: not a weight file"));
     }
     let header = rest.get(..length).ok_or_else(|| format!("is truncated: its header has {length} bytes, the file {}", file.len()))?;
     if header.first() != Some(&b'{') {
@@ -127,7 +127,7 @@ impl Entry {
     fn place(self, start: usize, file: usize) -> Result<StoredTensor, String> {
         let (from, to) = self.data_offsets;
         let range = start.checked_add(from).zip(start.checked_add(to)).map(|(a, b)| a..b).filter(|r| r.start <= r.end);
-        let range = range.ok_or_else(|| format!("data_offsets [{from}, {to}] make no sense"))?;
+        let range = range.ok_or_else(|| format!("data_offsets [{from}, {to}] are not a valid range"))?;
         if self.shape.len() > MAX_RANK {
             return Err(format!("has {} dimensions, more than {MAX_RANK}", self.shape.len()));
         }
@@ -167,7 +167,7 @@ impl<'de> Deserialize<'de> for Entries {
                     }
                     match all.entries.entry(name) {
                         MapEntry::Occupied(known) => {
-                            return Err(A::Error::custom(format_args!("tensor `{}` is there twice", shown(known.key()))));
+                            return Err(A::Error::custom(format_args!("tensor `{}` appears twice", shown(known.key()))));
                         }
                         MapEntry::Vacant(place) => {
                             place.insert(access.next_value()?);
@@ -234,8 +234,8 @@ mod tests {
         assert!(error(one, 9).contains("after its last tensor"));
         assert!(error(&one.replace("[2]", "[3]"), 8).contains("`a`: F32 [3] does not take the 8 bytes"));
         assert!(error(&one.replace("[2]", "[1152921504606846976,1152921504606846976]"), 8).contains("does not take"));
-        assert!(error(&one.replace("[0,8]", "[8,0]"), 8).contains("make no sense"));
-        assert!(error(&one.replace("[0,8]", "[18446744073709551608,18446744073709551615]"), 8).contains("make no sense"));
+        assert!(error(&one.replace("[0,8]", "[8,0]"), 8).contains("are not a valid range"));
+        assert!(error(&one.replace("[0,8]", "[18446744073709551608,18446744073709551615]"), 8).contains("are not a valid range"));
         assert!(error(&one.replace("[0,8]", "[1,9]"), 9).contains("belong to no tensor"));
         assert!(error(&one.replace("F32", "F33"), 8).contains("F33"));
         assert!(error(&one.replace("\"shape\"", "\"shapes\""), 8).contains("shapes"));

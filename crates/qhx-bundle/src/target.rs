@@ -106,13 +106,13 @@ impl TargetPlan {
             return wrong("context", "must be at least 1".into());
         }
         if self.prefill.contains(&0) || self.prefill.windows(2).any(|pair| pair[0] >= pair[1]) {
-            return wrong("prefill", format!("must be numbers above 0 that rise, found {:?}", self.prefill));
+            return wrong("prefill", format!("must be increasing numbers above 0, found {:?}", self.prefill));
         }
         if let Some(name) = self.programs.keys().find(|name| !programs.contains_key(*name)) {
             return wrong("programs", format!("has the program `{name}`, which `programs` does not list"));
         }
         if let Some(name) = programs.keys().find(|name| !placed && !self.programs.contains_key(*name)) {
-            return wrong("programs", format!("must have every program, and has not `{name}`"));
+            return wrong("programs", format!("must have every program, but `{name}` is missing"));
         }
         if let Some((name, _)) = self.programs.iter().find(|(_, program)| program.graphs.is_empty()) {
             return wrong(&format!("programs.{name}.graphs"), "must name a file".into());
@@ -120,7 +120,7 @@ impl TargetPlan {
         // The device looks for its files beside each other.
         for file in self.programs.values().flat_map(|program| program.contexts.iter().chain(&program.graphs)) {
             if file.as_str().contains('/') {
-                return wrong("programs", format!("`{file}` must stand beside the manifest"));
+                return wrong("programs", format!("`{file}` must be in the manifest's folder"));
             }
         }
         Ok(())

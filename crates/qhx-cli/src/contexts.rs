@@ -176,7 +176,7 @@ fn strings<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
     }
 }
 
-/// A sum of 64 hexadecimal digits.
+/// A checksum of 64 hexadecimal digits.
 fn sum(text: &str) -> Option<[u8; 32]> {
     let mut sum = [0; 32];
     if text.len() != 64 || !text.is_ascii() {
@@ -215,7 +215,7 @@ mod tests {
         fs::write(v81.join("other.json"), manifest).unwrap();
         let found = examine(folder.path(), &machine(Some(Arch::V81)));
         assert!(found[1].found.contains("though model.json, other.json name it"), "{found:?}");
-        // What is not through its gate is nobody's, and what a folder above the bundle is called does not matter.
+        // Rejected folders are skipped, and the names of folders above the bundle do not matter.
         let rejected = folder.path().join("v81-w8.rejected");
         fs::create_dir(&rejected).unwrap();
         fs::write(rejected.join("a.bin"), "x").unwrap();

@@ -61,7 +61,7 @@ pub struct Forged {
     pub manifest: Manifest,
 }
 
-/// Makes a bundle from a Hugging Face folder or a GGUF file. It is not held to any gate: see [`crate::gate`].
+/// Makes a bundle from a Hugging Face folder or a GGUF file. No gate is applied: see [`crate::gate`].
 pub fn forge_checkpoint(source: &Path, options: &mut ForgeOptions<'_>) -> Result<Forged, ForgeError> {
     Material::open(source)?.forge(options)
 }
@@ -71,7 +71,7 @@ pub fn forge_synthetic(config: &Value, seed: u64, options: &mut ForgeOptions<'_>
     Material::Synthetic { config: config.clone(), seed }.forge(options)
 }
 
-/// Makes a bundle of any material. It is not held to any gate.
+/// Makes a bundle of any material. No gate is applied.
 pub fn forge_material(material: &Material, options: &mut ForgeOptions<'_>) -> Result<Forged, ForgeError> {
     material.forge(options)
 }

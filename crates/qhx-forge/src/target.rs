@@ -30,9 +30,9 @@ pub const DEFAULT_CONTEXT: usize = 1024;
 pub const DEFAULT_PREFILL: usize = 128;
 /// Fewer rows than this are read one by one.
 pub const PREFILL_MIN_TOKENS: usize = 4;
-/// Why a size of pictures is refused for a model without eyes.
+/// Why an image size is refused for a model without vision.
 pub const NO_IMAGES: &str = "--image-size: the model takes no images";
-/// Why a length of sounds is refused for a model without ears.
+/// Why an audio length is refused for a model without audio.
 pub const NO_SOUND: &str = "--audio-seconds: the model takes no sound";
 /// The sides of pictures, where the model's own rule leaves a choice.
 const DEFAULT_IMAGE_SIDE: usize = 512;
@@ -118,7 +118,7 @@ impl Device for Placed {
 /// An arch folder that was made.
 #[derive(Clone, Debug)]
 pub struct MadeTarget {
-    /// Its name in the bundle's folder; with `.rejected` behind it where it is not through its gate.
+    /// Its name in the bundle's folder; with `.rejected` appended if it failed its gate.
     pub folder: String,
     /// Its manifests.
     pub manifests: Vec<String>,
@@ -132,7 +132,7 @@ pub struct MadeTarget {
     pub gate: Option<(Level, GateResult)>,
 }
 
-/// Makes a bundle with arch folders. It is held to no gate.
+/// Makes a bundle with arch folders. No gate is applied.
 pub fn forge_with_targets(
     material: &Material,
     options: &mut ForgeOptions<'_>,
@@ -196,7 +196,7 @@ impl TargetOrder {
         Ok(Self { device: Arc::new(Placed { own: self.device.clone(), programs }), ..self.clone() })
     }
 
-    /// Writes the arch folder into a staged bundle. One whose parity says that it is not through its gate is named so.
+    /// Writes the arch folder into a staged bundle. One that failed its gate, by its parity record, is named so.
     pub(crate) fn add(
         &self,
         staged: &Staged,
@@ -406,7 +406,7 @@ impl TargetOrder {
     }
 }
 
-/// The manifests: `NAME.json` for text, `NAME-vlm.json` and `NAME-audio.json` for those with eyes and ears, `NAME-omni.json` for those with both.
+/// The manifests: `NAME.json` for text, `NAME-vlm.json` and `NAME-audio.json` for those with vision or audio, `NAME-omni.json` for those with both.
 fn uses(
     base: &Manifest,
     prepared: &BTreeMap<String, PreparedProgram>,

@@ -137,7 +137,7 @@ fn answer(
             prefill_path = PrefillPath::of(prepared.read, prepared.calls);
             if let Some(reason) = session.model().executable().row_by_row() {
                 prefill_path = PrefillPath::DecodeOverPrompt;
-                answer.note = Some(format!("prompts are read row by row, because what reads many at once cannot be loaded: {reason}"));
+                answer.note = Some(format!("prompts are processed row by row, because the prefill graph could not be loaded: {reason}"));
             }
             let encode_time = session.work().encode - before.encode;
             timing.encode_ms += milliseconds(encode_time);

@@ -147,7 +147,7 @@ impl Placing<'_> {
                 let Some(other) = other else { continue };
                 refusals.pop();
                 let to = &self.names[other];
-                here.iter().for_each(|&op| assigned[op] = (other, format!("{from} does not take it")));
+                here.iter().for_each(|&op| assigned[op] = (other, format!("{from} does not support it")));
                 let fallback = Fallback { stage: stage.name.to_string(), from: from.clone(), to: to.clone(), reason: said };
                 if phase == Phase::Prefill || !known.contains(&fallback) {
                     fallbacks.push(fallback);

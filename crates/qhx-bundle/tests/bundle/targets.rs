@@ -130,7 +130,7 @@ fn wrong_plans_name_the_field() {
     assert!(error(|m| m.plan = None).contains("together with `plan`"));
     assert!(error(|m| m.plan.as_mut().unwrap().context = 0).contains("`plan.context`"));
     assert!(error(|m| m.plan.as_mut().unwrap().prefill = vec![8, 8]).contains("`plan.prefill`"));
-    assert!(error(|m| m.plan.as_mut().unwrap().programs.clear()).contains("has not `text`"));
+    assert!(error(|m| m.plan.as_mut().unwrap().programs.clear()).contains("`text` is missing"));
     assert!(error(|m| drop(m.plan.as_mut().unwrap().programs.insert("vision".into(), prepared("vision")))).contains("`vision`"));
     assert!(
         error(|m| m.plan.as_mut().unwrap().programs.get_mut("text").unwrap().graphs = vec![path("a/b.json")])
@@ -148,7 +148,7 @@ fn wrong_plans_name_the_field() {
 }
 
 #[test]
-fn a_folder_that_is_not_through_is_named_so_and_nothing_is_left_of_an_abandoned_one() {
+fn a_folder_that_failed_its_gate_is_named_so_and_nothing_is_left_of_an_abandoned_one() {
     let dir = tempfile::tempdir().unwrap();
     let place = dir.path().join("model");
     let (writer, _) = write(&place, &[usual_program()], WriteOptions::default(), &mut Random(5));

@@ -48,7 +48,7 @@ Ctrl-C stops the answer, twice leaves.";
 #[command(
     after_help = "Examples:\n  qhx chat smol --system \"Answer in one sentence.\"\n  printf 'Hello\\nAnd then?\\n' | qhx chat smol --json\n\n\
                   In the conversation, /help lists the commands: /image and /audio attach files to the next message,\n\
-                  /save and /load keep conversations, /set changes sampling, /reset starts anew."
+                  /save and /load keep conversations, /set changes sampling, /reset starts over."
 )]
 pub(crate) struct Chat {
     /// A bundle, a Hugging Face folder or a GGUF file (forged once into the user's cache); without it, the built-in demo model

@@ -220,7 +220,7 @@ impl<'a> Report<'a> {
             files.row([file.to_string(), entry.bytes.to_string(), show_bytes(entry.bytes)]);
         }
         files.row(["all".into(), self.bytes.to_string(), show_bytes(self.bytes)]);
-        let fallbacks: String = self.fallbacks.iter().map(|f| format!("{} does not take {}: {}\n", f.from, f.stage, f.reason)).collect();
+        let fallbacks: String = self.fallbacks.iter().map(|f| format!("{} does not support {}: {}\n", f.from, f.stage, f.reason)).collect();
         let mut parts = vec![about, cost, encodings_table(&self.encodings), files.render(), stages_table(&self.stages) + &fallbacks];
         if !self.copies.is_empty() {
             parts.push(copies_table(&self.copies));
@@ -361,7 +361,7 @@ fn towers_table(towers: &[TowerReport]) -> String {
         table.row([all, String::new(), show_bytes(tower.weight_bytes), String::new(), String::new()]);
     }
     let refused = towers.iter().flat_map(|tower| &tower.fallbacks);
-    table.render() + &refused.map(|f| format!("{} does not take {}: {}\n", f.from, f.stage, f.reason)).collect::<String>()
+    table.render() + &refused.map(|f| format!("{} does not support {}: {}\n", f.from, f.stage, f.reason)).collect::<String>()
 }
 
 /// `layers.7.attn` as `layers.N.attn`.

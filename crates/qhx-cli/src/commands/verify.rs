@@ -59,7 +59,15 @@ impl Verify {
             let shown = facts(&[
                 ("bundle", bundle.place().to_string()),
                 ("device", report.device.clone()),
-                ("gate", format!("{} ({}): {}", if parity.gate.passed { "passed" } else { "failed" }, kind(parity.gate.kind), parity.gate.result)),
+                (
+                    "gate",
+                    format!(
+                        "{} ({}): {}",
+                        if parity.gate.passed { "passed" } else { "failed" },
+                        kind(parity.gate.kind),
+                        parity.gate.result
+                    ),
+                ),
                 ("weights", format!("{} read, {} damaged", report.weights, report.damaged_weights.len())),
                 (
                     "prompts",

@@ -1,5 +1,5 @@
 //! The edges of what graphs hold, from arch folders: prompts longer than a prefill graph, as long as the context and longer, sessions that go on as rings, and folders
-//! that are not through their gate. Answers are transformers'.
+//! that failed their gate. Answers are transformers'.
 
 use crate::{
     bundles::{on_npu, published, text},
@@ -228,7 +228,7 @@ fn beyond_f16(to: &Path) -> PathBuf {
 
 #[test]
 #[ignore = "needs QNN's emulator: run by `cargo xtask test`"]
-fn a_folder_that_is_not_through_its_gate_is_named_so() {
+fn a_folder_that_failed_its_gate_is_named_so() {
     let scratch = scratch();
     let source = beyond_f16(&scratch.path().join("checkpoint"));
     let prompts = scratch.path().join("prompts.json");

@@ -1,4 +1,4 @@
-//! Gates: a bundle is held to the f32 program before it gets its name.
+//! Gates: a bundle is compared with the f32 program before it gets its name.
 //!
 //! The bundle answers a suite of prompts ([`suite`], made with a model on `paper` before anything is written) greedily, as it would for a user. Then one f32 pass over prompts and answers (`teacher`) tells for every token
 //! whether it is the f32 program's choice too, which is the same as decoding in f32 and comparing; `judge` compares stages, logits and tokens on the way.
@@ -113,7 +113,7 @@ struct Scope {
     covered: Vec<Covered>,
 }
 
-/// A bundle that was held to its gate.
+/// A bundle whose gate has been measured.
 #[derive(Clone, Debug)]
 pub struct Gated {
     /// Where it is: under its name, or, if the gate did not hold, with `.rejected` behind it.
@@ -126,12 +126,12 @@ pub struct Gated {
     pub targets: Vec<MadeTarget>,
 }
 
-/// Makes a bundle and holds it to its gate. One that is not through is left only under `NAME.rejected`.
+/// Makes a bundle and measures its gate. One that fails is left only under `NAME.rejected`.
 pub fn forge_gated(material: &Material, options: &mut ForgeOptions<'_>, gate: GateOptions<'_>) -> Result<Gated, ForgeError> {
     forge_gated_with_targets(material, options, gate, &[])
 }
 
-/// The same with arch folders, each held to the gate in the form that its device computes. They are made once the bundle itself is through.
+/// The same with arch folders, each gated in the form that its device computes. They are made once the bundle itself has passed.
 pub fn forge_gated_with_targets(
     material: &Material,
     options: &mut ForgeOptions<'_>,

@@ -1,8 +1,8 @@
-//! Which stages need more than the least: the search for a mixture of precisions and activation forms that is through its gate.
+//! The search for a mixture of precisions and activation forms that passes its gate.
 //!
 //! Each stage has levels, cheapest first. One f32 pass over a few prompts measures for every stage and level the error of the stage's result on the f32 program's
 //! inputs. Then stages are raised, always the one whose error is the largest, which gives a ladder of mixtures from the cheapest to the dearest; the
-//! first rung that is through the gate is found by halving, and of raised stages those are lowered again that the gate can do without.
+//! first rung that passes the gate is found by bisection, and raised stages are lowered again if the gate passes without them.
 
 use super::{
     Gate,
@@ -31,7 +31,7 @@ const PROBE_TOKENS: usize = 8;
 /// Attempts to lower a raised stage again.
 const LOWERINGS: usize = 12;
 
-/// What a search ends with: through the gate or not, as the measurement says.
+/// What a search ends with, whether it passed the gate or not.
 pub(super) struct Outcome {
     pub(super) staged: Staged,
     pub(super) programs: Programs,
@@ -39,7 +39,7 @@ pub(super) struct Outcome {
     pub(super) choices: Option<Choices>,
 }
 
-/// A bundle at the precision asked for. Where it is not through its gate, stages whose integer activations hurt most take f32 ones; weights stay.
+/// A bundle at the requested precision. If it fails its gate, the stages that lose most with integer activations take f32 ones; weights stay.
 pub(super) fn fixed(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> Result<Outcome, ForgeError> {
     let base = options.precision;
     let plan = Plan::from(base);
@@ -101,7 +101,7 @@ pub(super) fn fixed(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> 
     Ok(Outcome { staged, programs, measurement, choices: Some(choices) })
 }
 
-/// The mixture of precisions with the least bytes that is through the gate, as far as the search finds it.
+/// The smallest mixture of precisions that the search finds to pass the gate.
 pub(super) fn auto(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> Result<Outcome, ForgeError> {
     use Precision::{F16, F32, W4, W8};
     let level = |precision, integer| Level { precision, integer };
@@ -123,7 +123,7 @@ pub(super) fn auto(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> R
     ladder.measure_errors(gate, &levels)?;
     let steps = ladder.steps();
     let rung = |count: usize| format!("w4, {count} of {} steps up", steps.len());
-    // The ladder, by halving: rung `high` is through (the last is f32 throughout, so that is all but certain), rung `low − 1` is not.
+    // The ladder, by bisection: rung `high` passes (the last is f32 throughout, so that is all but certain), rung `low − 1` fails.
     let (mut low, mut high) = (1, steps.len());
     let mut best = lowest.measurement.gate.passed.then(|| (bytes, ladder.levels(&[]), lowest));
     let at_once = best.is_some();
@@ -177,18 +177,16 @@ pub(super) fn auto(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> R
     let share = 100.0 * bytes as f64 / w8_bytes as f64;
     let mut note = match bytes < w8_bytes {
         true => format!("{bytes} bytes of weights, {share:.1} % of the {w8_bytes} that w8 has"),
-        false => format!(
-            "{bytes} bytes of weights, not fewer than the {w8_bytes} that w8 has: no mixture with fewer that was tried is through the gate"
-        ),
+        false => {
+            format!("{bytes} bytes of weights, not fewer than the {w8_bytes} of w8: every smaller mixture that was tried failed the gate")
+        }
     };
     let mut is_w8 = false;
     if w8_bytes < bytes {
         let (_, plain) = attempt(gate, w8, "w8".into())?;
         if plain.measurement.gate.passed || !mixture.measurement.gate.passed {
             (mixture, is_w8) = (plain, true);
-            note = format!(
-                "plain w8: no mixture with less than its {w8_bytes} bytes is through the gate, of those that were tried (the best has {bytes})"
-            );
+            note = format!("plain w8: every mixture below its {w8_bytes} bytes that was tried failed the gate (the best has {bytes})");
         } else {
             note += &format!(", and w8 itself is not ({})", plain.measurement.gate.result);
         }

@@ -1,4 +1,4 @@
-//! The gate of an arch folder: what its device computes, held to the f32 program.
+//! The gate of an arch folder: what its device computes, compared with the f32 program.
 //!
 //! The device runs the bundle's own program and weights, compiled for the sizes of the folder: compiling is deterministic, so these are the numbers of its context
 //! binaries. A model that is small enough answers prompts (`whole`). Of a larger one each kind of stage is compiled alone and runs on the f32

@@ -173,7 +173,7 @@ impl PartsState {
     fn of<'a>(segment: &'a mut Segment<'_>, homes: &Arc<Homes>) -> Result<Option<&'a mut Self>, DeviceError> {
         let Some(state) = &mut segment.state else { return Ok(None) };
         let own = state.as_any_mut().downcast_mut::<Self>().filter(|own| Arc::ptr_eq(&own.homes, homes));
-        own.map(Some).ok_or_else(|| DeviceError::Call("the state was made by another device or for another program".into()))
+        own.map(Some).ok_or_else(|| DeviceError::Call("the state belongs to another device or another program".into()))
     }
 
     fn begin(&mut self) -> Result<(), DeviceError> {

@@ -104,7 +104,7 @@ struct PhasesState {
 impl PhasesState {
     fn of<'a>(state: &'a mut dyn State, slots: &Arc<[Name]>) -> Result<&'a mut Self, DeviceError> {
         let own = state.as_any_mut().downcast_mut::<Self>().filter(|own| Arc::ptr_eq(&own.slots, slots));
-        own.ok_or_else(|| DeviceError::Call("the state was made by another device or for another program".into()))
+        own.ok_or_else(|| DeviceError::Call("the state belongs to another device or another program".into()))
     }
 
     /// The active state and the other one.
