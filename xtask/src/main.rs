@@ -2,6 +2,7 @@
 
 mod aarch64;
 mod assets;
+mod attack;
 mod peers;
 mod suites;
 
@@ -20,6 +21,8 @@ const HELP: &str = "cargo xtask COMMAND
   aarch64 COMMAND …
                   a command of cargo for aarch64, with tools that are fetched where they are missing: build --release
   man             write man pages to target/man and shell completions to target/completions
+  attack [CLASS…] [--seconds N] [--seed S]
+                  hostile files of each class against the libraries and the binary, a minute each; --help says more
   builtin         forge the model inside the binary anew from demo/qwen3_5
   bench-peers [NAME…]
                   speed beside llama.cpp, in one run, on SmolLM2 and the four full-size models; needs disk and minutes
@@ -40,6 +43,7 @@ fn main() -> ExitCode {
         ["aarch64"] => aarch64::tools().and_then(|tools| aarch64::test(&tools)),
         ["aarch64", ref arguments @ ..] => aarch64::pass_on(arguments),
         ["man"] => man(),
+        ["attack", ref arguments @ ..] => attack::attack(arguments),
         ["builtin"] => builtin(),
         ["bench-peers", ref names @ ..] => peers::bench(names),
         ["fullsize"] => suites::fullsize(""),

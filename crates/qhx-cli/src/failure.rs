@@ -2,7 +2,7 @@
 
 use crate::output;
 use qhx_runtime::Error as RuntimeError;
-use std::{any::Any, error::Error, ffi::OsString, process::ExitCode};
+use std::{any::Any, borrow::Cow, error::Error, ffi::OsString, process::ExitCode};
 
 /// Why a command did not succeed.
 #[derive(Debug)]
@@ -80,8 +80,23 @@ impl Failure {
         lines.extend(self.causes.iter().map(|cause| format!("  cause: {cause}")));
         lines.extend(self.hint.iter().map(|hint| format!("  hint: {hint}")));
         // A line break in a text from elsewhere must not look like a line of ours.
-        lines.iter().map(|line| line.replace('\n', "\n    ")).collect::<Vec<_>>().join("\n")
+        lines.iter().map(|line| shortened(line).replace('\n', "\n    ")).collect::<Vec<_>>().join("\n")
     }
+}
+
+/// The longest line that is shown whole: messages quote files, and a name in a file can have megabytes.
+const SHOWN_BYTES: usize = 8 << 10;
+
+/// A line without its middle, if it is too long: messages begin with what was read and end with the reason.
+fn shortened(line: &str) -> Cow<'_, str> {
+    if line.len() <= SHOWN_BYTES {
+        return line.into();
+    }
+    let half = SHOWN_BYTES / 2;
+    let is_boundary = |at: &usize| line.is_char_boundary(*at);
+    let (head, tail) =
+        ((0..=half).rev().find(is_boundary).unwrap_or(0), (line.len() - half..=line.len()).find(is_boundary).unwrap_or(line.len()));
+    format!("{} … ({} bytes left out) … {}", &line[..head], tail - head, &line[tail..]).into()
 }
 
 /// Any error of the libraries. Its text comes first, then those causes that the text does not tell already.
@@ -133,6 +148,15 @@ pub(crate) fn not_utf8(arguments: &[OsString]) -> Failure {
 mod tests {
     use super::*;
     use std::{fmt, io};
+
+    #[test]
+    fn a_flood_in_a_message_is_cut_in_its_middle() {
+        let block = Failure::work(format!("model.gguf: the name {} is too long", "é".repeat(200_000))).hint("rename it").block();
+        assert!(block.len() < 2 * SHOWN_BYTES, "{} bytes", block.len());
+        assert!(block.starts_with("error: model.gguf: the name éé") && block.ends_with("éé is too long\n  hint: rename it"), "{block}");
+        assert!(block.contains("bytes left out"), "{block}");
+        assert_eq!(Failure::work("short").block(), "error: short");
+    }
 
     #[derive(Debug)]
     struct Outer(&'static str, io::Error);

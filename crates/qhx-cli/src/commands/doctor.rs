@@ -21,7 +21,7 @@ use std::path::PathBuf;
 /// Checks file checksums, memory, libraries and the metadata of context binaries. Loads no model and opens no NPU. Exit code 0: at least one device will load
 /// the bundle; 1: none will.
 #[derive(Args)]
-#[command(after_help = "Example:\n  qhx doctor\n  qhx doctor smol\n  qhx doctor smol/v81/decode.bin --qnn-dir ./onnxruntime_qnn")]
+#[command(after_help = "Example:\n  qhx doctor\n  qhx doctor smol\n  qhx doctor smol/v81/text_0.bin --qnn-dir ./onnxruntime_qnn")]
 pub(crate) struct Doctor {
     /// A bundle, an arch folder of one, or a context binary; without it, only the machine is checked
     bundle: Option<PathBuf>,

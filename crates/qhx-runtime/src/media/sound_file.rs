@@ -17,6 +17,10 @@ use symphonia::{
 const LOUDEST: f32 = 65_536.0;
 /// What recorders write as the length of a WAV file that has no end yet, and more.
 const UNKNOWN_LENGTH: u32 = 0x7fff_0000;
+/// The format tag of a WAV header with a mask of speaker positions, one for each channel.
+const EXTENSIBLE: u16 = 0xfffe;
+/// The most channels of a WAV file: as many positions as such a mask can name.
+const MAX_WAV_CHANNELS: u16 = 18;
 
 /// Samples per second and the mean of all channels.
 pub(super) fn decode(mut bytes: Vec<u8>) -> Result<(u32, Vec<f32>), MediaProblem> {
@@ -24,7 +28,7 @@ pub(super) fn decode(mut bytes: Vec<u8>) -> Result<(u32, Vec<f32>), MediaProblem
     let problem = |e| problem(format, e);
     let is_cut = match format {
         SoundFormat::Ogg => ends_inside_a_page(&bytes),
-        SoundFormat::Wav => !settle_wav_lengths(&mut bytes),
+        SoundFormat::Wav => !settle_wav_header(&mut bytes)?,
         SoundFormat::Flac | SoundFormat::Mp3 => false,
     };
     if is_cut {
@@ -107,14 +111,19 @@ fn check(format: SoundFormat, track: &Track, samples: &[f32]) -> Result<(), Medi
 }
 
 /// Whether a WAV file has all the sound that it says it has. A recorder that did not know the length beforehand says a length beyond two gigabytes, or
-/// none at all: then the true one is written into `bytes`.
-fn settle_wav_lengths(bytes: &mut [u8]) -> bool {
+/// none at all: then the true one is written into `bytes`. The decoder's arithmetic overflows where there are very many
+/// channels, and where an extensible header does not name as many speaker positions as channels: the former are refused, and the latter, which do not matter here, are
+/// overwritten.
+fn settle_wav_header(bytes: &mut [u8]) -> Result<bool, MediaProblem> {
     let file = bytes.len();
     let length_at = |bytes: &[u8], at: usize| bytes.get(at..).and_then(|rest| rest.first_chunk()).map(|b| u32::from_le_bytes(*b));
     let mut at = 12;
     while let (Some(name), Some(length)) = (bytes.get(at..at + 4), length_at(bytes, at + 4)) {
         let content = at + 8;
         if name != b"data" {
+            if name == b"fmt " {
+                settle_channels(&mut bytes[content..content.saturating_add(length as usize).min(file)])?;
+            }
             at = content.saturating_add(length as usize).saturating_add(length as usize & 1);
             continue;
         }
@@ -123,10 +132,26 @@ fn settle_wav_lengths(bytes: &mut [u8]) -> bool {
             bytes[4..8].copy_from_slice(&whole.to_le_bytes());
             bytes[at + 4..content].copy_from_slice(&rest.to_le_bytes());
         }
-        return is_unknown || length as usize <= file - content;
+        return Ok(is_unknown || length as usize <= file - content);
     }
     // No sound at all: the decoder says what is wrong.
-    true
+    Ok(true)
+}
+
+/// Checks the number of channels of a `fmt ` chunk and gives an extensible one a mask with as many speaker positions.
+fn settle_channels(chunk: &mut [u8]) -> Result<(), MediaProblem> {
+    let &mut [tag_low, tag_high, low, high, ..] = chunk else { return Ok(()) };
+    let channels = u16::from_le_bytes([low, high]);
+    if channels > MAX_WAV_CHANNELS {
+        let reason = format!("it has {channels} channels; at most {MAX_WAV_CHANNELS} can be read");
+        return Err(MediaProblem::Unsupported { format: SoundFormat::Wav.name(), reason });
+    }
+    if u16::from_le_bytes([tag_low, tag_high]) == EXTENSIBLE
+        && let Some(mask) = chunk.get_mut(20..24)
+    {
+        mask.copy_from_slice(&((1u32 << channels) - 1).to_le_bytes());
+    }
+    Ok(())
 }
 
 /// Whether the last page of an Ogg file promises more bytes than there are.
@@ -167,6 +192,49 @@ fn problem(format: SoundFormat, error: Error) -> MediaProblem {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A file with an extensible header, any number of channels and any mask; two samples in each channel.
+    fn extensible(channels: u16, mask: u32) -> Vec<u8> {
+        let pcm = [1, 0, 0, 0, 0, 0, 0x10, 0, 0x80, 0, 0, 0xaa, 0, 0x38, 0x9b, 0x71];
+        let (block, data) = (channels.wrapping_mul(2), u32::from(channels) * 4);
+        let format = [
+            &EXTENSIBLE.to_le_bytes()[..],
+            &channels.to_le_bytes(),
+            &16_000u32.to_le_bytes(),
+            &(16_000 * u32::from(block)).to_le_bytes(),
+            &block.to_le_bytes(),
+            &[16, 0, 22, 0, 16, 0],
+            &mask.to_le_bytes(),
+            &pcm,
+        ]
+        .concat();
+        let head = [b"WAVEfmt \x28\0\0\0", &format[..], b"data", &data.to_le_bytes(), &vec![1; data as usize]].concat();
+        [b"RIFF", &(head.len() as u32).to_le_bytes()[..], &head].concat()
+    }
+
+    #[test]
+    fn a_channel_mask_that_does_not_match_the_channels_does_no_harm() {
+        for mask in [0, 1, 3, 0x8000_0000, u32::MAX, 0x3ffff] {
+            for channels in [1, 2, 5, MAX_WAV_CHANNELS] {
+                let (rate, samples) = decode(extensible(channels, mask)).unwrap();
+                assert_eq!((rate, samples.len()), (16_000, 2), "{channels} channels, {mask:#x}");
+            }
+            for channels in [0, MAX_WAV_CHANNELS + 1, 32, 33, 130, u16::MAX] {
+                assert!(decode(extensible(channels, mask)).is_err(), "{channels} channels, {mask:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn more_channels_than_can_be_read_are_refused() {
+        for channels in [MAX_WAV_CHANNELS + 1, 0x4001, u16::MAX] {
+            let mut plain = extensible(channels, 0);
+            plain[20] = 1;
+            plain[21] = 0;
+            let problem = decode(plain).unwrap_err().to_string();
+            assert!(problem.contains(&format!("it has {channels} channels; at most 18")), "{problem}");
+        }
+    }
 
     #[test]
     fn ogg_pages_are_walked_to_the_end() {
