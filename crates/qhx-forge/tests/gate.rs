@@ -4,7 +4,7 @@ use qhx_bundle::{
     Bundle, BundlePath,
     parity::{CaseKind, GateKind, Parity, StageChoice},
 };
-use qhx_forge::{ForgeError, ForgeOptions, GateOptions, Gated, Material, Precision, forge_gated, gate::suite::GivenPrompt};
+use qhx_forge::{ForgeError, ForgeOptions, GateOptions, GateProgress, Gated, Material, Precision, forge_gated, gate::suite::GivenPrompt};
 use qhx_runtime::{LoadOptions, Model, verify};
 use std::{
     collections::BTreeSet,
@@ -108,7 +108,8 @@ fn a_quick_gate_says_that_it_is_one() {
     let out = folder.path().join("model");
     let mut options =
         ForgeOptions { out: &out, precision: Precision::F32, replace: false, cancel: Default::default(), progress: &mut |_| {} };
-    let gate = GateOptions { quick: true, ..GateOptions::new(&mut |_| {}) };
+    let mut silent = |_: GateProgress<'_>| {};
+    let gate = GateOptions { quick: true, ..GateOptions::new(&mut silent) };
     let parity = forge_gated(&material, &mut options, gate).unwrap().parity;
     assert!(parity.gate.passed && parity.cases.iter().all(|case| case.ids.len() == 16), "{:?}", parity.gate);
     assert!(parity.cases.iter().all(|case| case.kind == CaseKind::Media || case.prompt_ids.len() <= 160));

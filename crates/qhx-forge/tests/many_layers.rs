@@ -1,6 +1,6 @@
 //! What a model of many layers takes grows as its layers do: writing its programs, opening its bundle, placing and compiling it, cutting it into stages, its gate.
 
-use qhx_forge::{ForgeOptions, GateOptions, Material, Precision, forge_gated, forge_material, gate::suite::GivenPrompt};
+use qhx_forge::{ForgeOptions, GateOptions, GateProgress, Material, Precision, forge_gated, forge_material, gate::suite::GivenPrompt};
 use qhx_runtime::{LoadOptions, Model, memory::weight_bytes_per_token};
 use serde_json::{Value, json};
 use std::{
@@ -72,7 +72,8 @@ fn a_gate_grows_as_the_layers_do() {
     grows_with_layers("forging with a gate", 64, |layers| {
         let out = folder.path().join(layers.to_string());
         let prompts = Some(vec![GivenPrompt::Ids(vec![1, 2, 3])]);
-        let gate = GateOptions { prompts, quick: true, threads: Some(1), ..GateOptions::new(&mut |_| {}) };
+        let mut silent = |_: GateProgress<'_>| {};
+        let gate = GateOptions { prompts, quick: true, threads: Some(1), ..GateOptions::new(&mut silent) };
         let gated = forge_gated(&material(layers), &mut options(&out, &mut |_| {}), gate).unwrap();
         assert!(gated.parity.gate.passed, "{:?}", gated.parity.gate);
     });

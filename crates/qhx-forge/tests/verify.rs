@@ -6,7 +6,7 @@ use qhx_bundle::{
     manifest::FileEntry,
     safetensors::read_header,
 };
-use qhx_forge::{ForgeOptions, GateOptions, Material, Precision, forge_gated, gate::suite::GivenPrompt, plan::owners};
+use qhx_forge::{ForgeOptions, GateOptions, Material, Precision, forge_gated, gate::suite::GivenPrompt, plan::Owners};
 use qhx_ir::{Checked, Encoding, Name, Quants, Weight};
 use qhx_runtime::{Cancel, LoadOptions, Model, verify};
 use std::{
@@ -137,8 +137,9 @@ fn a_flipped_sign_or_exponent_in_any_stage_is_found_and_the_stage_named() {
         let stages: Vec<_> = programs.iter().flat_map(|program| program.stages.iter().map(move |stage| (program, stage))).collect();
         let mut flips = 0;
         for (program, stage) in &stages {
-            let owners = owners(program);
-            let own: Vec<(&Name, &Weight)> = program.weights.iter().filter(|(n, _)| owners[*n] == stage.name).collect();
+            let owners = Owners::of(program);
+            let own: Vec<(&Name, &Weight)> =
+                program.weights.iter().filter(|(name, _)| owners.stage(name) == program.stage_place(&stage.name)).collect();
             // One matrix, its scales, and one norm (or other vector) of each stage.
             let matrix = own.iter().filter(|(_, w)| w.shape.len() > 1).max_by_key(|(_, w)| w.shape.iter().product::<usize>());
             let vector = own.iter().find(|(_, w)| w.shape.len() == 1);

@@ -40,6 +40,7 @@ fn patches(picture: &Picture) -> Outcome {
             std: [0.5; 3],
             patches: Patches { size: 8, block: 2, temporal: 2, order },
             position_side: Some(5),
+            trained_size: None,
         };
         let image = Image::from_picture(FILE, picture, &front_end).map_err(refused)?;
         let patches = image.patches();

@@ -298,9 +298,9 @@ impl<'m, 'o> Gate<'m, 'o> {
                 total: asked.len() * tokens,
                 left: pace.left(left, all),
             };
-            let (answered, [reading, writing]) = self.answer_prompt(&model, &mut session, prompt, stages, tokens, done)?;
+            let (answered, [prefill, decode]) = self.answer_prompt(&model, &mut session, prompt, stages, tokens, done)?;
             let work = Work { rows: rows(prompt), tokens };
-            pace.add(work, reading, writing);
+            pace.add(work, prefill, decode);
             left = Work { rows: left.rows - work.rows, tokens: left.tokens - work.tokens };
             played.push(answered);
         }
@@ -337,9 +337,9 @@ impl<'m, 'o> Gate<'m, 'o> {
         let mut taps = |first: usize, tap: qhx_ir::Tap<'_>| notes.take(first, tap);
         let ids = play(session, prompt, answer, &self.options.cancel, &mut take, &mut taps)?;
         notes.truncate(prompt.ids().len() + ids.len() - 1);
-        let (all, reading) = (started.elapsed(), first_token.unwrap_or_default());
+        let (all, prefill) = (started.elapsed(), first_token.unwrap_or_default());
         let played = Played { name: name.clone(), prompt: prompt.clone(), media, ids, logits, notes };
-        Ok((played, [reading, all.saturating_sub(reading)]))
+        Ok((played, [prefill, all.saturating_sub(prefill)]))
     }
 
     fn load(&self, bundle: &Bundle, context: Option<usize>) -> Result<Model, ForgeError> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Rows of an f32 pass take about so many times as long as rows that the bundle itself reads: its weights are decoded first, and are four bytes wide.
+/// Rows of an f32 pass take about so many times as long as rows that the bundle itself prefills: its weights are decoded first, and are four bytes wide.
 const F32_ROW: f64 = 2.5;
 
 /// The work of one prompt: rows that are read, and tokens that are made one by one.
@@ -16,16 +16,16 @@ pub(super) struct Work {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
     done: Work,
-    reading: Duration,
-    writing: Duration,
+    prefill: Duration,
+    decode: Duration,
 }
 
 impl Pace {
     /// A prompt is done: what it took up to its first token, and from there on.
-    pub(super) fn add(&mut self, work: Work, reading: Duration, writing: Duration) {
+    pub(super) fn add(&mut self, work: Work, prefill: Duration, decode: Duration) {
         self.done = Work { rows: self.done.rows + work.rows, tokens: self.done.tokens + work.tokens };
-        self.reading += reading;
-        self.writing += writing;
+        self.prefill += prefill;
+        self.decode += decode;
     }
 
     /// The time that is left: these prompts are still to be answered, and then all of them go through the f32 pass. None before the first prompt.
@@ -33,8 +33,8 @@ impl Pace {
         if self.done.rows == 0 || self.done.tokens == 0 {
             return None;
         }
-        let row = self.reading.as_secs_f64() / self.done.rows as f64;
-        let token = self.writing.as_secs_f64() / self.done.tokens as f64;
+        let row = self.prefill.as_secs_f64() / self.done.rows as f64;
+        let token = self.decode.as_secs_f64() / self.done.tokens as f64;
         let answers = to_answer.rows as f64 * row + to_answer.tokens as f64 * token;
         let f32_pass = (all.rows + all.tokens) as f64 * F32_ROW * row;
         Duration::try_from_secs_f64(answers + f32_pass).ok()
