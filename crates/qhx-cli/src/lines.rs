@@ -1,6 +1,6 @@
 //! Messages from a person at a terminal, with editing and a history, or from a pipe, line by line.
 
-use crate::{failure::Failure, output};
+use crate::{failure::Failure, input::MAX_INPUT_BYTES, output};
 use qhx_bundle::cache_dir;
 use rustyline::{Config, DefaultEditor, error::ReadlineError};
 use std::{
@@ -10,8 +10,6 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-/// The longest message.
-const MAX_BYTES: u64 = 64 << 20;
 /// How many messages the history keeps, and how long they may be.
 const HISTORY_ENTRIES: usize = 1000;
 const HISTORY_ENTRY_BYTES: usize = 16 << 10;
@@ -77,7 +75,7 @@ impl Lines {
         let message = message(&mut |prompt| self.line(prompt));
         if self.is_terminal() && io::stdout().is_terminal() {
             MARKED.store(true, Ordering::Relaxed);
-            output::print(MARK_PASTES)?;
+            output::command_terminal(MARK_PASTES)?;
         }
         let message = message?;
         if let (Self::Terminal { editor, history }, Line::Text { text, .. }) = (self, &message)
@@ -119,7 +117,7 @@ impl Drop for Lines {
 pub(crate) fn leave_terminal() {
     if MARKED.swap(false, Ordering::Relaxed) {
         // A terminal that is gone needs nothing.
-        let _ = output::print(LEAVE_PASTES);
+        let _ = output::command_terminal(LEAVE_PASTES);
     }
 }
 
@@ -162,7 +160,7 @@ fn message(next: &mut dyn FnMut(&str) -> Result<Raw, Failure>) -> Result<Line, F
             Raw::Interrupted => return Ok(Line::Interrupted),
             Raw::End => return Ok(Line::Text { text, quoted }),
         }
-        if text.len() as u64 > MAX_BYTES {
+        if text.len() as u64 > MAX_INPUT_BYTES {
             return Err(too_long());
         }
     }
@@ -171,12 +169,14 @@ fn message(next: &mut dyn FnMut(&str) -> Result<Raw, Failure>) -> Result<Line, F
 /// The next line of a pipe, without its end. Bytes that are no text are replaced.
 fn line_of(input: &mut dyn BufRead) -> Result<Raw, Failure> {
     let mut bytes = Vec::new();
-    let read =
-        input.take(MAX_BYTES + 1).read_until(b'\n', &mut bytes).map_err(|error| Failure::work(format!("cannot read stdin: {error}")))?;
+    let read = input
+        .take(MAX_INPUT_BYTES + 1)
+        .read_until(b'\n', &mut bytes)
+        .map_err(|error| Failure::work(format!("cannot read stdin: {error}")))?;
     if read == 0 {
         return Ok(Raw::End);
     }
-    if bytes.len() as u64 > MAX_BYTES {
+    if bytes.len() as u64 > MAX_INPUT_BYTES {
         return Err(too_long());
     }
     let line = String::from_utf8(bytes).unwrap_or_else(|error| {
@@ -188,7 +188,7 @@ fn line_of(input: &mut dyn BufRead) -> Result<Raw, Failure> {
 }
 
 fn too_long() -> Failure {
-    Failure::work(format!("a message may have {MAX_BYTES} bytes, stdin has a longer one"))
+    Failure::work(format!("a message may have {MAX_INPUT_BYTES} bytes, stdin has a longer one"))
 }
 
 /// Where the history is kept, for its owner's eyes: the editor makes the file unreadable for others.

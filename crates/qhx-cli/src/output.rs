@@ -25,6 +25,11 @@ fn print_as_is(text: &str) -> Result<(), Failure> {
     })
 }
 
+/// Commands the terminal at stdout. A constant: nothing from elsewhere can get here.
+pub(crate) fn command_terminal(sequence: &'static str) -> Result<(), Failure> {
+    print_as_is(sequence)
+}
+
 /// Prints the one object of `--json`.
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string(value).map_err(|error| Failure::work(format!("cannot write JSON: {error}")))?;

@@ -137,6 +137,7 @@ fn endless_and_huge_files_are_refused_at_once() {
     refused_at_once(&["forge", text(&fixture("llama")), "--out", text(&out), "--prompts", &chat], &[limit]);
     refused_at_once(&["forge", text(&fixture("llama")), "--out", text(&out), "--prompts", "/dev/zero"], &["the limit is 16777216 bytes"]);
     refused_at_once(&["synth", "/dev/zero", "--out", text(&out)], &["/dev/zero has more bytes than are read; the limit is 33554432 bytes"]);
+    refused_at_once(&asked(&["--ids", "1", "--load-session", "/dev/zero"]), &["/dev/zero is a device, not a regular file"]);
     sparse(&big, 1 << 42);
     refused_at_once(&["diff", text(&small), text(&big)], &["big has 4398046511104 bytes; the limit is 17179869184 bytes"]);
     refused_at_once(&["diff", text(folder.path()), text(&small)], &["is a folder, not a regular file"]);
@@ -145,6 +146,8 @@ fn endless_and_huge_files_are_refused_at_once() {
     assert_eq!(whole.code, Some(0), "{whole:?}");
     let long = with_stdin(qhx(["run", text(&llama), "-"]), &vec![b'a'; 60_000_000]);
     failed(long, 1, &["stdin has more bytes than are read; the limit is 16777216 bytes"]);
+    let long = with_stdin(qhx(["chat", text(&llama), "--device", DEVICE]), &vec![b'a'; 60_000_000]);
+    failed(long, 1, &["a message may have 16777216 bytes"]);
     let piped = format!("{} diff <(cat {}) {}", env!("CARGO_BIN_EXE_qhx"), text(&small), text(&small));
     if let Ok(piped) = Command::new("bash").args(["-c", &piped]).output() {
         assert!(piped.status.success(), "{:?}", ran(piped));

@@ -13,12 +13,7 @@ use qhx_bundle::Digest;
 use qhx_ir::{DeviceError, KvType, Program, Slot, SlotData};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::{
-    fs::{self, File},
-    io::Read,
-    path::Path,
-    sync::Arc,
-};
+use std::{fs, io::Read, path::Path, sync::Arc};
 
 const MAGIC: &[u8; 8] = b"qhxsess1";
 const SUM_BYTES: usize = 32;
@@ -301,10 +296,6 @@ fn put_medium(content: &mut Vec<u8>, run: &Run) -> MediumEntry {
 
 /// All bytes of a file that begins as a snapshot does. Anything else, however long, is refused by its first bytes.
 fn read(path: &Path) -> Result<Vec<u8>, Error> {
-    let failed = |source| Error::File { what: "read", path: path.to_owned(), source };
-    if !fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(wrong(path, "is not a regular file".into()));
-    }
     if !is_snapshot(path)? {
         return Err(wrong(path, "is not a session saved by this version of qhx".into()));
     }
@@ -314,7 +305,7 @@ fn read(path: &Path) -> Result<Vec<u8>, Error> {
 /// Whether a regular file begins as a snapshot does.
 fn is_snapshot(path: &Path) -> Result<bool, Error> {
     let mut start = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MAGIC.len() as u64).read_to_end(&mut start));
+    let read = qhx_bundle::files::open(path)?.take(MAGIC.len() as u64).read_to_end(&mut start);
     read.map_err(|source| Error::File { what: "read", path: path.to_owned(), source })?;
     Ok(start == MAGIC)
 }
