@@ -16,8 +16,8 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     print_as_is(&shown(text))
 }
 
-/// Prints to stdout at once. A closed pipe ends the command quietly.
-fn print_as_is(text: &str) -> Result<(), Failure> {
+/// Prints to stdout at once what is ours, or is for a program and not for people. A closed pipe ends the command quietly.
+pub(crate) fn print_as_is(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| match error.kind() {
         io::ErrorKind::BrokenPipe => Failure::nobody_reads(),

@@ -45,7 +45,7 @@ impl CompileOptions {
             return Err(Error::Unsupported(format!("optimisation {} is not one of 1, 2, 3", self.optimization)));
         }
         if self.vtcm_mb > arch.vtcm_mb() {
-            return Err(Error::Unsupported(format!("{} MB of VTCM were requested, but {arch} has {} MB", self.vtcm_mb, arch.vtcm_mb())));
+            return Err(Error::Unsupported(format!("{} MiB of VTCM were requested, but {arch} has {} MiB", self.vtcm_mb, arch.vtcm_mb())));
         }
         Ok(())
     }

@@ -80,7 +80,7 @@ fn binaries_that_will_not_load_say_why() {
     let obstacle = |metadata: Metadata, arch| metadata.obstacle(&library, arch).unwrap();
     assert!(obstacle(good.clone(), Arch::V79).contains("was compiled for Hexagon v81, but this processor is v79"));
     let large = obstacle(Metadata { graphs: vec![graph(8), graph(16)], ..good.clone() }, Arch::V81);
-    assert!(large.contains("`part0` needs 16 MB of VTCM, but v81 has 8 MB"), "{large}");
+    assert!(large.contains("`part0` needs 16 MiB of VTCM, but v81 has 8 MiB"), "{large}");
     let newer = obstacle(Metadata { build: Build { release: Some((2, 99, 0)), text: "v2.99.0.1".into() }, ..good }, Arch::V81);
     assert!(newer.contains("compiled with QAIRT 2.99.0, but the library is the older QAIRT 2.51.0"), "{newer}");
 }

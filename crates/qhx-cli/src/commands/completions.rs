@@ -19,6 +19,6 @@ impl Completions {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         let mut script = Vec::new();
         generate(self.shell, &mut Cli::command(), "qhx", &mut script);
-        output::print(&String::from_utf8_lossy(&script))
+        output::print_as_is(&String::from_utf8_lossy(&script))
     }
 }
