@@ -261,7 +261,7 @@ impl<'m, 'o> Gate<'m, 'o> {
         self.suite = suite;
         let (played, vocabulary, cut) = answered?;
         if cut {
-            let budget = self.options.budget.unwrap_or_default().as_secs();
+            let budget = self.options.budget.unwrap_or_default().as_secs_f64();
             scope.limited.push(format!("a budget of {budget} s: {} of {all} prompts", played.len()));
         } else if played.len() < all {
             scope.limited.push(format!("a search: {} of {all} prompts", played.len()));

@@ -448,7 +448,7 @@ mod tests {
             let error = read_text(bad).unwrap_err();
             assert!(error.contains(expected), "{bad}: {error}");
         }
-        assert!(read(folder.path()).unwrap_err().contains("must be a file"));
+        assert!(read(folder.path()).unwrap_err().contains("a folder"));
         assert!(read(&folder.path().join("none")).unwrap_err().contains("cannot read"));
     }
 }
