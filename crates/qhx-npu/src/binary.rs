@@ -274,7 +274,12 @@ impl Metadata {
         let large = self.graphs.iter().find(|graph| graph.compiled.is_some_and(|compiled| u64::from(compiled.vtcm_bytes) > most));
         large.map(|graph| {
             let bytes = graph.compiled.map_or(0, |compiled| compiled.vtcm_bytes);
-            format!("graph `{}` needs {} MiB of VTCM, but {arch} has {} MiB: forge the bundle again", graph.name, bytes >> 20, arch.vtcm_mb())
+            format!(
+                "graph `{}` needs {} MiB of VTCM, but {arch} has {} MiB: forge the bundle again",
+                graph.name,
+                bytes >> 20,
+                arch.vtcm_mb()
+            )
         })
     }
 }

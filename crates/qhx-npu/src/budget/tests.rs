@@ -3,10 +3,7 @@ use crate::{
     graph::Role,
     lower::{Work, lower, parts},
 };
-use qhx_ir::{
-    Checked, Program,
-    conformance::models::{TinyModel, tiny},
-};
+use qhx_ir::conformance::models::{TinyModel, tiny};
 use std::collections::BTreeSet;
 
 fn sessions() -> impl Iterator<Item = TinyModel> {
