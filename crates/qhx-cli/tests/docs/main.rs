@@ -27,9 +27,10 @@ fn report(problems: impl IntoIterator<Item = String>) {
     assert!(text.is_empty(), "the documents speak of what does not exist:\n{text}");
 }
 
-fn help(arguments: &[&str]) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_qhx")).args(arguments).arg("--help").output().unwrap();
-    assert!(output.status.success(), "qhx {arguments:?} --help");
+/// What `qhx help …` says.
+fn help(of: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_qhx")).arg("help").args(of).output().unwrap();
+    assert!(output.status.success(), "qhx help {of:?}");
     String::from_utf8(output.stdout).unwrap()
 }
 

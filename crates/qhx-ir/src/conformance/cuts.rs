@@ -31,11 +31,16 @@ pub(crate) fn judge(device: &dyn Device, case: &Case, rng: &mut Rng, calls: &mut
     }
 }
 
+/// Rows of a session in a call: which session, its first row, how many.
+type SessionRows = (usize, usize, usize);
+/// The calls that compute all rows of the sessions.
+type Calls = Vec<Vec<SessionRows>>;
+
 fn compare(device: &dyn Device, case: &Case, program: &Checked, rows: [usize; 2], step: usize) -> Result<(), String> {
     let alone = |session: usize, size: usize| pieces(rows[session], size).map(move |(from, rows)| vec![(session, from, rows)]);
     let whole = alone(0, rows[0]).chain(alone(1, rows[1])).collect();
     let expected = results(device, case, program, whole).map_err(|e| e.to_string())?;
-    let mut ways: Vec<(String, Vec<Vec<(usize, usize, usize)>>)> = vec![];
+    let mut ways: Vec<(String, Calls)> = vec![];
     for order in [[0, 1], [1, 0]] {
         let both = order.map(|session| (session, 0, rows[session])).to_vec();
         ways.push((format!("both whole, session {} first", order[0]), vec![both]));
@@ -48,7 +53,7 @@ fn compare(device: &dyn Device, case: &Case, program: &Checked, rows: [usize; 2]
         // Side by side: one in small pieces, the other in large ones.
         for sizes in [[step, 100 * step], [5 * step, 2 * step]] {
             let mut cuts = [0, 1].map(|session| pieces(rows[session], sizes[session]));
-            let next = || -> Option<Vec<(usize, usize, usize)>> {
+            let next = || -> Option<Vec<SessionRows>> {
                 let some: Vec<_> = [0, 1].into_iter().filter_map(|s| cuts[s].next().map(|(from, rows)| (s, from, rows))).collect();
                 (!some.is_empty()).then_some(some)
             };
@@ -104,13 +109,8 @@ impl Results {
 }
 
 /// Runs calls, each of which takes rows `(session, from, rows)` of one or both sessions.
-fn results(
-    device: &dyn Device,
-    case: &Case,
-    program: &Checked,
-    calls: Vec<Vec<(usize, usize, usize)>>,
-) -> Result<[Results; 2], DeviceError> {
-    let call = |(number, pieces): (usize, Vec<(usize, usize, usize)>)| {
+fn results(device: &dyn Device, case: &Case, program: &Checked, calls: Calls) -> Result<[Results; 2], DeviceError> {
+    let call = |(number, pieces): (usize, Vec<SessionRows>)| {
         let mut first_row = 0;
         let place = |(session, from, rows)| {
             let piece = Piece { session, from, first_row, rows, commit: rows };
