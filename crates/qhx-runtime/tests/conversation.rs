@@ -142,7 +142,7 @@ fn a_saved_conversation_goes_on_bit_for_bit() {
         let load = LoadOptions { device: DeviceChoice::Reference, chunk: 16, ..LoadOptions::default() };
         let model = || Model::from_parts(talking(kind, PLAIN), &load).unwrap();
         let mut talk = Conversation::new(&model(), Chat::new(vec![Message::new("system", "w4 w5")])).unwrap();
-        let mut say = |talk: &mut Conversation, message: &Message| {
+        let say = |talk: &mut Conversation, message: &Message| {
             let answer = talk.say(message.clone(), &options(), &Cancel::new(), &mut |_| {}).unwrap();
             (answer.ids, answer.step_logits, answer.kept_rows)
         };

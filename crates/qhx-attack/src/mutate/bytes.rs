@@ -28,7 +28,7 @@ pub(crate) fn mutate_bytes(bytes: &mut Vec<u8>, within: usize, other: &[u8], ran
     for _ in 0..1 + random.below(4) {
         let end = within.min(bytes.len());
         if end == 0 {
-            bytes.extend_from_slice(random.pick(&TOKENS));
+            bytes.extend(random.pick(&TOKENS).iter());
             continue;
         }
         let at = random.below(end);

@@ -1,9 +1,9 @@
 //! Files of strangers and files for people: the one place through which this workspace reads what it did not write and writes what it was asked for.
 //!
-//! * [`read`], [`read_inside`] and [`open`] take regular files only, and no more of them than a limit: for paths that another file names, or that lie
+//! * [`read()`], [`read_inside`] and [`open`] take regular files only, and no more of them than a limit: for paths that another file names, or that lie
 //!   in a folder from elsewhere. A FIFO, a device or an endless file there is an error, never a hang.
 //! * [`read_given`] takes what a person named on the command line, so also pipes and stdin, within the same limit.
-//! * [`write`] makes a file that is either whole or not there, and writes *into* what is no regular file instead of replacing it.
+//! * [`write()`] makes a file that is either whole or not there, and writes *into* what is no regular file instead of replacing it.
 //! * [`Identity`] tells a file from its own earlier versions.
 
 mod identity;

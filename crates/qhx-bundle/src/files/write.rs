@@ -37,12 +37,12 @@ pub fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>
     }
 }
 
-/// Whether [`write`] could write `path`, as far as that can be told beforehand.
+/// Whether [`write()`] could write `path`, as far as that can be told beforehand.
 pub fn check(path: &Path) -> io::Result<()> {
     Destination::find(path).map(drop)
 }
 
-/// Removes what unfinished calls of [`write`] have on the disk: for a process that ends without letting them finish.
+/// Removes what unfinished calls of [`write()`] have on the disk: for a process that ends without letting them finish.
 pub fn remove_temporaries() {
     temporaries().iter().for_each(|path| _ = fs::remove_file(path));
 }
