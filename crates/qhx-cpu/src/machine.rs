@@ -125,11 +125,7 @@ pub fn measure_bandwidth(threads: usize) -> Option<f64> {
     let pass = || {
         pool.run(units, &|unit, _| {
             let (mut out, w) = ([0.0; UNIT / ROW], &numbers[unit * UNIT..(unit + 1) * UNIT]);
-            Dots { x: &x, x_stride: ROW, x_rows: 1, w, w_stride: ROW, w_rows: out.len(), k: ROW, add: false }.into(
-                instructions,
-                &mut out,
-                UNIT / ROW,
-            );
+            Dots { x: &x, x_stride: ROW, x_rows: 1, w, w_stride: ROW, w_rows: out.len(), k: ROW }.into(instructions, &mut out, UNIT / ROW);
             black_box(out);
         });
     };

@@ -50,7 +50,7 @@ fn check(source: &Path, precision: Precision) {
 fn checkpoints(folder: &str) -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(folder);
     let folders = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
-    folders.filter(|folder| folder.join("model.safetensors").exists()).collect()
+    folders.filter(|folder| folder.join("config.json").exists()).collect()
 }
 
 #[test]

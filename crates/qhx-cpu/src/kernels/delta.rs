@@ -1,13 +1,16 @@
 //! The gated delta rule over rows, on the state of one head.
 //!
-//! Columns of the state are independent: a strip of them that stays in the nearest cache goes through all rows, each row in two passes over the strip. Every number
-//! is computed in one order, whatever the number of rows.
+//! Columns of the state are independent: a strip of them goes through all rows, each row in two passes over the strip. Between its first and its last pass the strip
+//! stands densely in a room of its own, which stays in the nearest cache. Every number is computed in one order, whatever the number of rows.
 #![allow(unsafe_code)] // Vector loads and stores.
 
 use super::{
     Instructions, run,
-    vector::{Kernel, Vector},
+    vector::{Kernel, MOST_LANES, Vector},
 };
+
+/// Vectors of a strip.
+const STRIP: usize = 4;
 
 /// `S ← e^g S; δ = β (v − Sᵀk); S ← S + k δᵀ; y = Sᵀq` for each row.
 pub(crate) struct DeltaRows<'a> {
@@ -26,17 +29,24 @@ pub(crate) struct DeltaRows<'a> {
 }
 
 impl DeltaRows<'_> {
+    /// Numbers of room that a strip needs.
+    pub(crate) fn room(key_dim: usize) -> usize {
+        key_dim * STRIP * MOST_LANES
+    }
+
     /// From the state `before`, or where there is none, from `state` itself, to `state`, both `[key_dim, value_dim]`; the results of rows go to the tile's.
     pub(crate) fn into_tile(
         self,
         instructions: Instructions,
         before: Option<&[f32]>,
         state: &mut [f32],
+        room: &mut [f32],
         out: &mut crate::work::Tile<'_, f32>,
     ) {
         let (rows, size) = (self.gates.len(), self.key_dim * self.value_dim);
         assert!(state.len() == size && before.is_none_or(|before| before.len() == size), "the state has another shape");
         assert!(self.queries.len() >= rows * self.key_dim && self.keys.len() >= rows * self.key_dim, "keys are too short");
+        assert!(room.len() >= Self::room(self.key_dim), "the room is too small");
         assert!(out.rows == rows && out.columns == self.value_dim, "the tile must have the results' shape");
         if rows == 0 {
             return;
@@ -45,7 +55,7 @@ impl DeltaRows<'_> {
         let (out, out_stride) = out.as_mut_ptr();
         let state = state.as_mut_ptr();
         let before = before.map_or(state.cast_const(), <[f32]>::as_ptr);
-        run(instructions, All { rule: self, before, state, out, out_stride });
+        run(instructions, All { rule: self, before, state, strip: room.as_mut_ptr(), out, out_stride });
     }
 }
 
@@ -53,6 +63,7 @@ struct All<'a> {
     rule: DeltaRows<'a>,
     before: *const f32,
     state: *mut f32,
+    strip: *mut f32,
     out: *mut f32,
     out_stride: usize,
 }
@@ -67,7 +78,7 @@ impl Kernel for All<'_> {
         unsafe {
             while j < self.rule.value_dim {
                 j += match self.rule.value_dim - j {
-                    left if left >= 4 * V::LANES => self.strip::<V, 4, false>(j),
+                    left if left >= STRIP * V::LANES => self.strip::<V, STRIP, false>(j),
                     left if left >= V::LANES => self.strip::<V, 1, false>(j),
                     _ => self.strip::<V, 1, true>(j),
                 };
@@ -92,16 +103,23 @@ impl All<'_> {
                     if PART { lanes.store_part(to, part) } else { lanes.store(to.add(v * V::LANES)) }
                 }
             };
+            let place = |p: usize| self.strip.add(p * N * V::LANES);
+            let load_strip = |p: usize| -> [V; N] { std::array::from_fn(|v| V::load(place(p).add(v * V::LANES))) };
+            let store_strip = |lanes: [V; N], p: usize| {
+                for (v, lanes) in lanes.into_iter().enumerate() {
+                    lanes.store(place(p).add(v * V::LANES));
+                }
+            };
+            let last = self.rule.gates.len() - 1;
             for (t, &(decay, step)) in self.rule.gates.iter().enumerate() {
                 let (query, key) = (self.rule.queries.as_ptr().add(t * key_dim), self.rule.keys.as_ptr().add(t * key_dim));
-                let before = if t == 0 { self.before } else { self.state.cast_const() };
                 let (decay, step) = (V::splat(decay), V::splat(step));
                 // The state fades, and is read with the key.
                 let mut read = [V::splat(0.0); N];
                 for p in 0..key_dim {
-                    let (at, key) = (p * value_dim + j, V::splat(*key.add(p)));
-                    let row = load(before.add(at)).map(|lanes| lanes.mul(decay));
-                    store(row, self.state.add(at));
+                    let row = if t == 0 { load(self.before.add(p * value_dim + j)) } else { load_strip(p) };
+                    let (row, key) = (row.map(|lanes| lanes.mul(decay)), V::splat(*key.add(p)));
+                    store_strip(row, p);
                     read = std::array::from_fn(|v| key.mul_add(row[v], read[v]));
                 }
                 let value = load(self.rule.values.as_ptr().add(t * value_stride + j));
@@ -109,10 +127,13 @@ impl All<'_> {
                 // It changes at the key, and is read with the query.
                 let mut result = [V::splat(0.0); N];
                 for p in 0..key_dim {
-                    let (at, key, query) = (p * value_dim + j, V::splat(*key.add(p)), V::splat(*query.add(p)));
-                    let row = load(self.state.add(at));
+                    let (row, key, query) = (load_strip(p), V::splat(*key.add(p)), V::splat(*query.add(p)));
                     let row: [V; N] = std::array::from_fn(|v| key.mul_add(change[v], row[v]));
-                    store(row, self.state.add(at));
+                    if t == last {
+                        store(row, self.state.add(p * value_dim + j))
+                    } else {
+                        store_strip(row, p)
+                    }
                     result = std::array::from_fn(|v| query.mul_add(row[v], result[v]));
                 }
                 store(result, self.out.add(t * self.out_stride + j));
@@ -144,7 +165,7 @@ mod tests {
                 for_each_here(cuts, &mut [], |_, (mut tile, state), _| {
                     let (queries, keys, gates, values) = (&queries[..], &keys[..], &gates[..], &values[..]);
                     let rule = DeltaRows { queries, keys, gates, key_dim, values, value_stride: value_dim, value_dim };
-                    rule.into_tile(instructions, Some(&start), state, &mut tile);
+                    rule.into_tile(instructions, Some(&start), state, &mut vec![f32::NAN; DeltaRows::room(key_dim)], &mut tile);
                 });
                 let mut wanted: Vec<f64> = start.iter().map(|&x| x as f64).collect();
                 for (t, &(decay, step)) in gates.iter().enumerate() {

@@ -1,7 +1,7 @@
-//! Products of f32 rows with stored rows: float weights, and attention scores.
+//! Products of a few f32 rows with stored rows: decode with float weights, and attention scores of a few queries.
 //!
-//! A product is summed in one order, however many rows there are: pieces of [`PIECE`] numbers from first to last; within a piece, each lane adds up every number
-//! that falls on it, then the lanes are summed. How many rows share a register tile changes nothing.
+//! A product is summed in one order, here and where there are many rows ([`super::columns`]): row by row in [pieces](piece) from first to last; within a piece each
+//! lane of a vector adds up the numbers that fall on it, then the lanes are summed. How many rows share a register tile changes nothing.
 #![allow(unsafe_code)] // Vector loads.
 #![allow(clippy::needless_range_loop)] // Register tiles are indexed in two directions.
 
@@ -12,7 +12,7 @@ use super::{
     vector::{Kernel, Vector},
 };
 
-/// `out[i · out_stride + j] (+)= x_i · w_j`, where row `i` of `x` starts at `i · x_stride`, row `j` of `w` at `j · w_stride`, both with `k` numbers.
+/// `out[i · out_stride + j] = x_i · w_j`, where row `i` of `x` starts at `i · x_stride`, row `j` of `w` at `j · w_stride`, both with `k` numbers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dots<'a, E> {
     /// The rows.
@@ -29,12 +29,15 @@ pub(crate) struct Dots<'a, E> {
     pub(crate) w_rows: usize,
     /// Numbers in a row.
     pub(crate) k: usize,
-    /// Add to what is there: sums over the pieces before.
-    pub(crate) add: bool,
 }
 
-/// Numbers of a row that are summed lane by lane before the lanes are added up: few enough that tiles of rows stay in the nearest cache.
-pub(crate) const PIECE: usize = 512;
+/// The most numbers of a piece.
+pub(crate) const MOST_OF_A_PIECE: usize = 640;
+
+/// Numbers of a row of `k` that are summed lane by lane before the lanes are added up: few enough that panels of such rows stay at hand, and about as many in each piece.
+pub(crate) fn piece(k: usize) -> usize {
+    k.div_ceil(k.div_ceil(MOST_OF_A_PIECE).max(1)).next_multiple_of(64)
+}
 
 impl<E: Element> Dots<'_, E> {
     /// Computes all products.
@@ -59,6 +62,7 @@ impl<E: Element> Dots<'_, E> {
     }
 
     fn check(&self) {
+        assert!(self.k > 0, "rows without numbers");
         assert!((self.x_rows - 1) * self.x_stride + self.k <= self.x.len(), "x is too short");
         assert!((self.w_rows - 1) * self.w_stride + self.k <= self.w.len(), "w is too short");
     }
@@ -66,9 +70,6 @@ impl<E: Element> Dots<'_, E> {
 
 /// Bytes of stored rows that are asked for ahead of their use, at least.
 const AHEAD: usize = 2048;
-/// Rows of x that meet all stored rows before the next ones do: a piece of each stays in the nearest cache.
-const ROWS: usize = 12;
-
 struct All<'a, E> {
     dots: Dots<'a, E>,
     out: *mut f32,
@@ -81,17 +82,26 @@ impl<E: Element> Kernel for All<'_, E> {
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
         let d = &self.dots;
-        let rows_ahead = AHEAD.div_ceil(d.w_stride.max(1) * size_of::<E>()).next_multiple_of(4);
-        for first in (0..d.x_rows).step_by(ROWS) {
-            let x_rows = first..(first + ROWS).min(d.x_rows);
-            for j in (0..d.w_rows).step_by(4) {
-                let w_rows = j..(j + 4).min(d.w_rows);
-                // Asked for once, and not beyond the last row: others read what lies there.
-                let ahead = if first == 0 && w_rows.end + rows_ahead <= d.w_rows { rows_ahead * d.w_stride } else { 0 };
-                // A row without numbers has the sum 0.
-                for at in (0..d.k.max(1)).step_by(PIECE) {
+        let (piece, rows_ahead) = (piece(d.k), AHEAD.div_ceil(d.w_stride.max(1) * size_of::<E>()).next_multiple_of(4));
+        for j in (0..d.w_rows).step_by(4) {
+            let rows = (d.w_rows - j).min(4);
+            // Beyond the last row nothing is asked for: others read what lies there.
+            let ahead = if j + rows_ahead + rows <= d.w_rows { rows_ahead * d.w_stride } else { 0 };
+            for at in (0..d.k).step_by(piece) {
+                let k = (d.k - at).min(piece);
+                let mut i = 0;
+                while i < d.x_rows {
+                    let ahead = if i == 0 { ahead } else { 0 };
                     // SAFETY: `Dots::check` saw that all rows are there.
-                    unsafe { self.piece::<V>(x_rows.clone(), w_rows.clone(), at, ahead) };
+                    i += unsafe {
+                        match (d.x_rows - i, rows) {
+                            // Three rows against four keep twelve sums in registers.
+                            (3.., 4) => self.tile::<V, 3, 4>((i, j), (at, k), ahead),
+                            (2, 4) => self.tile::<V, 2, 4>((i, j), (at, k), ahead),
+                            (_, 4) => self.tile::<V, 1, 4>((i, j), (at, k), ahead),
+                            _ => (j..j + rows).map(|j| self.tile::<V, 1, 1>((i, j), (at, k), ahead)).max().unwrap_or(1),
+                        }
+                    };
                 }
             }
         }
@@ -99,50 +109,16 @@ impl<E: Element> Kernel for All<'_, E> {
 }
 
 impl<E: Element> All<'_, E> {
-    /// Some rows of x with up to four stored ones: the numbers from `at` on.
+    /// `M` rows of x from `i` on with `R` stored rows (one or four) from `j` on: `k` numbers from `at` on. Asks for what stands `ahead` of the stored rows as it goes,
+    /// so that memory is busy all the time. Gives `M`.
     #[inline(always)]
-    unsafe fn piece<V: Vector>(&self, x_rows: std::ops::Range<usize>, w_rows: std::ops::Range<usize>, at: usize, mut ahead: usize) {
-        let mut i = x_rows.start;
-        // SAFETY: the caller's rows are all inside their slices.
-        unsafe {
-            while i < x_rows.end {
-                let left = x_rows.end - i;
-                if w_rows.len() < 4 {
-                    w_rows.clone().for_each(|j| self.tile::<V, 1, 1>(i, j, at, ahead));
-                    i += 1;
-                    continue;
-                }
-                let j = w_rows.start;
-                // As many sums as registers have room for, beside the numbers that they are made of.
-                i += match left {
-                    6.. if V::REGISTERS == 32 => {
-                        self.tile::<V, 6, 4>(i, j, at, ahead);
-                        6
-                    }
-                    3.. => {
-                        self.tile::<V, 3, 4>(i, j, at, ahead);
-                        3
-                    }
-                    2 => {
-                        self.tile::<V, 2, 4>(i, j, at, ahead);
-                        2
-                    }
-                    _ => {
-                        self.tile::<V, 1, 4>(i, j, at, ahead);
-                        1
-                    }
-                };
-                ahead = 0;
-            }
-        }
-    }
-
-    /// `M` rows of x from `i` on with `R` stored rows (one or four) from `j` on. Asks for what stands `ahead` of the stored rows as it goes, so that memory is busy
-    /// all the time.
-    #[inline(always)]
-    unsafe fn tile<V: Vector, const M: usize, const R: usize>(&self, i: usize, j: usize, at: usize, ahead: usize) {
-        let Dots { x_stride, w_stride, k, .. } = self.dots;
-        let (k, add) = ((k - at).min(PIECE), self.dots.add || at > 0);
+    unsafe fn tile<V: Vector, const M: usize, const R: usize>(
+        &self,
+        (i, j): (usize, usize),
+        (at, k): (usize, usize),
+        ahead: usize,
+    ) -> usize {
+        let Dots { x_stride, w_stride, .. } = self.dots;
         // SAFETY: the caller's rows are all inside their slices.
         unsafe {
             let x = self.dots.x.as_ptr().add(i * x_stride + at);
@@ -172,7 +148,7 @@ impl<E: Element> All<'_, E> {
             }
             for m in 0..M {
                 let out = self.out.add((i + m) * self.out_stride + j);
-                let put = |r: usize, sum: f32| *out.add(r) = if add { *out.add(r) + sum } else { sum };
+                let put = |r: usize, sum: f32| *out.add(r) = if at > 0 { *out.add(r) + sum } else { sum };
                 if let Some(&four) = sums[m].first_chunk::<4>() {
                     let four = V::sums(four);
                     (0..4).for_each(|r| put(r, four[r]));
@@ -180,6 +156,7 @@ impl<E: Element> All<'_, E> {
                     (0..R).for_each(|r| put(r, sums[m][r].sum()));
                 }
             }
+            M
         }
     }
 }
@@ -196,7 +173,7 @@ mod tests {
                 let (x_stride, w_stride) = (k + 3, k + 1);
                 let x: Vec<f32> = (0..x_rows * x_stride).map(|i| ((i * 13 % 29) as f32 - 14.0) / 7.0).collect();
                 let w: Vec<f16> = (0..w_rows * w_stride).map(|i| f16::from_f32(((i * 7 % 31) as f32 - 15.0) / 11.0)).collect();
-                let dots = Dots { x: &x, x_stride, x_rows, w: &w, w_stride, w_rows, k, add: false };
+                let dots = Dots { x: &x, x_stride, x_rows, w: &w, w_stride, w_rows, k };
                 let mut out = vec![0.0; x_rows * w_rows];
                 dots.into(instructions, &mut out, w_rows);
                 for i in 0..x_rows {

@@ -117,37 +117,55 @@ impl<E: Element> All<'_, E> {
         unsafe {
             let a = a.as_ptr().add(if k == 0 { 0 } else { i * a_stride });
             let c = self.c.add(i * self.c_stride + j);
-            let mut sums = [[V::splat(0.0); N]; M];
             let columns = |p: usize| -> [V; N] {
                 let row = b.as_ptr().add(p * b_stride + j);
                 std::array::from_fn(|v| if PART { E::load_part(row, part) } else { E::load(row.add(v * V::LANES)) })
             };
-            // The terms that all rows have; those that some have before and after them are added row by row.
+            let add_terms = |r: usize, terms: Range<usize>, sums: &mut [[V; N]; M]| {
+                let mut own = sums[r];
+                for p in terms {
+                    let (factor, columns) = (V::splat(*a.add(r * a_stride + p)), columns(p));
+                    for v in 0..N {
+                        own[v] = factor.mul_add(columns[v], own[v]);
+                    }
+                }
+                sums[r] = own;
+            };
+            // The terms that all rows have are added in registers; those that some have before and after them, row by row in memory.
             let own = |r: usize| terms.map_or((0, k), |terms| (terms[i + r].start, terms[i + r].end));
             let first = (0..M).map(|r| own(r).0).max().unwrap_or(0);
             let end = (0..M).map(|r| own(r).1).min().unwrap_or(0).max(first);
+            let mut results = [[V::splat(0.0); N]; M];
             for r in 0..M {
-                let (own_first, own_end) = own(r);
-                for p in own_first..first.min(own_end) {
-                    add_term(*a.add(r * a_stride + p), columns(p), &mut sums[r]);
+                add_terms(r, own(r).0..first.min(own(r).1), &mut results);
+            }
+            let mut sums = [[V::splat(0.0); N]; M];
+            for r in 0..M {
+                for v in 0..N {
+                    sums[r][v] = results[r][v];
                 }
             }
             for p in first..end {
                 let columns = columns(p);
                 for r in 0..M {
-                    add_term(*a.add(r * a_stride + p), columns, &mut sums[r]);
-                }
-            }
-            for r in 0..M {
-                let (own_first, own_end) = own(r);
-                for p in end.max(own_first)..own_end {
-                    add_term(*a.add(r * a_stride + p), columns(p), &mut sums[r]);
+                    let factor = V::splat(*a.add(r * a_stride + p));
+                    for v in 0..N {
+                        sums[r][v] = factor.mul_add(columns[v], sums[r][v]);
+                    }
                 }
             }
             for r in 0..M {
                 for v in 0..N {
+                    results[r][v] = sums[r][v];
+                }
+            }
+            for r in 0..M {
+                add_terms(r, end.max(own(r).0)..own(r).1, &mut results);
+            }
+            for r in 0..M {
+                for v in 0..N {
                     let to = c.add(r * self.c_stride + v * V::LANES);
-                    let mut sum = sums[r][v];
+                    let mut sum = results[r][v];
                     if add {
                         // Last, so that long sums which are made in pieces lose fewer digits.
                         sum = sum.add(if PART { V::load_part(to, part) } else { V::load(to) });
@@ -156,17 +174,6 @@ impl<E: Element> All<'_, E> {
                 }
             }
             M
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn add_term<V: Vector, const N: usize>(factor: f32, columns: [V; N], sums: &mut [V; N]) {
-    // SAFETY: the caller has V's instructions.
-    unsafe {
-        let factor = V::splat(factor);
-        for v in 0..N {
-            sums[v] = factor.mul_add(columns[v], sums[v]);
         }
     }
 }

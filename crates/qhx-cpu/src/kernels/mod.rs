@@ -5,6 +5,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+pub(crate) mod columns;
 pub(crate) mod convert;
 pub(crate) mod delta;
 pub(crate) mod dot;

@@ -9,8 +9,10 @@
 use super::{Frame, Run, span, state};
 use crate::{
     kernels::{
-        Instructions, convert,
-        dot::Dots,
+        Instructions,
+        columns::Panel,
+        convert,
+        dot::{self, Dots},
         element::{Element, Store as Stored},
         fetch,
         gemm::Gemm,
@@ -131,7 +133,7 @@ impl Attend {
     pub(crate) fn scratch(&self) -> usize {
         let (group, dim) = (self.group(), self.dim);
         let rows = QUERIES.max(group).max(FEW);
-        // Queries, scores, products with relative keys, two states, and widened keys.
+        // Queries, scores, products with relative keys, two states, and packed keys.
         rows * (dim + KEYS + self.distances() + 2 * State::numbers(dim)) + KEYS * dim
     }
 
@@ -340,8 +342,8 @@ struct Room<'a> {
     queries: &'a mut [f32],
     scores: &'a mut [f32],
     relative: &'a mut [f32],
-    /// Keys of a block as f32.
-    widened: &'a mut [f32],
+    /// Keys of a block, side by side.
+    packed: &'a mut [f32],
 }
 
 impl Unit<'_> {
@@ -386,7 +388,7 @@ impl Unit<'_> {
         let (queries, rest) = scratch.split_at_mut(count * dim);
         let (scores, rest) = rest.split_at_mut(count * KEYS);
         let (relative, rest) = rest.split_at_mut(count * distances);
-        let (widened, rest) = rest.split_at_mut(KEYS * dim);
+        let (packed, rest) = rest.split_at_mut(KEYS * dim);
         for (place, query) in queries.chunks_mut(dim).enumerate() {
             let head = self.head * group + place % group;
             let own = &self.q.row(self.first_row + place / group)[head * dim..][..dim];
@@ -394,11 +396,11 @@ impl Unit<'_> {
             if let Some(table) = &self.attend.relative_keys {
                 let w_stride = self.attend.heads * dim;
                 let w = &table.numbers()[head * dim..];
-                let dots = Dots { x: own, x_stride: dim, x_rows: 1, w, w_stride, w_rows: distances, k: dim, add: false };
+                let dots = Dots { x: own, x_stride: dim, x_rows: 1, w, w_stride, w_rows: distances, k: dim };
                 dots.into(self.set, &mut relative[place * distances..][..distances], distances);
             }
         }
-        (Room { queries, scores, relative, widened }, rest)
+        (Room { queries, scores, relative, packed }, rest)
     }
 
     /// Fills `states` with what the keys of one run give.
@@ -443,15 +445,16 @@ impl Unit<'_> {
     fn score<E: Element>(&self, keys: &[E], stride: usize, places: Range<usize>, n: usize, room: &mut Room<'_>) {
         let dim = self.attend.dim;
         let (x, scores) = (&room.queries[places.start * dim..], &mut room.scores[places.start * KEYS..]);
-        if size_of::<E>() == size_of::<f32>() || places.len() <= FEW {
-            let dots = Dots { x, x_stride: dim, x_rows: places.len(), w: keys, w_stride: stride, w_rows: n, k: dim, add: false };
+        if places.len() <= FEW {
+            let dots = Dots { x, x_stride: dim, x_rows: places.len(), w: keys, w_stride: stride, w_rows: n, k: dim };
             return dots.into(self.set, scores, KEYS);
         }
-        for (key, widened) in room.widened.chunks_mut(dim).take(n).enumerate() {
-            convert::widen(self.set, &keys[key * stride..][..dim], widened);
+        let scores = &mut scores[..places.len() * KEYS];
+        let piece = dot::piece(dim);
+        for at in (0..dim).step_by(piece) {
+            let panel = Panel::pack(self.set, &keys[at..], stride, n, (dim - at).min(piece), room.packed);
+            panel.products(self.set, &x[at..], dim, at > 0, scores, KEYS);
         }
-        let dots = Dots { x, x_stride: dim, x_rows: places.len(), w: &*room.widened, w_stride: dim, w_rows: n, k: dim, add: false };
-        dots.into(self.set, scores, KEYS);
     }
 
     /// Turns the scores of one query with keys `first .. first + n` into weights and carries its softmax on. Gives the keys that it sees, of those.

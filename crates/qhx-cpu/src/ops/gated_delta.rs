@@ -49,7 +49,7 @@ struct Inputs<'a> {
 
 impl GatedDelta {
     pub(crate) fn scratch(&self) -> usize {
-        ROWS * 2 * self.key_dim
+        ROWS * 2 * self.key_dim + DeltaRows::room(self.key_dim)
     }
 
     pub(crate) fn run(&self, frame: &mut Frame<'_, '_>) {
@@ -103,7 +103,8 @@ impl GatedDelta {
     ) {
         let (set, key_dim, value_dim) = (run.instructions, self.key_dim, self.value_dim);
         let Some((values, value_stride)) = inputs.v.strided() else { unreachable!("a value's own rows are a stride apart") };
-        let (queries, keys) = scratch[..ROWS * 2 * key_dim].split_at_mut(ROWS * key_dim);
+        let (queries, rest) = scratch.split_at_mut(ROWS * key_dim);
+        let (keys, room) = rest.split_at_mut(ROWS * key_dim);
         let mut gates = [(0.0, 0.0); ROWS];
         for first in (0..rows.len()).step_by(ROWS) {
             let (start, count) = (rows.start + first, (rows.len() - first).min(ROWS));
@@ -114,7 +115,7 @@ impl GatedDelta {
             }
             let (gates, values) = (&gates[..count], &values[start * value_stride + head * value_dim..]);
             let rule = DeltaRows { queries, keys, gates, key_dim, values, value_stride, value_dim };
-            rule.into_tile(set, (first == 0).then_some(before), s, &mut out.rows_from(first, count));
+            rule.into_tile(set, (first == 0).then_some(before), s, room, &mut out.rows_from(first, count));
         }
     }
 }

@@ -3,8 +3,10 @@
 use super::{Frame, Run, shortlist::Shortlist, unit_rows};
 use crate::{
     kernels::{
-        Instructions, convert,
-        dot::{Dots, PIECE},
+        Instructions,
+        columns::Panel,
+        convert,
+        dot::{self, Dots},
         integer::{self, ActivationRows, activation::Layout},
         map::{self, Binary, Unary},
     },
@@ -14,6 +16,7 @@ use crate::{
 };
 use half::{bf16, f16};
 use qhx_ir::{ActivationForm, Encoding};
+use std::ops::Range;
 
 /// Puts the rows of `x` into the form in which they enter products.
 #[derive(Debug)]
@@ -178,12 +181,10 @@ fn finish(run: &Run<'_>, bias: Option<&Plain>, clip: Option<[f32; 2]>, tile: &mu
 }
 
 /// From so many rows on, panels of the matrix are packed or decoded for a matrix product; below, each stored row is read once for all of them. The results are the
-/// same to the last bit: see [`crate::kernels::dot`] and [`integer`].
+/// same to the last bit: see [`crate::kernels::columns`] and [`integer`].
 const MATRIX_ROWS: usize = 8;
-/// Rows of the matrix in one decoded panel.
+/// Rows of the matrix in one packed panel.
 const PANEL: usize = 32;
-/// From one row of a decoded panel to the next: not a power of two, after which rows would meet in the same few places of a cache.
-const PANEL_STRIDE: usize = PIECE + LINE;
 
 /// The rows of x and the rows of the matrix that make up one unit.
 pub(crate) fn tile_shape(instructions: Instructions, rows: usize, weight: &Matrix, form: ActivationForm) -> (usize, usize) {
@@ -202,7 +203,7 @@ pub(crate) fn tile_shape(instructions: Instructions, rows: usize, weight: &Matri
 
 /// Scratch numbers for [`product`].
 pub(crate) fn product_scratch(weight: &Matrix) -> usize {
-    (PANEL * PANEL_STRIDE)
+    (2 * PANEL * dot::MOST_OF_A_PIECE)
         .max(4 * weight.columns.next_multiple_of(16))
         .max(integer::panel_scratch(integer::most_unit_rows(weight.columns), weight.columns))
 }
@@ -240,7 +241,7 @@ fn float_rows(run: &Run<'_>, weight: &Matrix, first: usize, (x, x_stride): (&[f3
     macro_rules! dots {
         ($type:ty) => {{
             let (w, w_stride) = (bytemuck::cast_slice::<u8, $type>(bytes), stride / size_of::<$type>());
-            Dots { x, x_stride, x_rows, w, w_stride, w_rows, k, add: false }.into_tile(run.instructions, tile)
+            Dots { x, x_stride, x_rows, w, w_stride, w_rows, k }.into_tile(run.instructions, tile)
         }};
     }
     match weight.encoding {
@@ -254,14 +255,14 @@ fn float_rows(run: &Run<'_>, weight: &Matrix, first: usize, (x, x_stride): (&[f3
                 for row in 0..w_rows {
                     weight.decode(run.instructions, first + column + row, 0, &mut scratch[row * w_stride..][..k]);
                 }
-                let dots = Dots { x, x_stride, x_rows, w: &*scratch, w_stride, w_rows, k, add: false };
+                let dots = Dots { x, x_stride, x_rows, w: &*scratch, w_stride, w_rows, k };
                 dots.into_tile(run.instructions, &mut tile.columns_from(column, w_rows));
             }
         }
     }
 }
 
-/// Many rows: panels of the matrix are decoded, then multiplied with all of them.
+/// Many rows: panels of the matrix are decoded and turned, then multiplied in register tiles.
 fn float_panels(
     run: &Run<'_>,
     weight: &Matrix,
@@ -270,16 +271,37 @@ fn float_panels(
     tile: &mut Tile<'_, f32>,
     scratch: &mut [f32],
 ) {
-    for at in (0..weight.columns).step_by(PIECE) {
-        let k = (weight.columns - at).min(PIECE);
+    let piece = dot::piece(weight.columns);
+    for at in (0..weight.columns).step_by(piece) {
+        let k = (weight.columns - at).min(piece);
         for column in (0..tile.columns).step_by(PANEL) {
-            let w_rows = (tile.columns - column).min(PANEL);
-            for (row, decoded) in scratch.chunks_mut(PANEL_STRIDE).take(w_rows).enumerate() {
-                weight.decode(run.instructions, first + column + row, at, &mut decoded[..k]);
+            let n = (tile.columns - column).min(PANEL);
+            let panel = pack_panel(run, weight, first + column..first + column + n, at..at + k, scratch);
+            panel.products_into_tile(run.instructions, &x[at..], x_stride, at > 0, &mut tile.columns_from(column, n));
+        }
+    }
+}
+
+/// Some columns of some rows as a panel. Quants are decoded first.
+fn pack_panel<'s>(run: &Run<'_>, weight: &Matrix, rows: Range<usize>, columns: Range<usize>, scratch: &'s mut [f32]) -> Panel<'s> {
+    let (n, k) = (rows.len(), columns.len());
+    let (decoded, room) = scratch.split_at_mut(PANEL * k);
+    let (bytes, stride) = weight.data(rows.clone());
+    macro_rules! pack {
+        ($type:ty) => {{
+            let numbers = &bytemuck::cast_slice::<u8, $type>(bytes)[columns.start..];
+            Panel::pack(run.instructions, numbers, stride / size_of::<$type>(), n, k, room)
+        }};
+    }
+    match weight.encoding {
+        Encoding::F32 => pack!(f32),
+        Encoding::F16 => pack!(f16),
+        Encoding::Bf16 => pack!(bf16),
+        Encoding::I8Row | Encoding::Block(_) => {
+            for (row, decoded) in rows.zip(decoded.chunks_mut(k)) {
+                weight.decode(run.instructions, row, columns.start, decoded);
             }
-            let (x, w, w_stride) = (&x[at..], &*scratch, PANEL_STRIDE);
-            let dots = Dots { x, x_stride, x_rows: tile.rows, w, w_stride, w_rows, k, add: at > 0 };
-            dots.into_tile(run.instructions, &mut tile.columns_from(column, w_rows));
+            Panel::pack(run.instructions, decoded, k, n, k, room)
         }
     }
 }

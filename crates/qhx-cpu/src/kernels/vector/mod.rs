@@ -33,8 +33,6 @@ pub(crate) const MOST_LANES: usize = 16;
 pub(crate) trait Vector: Copy {
     /// Number of lanes.
     const LANES: usize;
-    /// Vectors that registers have room for.
-    const REGISTERS: usize;
 
     /// Asks for the cache line of an address, which need not be one of the program's.
     #[inline(always)]
@@ -83,7 +81,9 @@ pub(crate) trait Vector: Copy {
     unsafe fn exp2_whole(self) -> Self;
     /// Lanes of `yes` where `self < than`, else of `no`.
     unsafe fn less(self, than: Self, yes: Self, no: Self) -> Self;
-    /// Sum of all lanes.
+    /// The first `LANES` vectors are the rows of a square: makes them its columns.
+    unsafe fn transpose(square: &mut [Self; MOST_LANES]);
+    /// Sum of all lanes: the upper half is added to the lower one, until one lane is left.
     unsafe fn sum(self) -> f32;
     /// [`Self::sum`] of each of four vectors, to the last bit.
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! NEON vectors: two registers side by side, so that the tiles of kernels fill the 32 that there are.
 
-use super::{Kernel, Vector};
+use super::{Kernel, MOST_LANES, Vector};
 use std::arch::{aarch64::*, asm};
 
 /// Runs a kernel with NEON vectors.
@@ -101,7 +101,6 @@ impl Neon {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Vector for Neon {
     const LANES: usize = 8;
-    const REGISTERS: usize = 16;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
@@ -232,6 +231,25 @@ impl Vector for Neon {
         unsafe { Self(vbslq_f32(vcltq_f32(self.0, than.0), yes.0, no.0), vbslq_f32(vcltq_f32(self.1, than.1), yes.1, no.1)) }
     }
     #[inline(always)]
+    unsafe fn transpose(square: &mut [Self; MOST_LANES]) {
+        unsafe {
+            // Four squares of 4 x 4; those beside the diagonal change places.
+            for i in 0..4 {
+                let (low, high) = (square[i], square[4 + i]);
+                (square[i].1, square[4 + i].0) = (high.0, low.1);
+            }
+            for half in square[..8].chunks_exact_mut(4) {
+                let (a, b) = (
+                    four_by_four([half[0].0, half[1].0, half[2].0, half[3].0]),
+                    four_by_four([half[0].1, half[1].1, half[2].1, half[3].1]),
+                );
+                for i in 0..4 {
+                    half[i] = Self(a[i], b[i]);
+                }
+            }
+        }
+    }
+    #[inline(always)]
     unsafe fn sum(self) -> f32 {
         unsafe { Self::sums([self; 4])[0] }
     }
@@ -239,8 +257,12 @@ impl Vector for Neon {
     unsafe fn sums(four: [Self; 4]) -> [f32; 4] {
         unsafe {
             let [a, b, c, d] = four.map(|lanes| vaddq_f32(lanes.0, lanes.1));
+            let halves = |a: float32x4_t, b: float32x4_t| {
+                let (a, b) = (vreinterpretq_f64_f32(a), vreinterpretq_f64_f32(b));
+                vaddq_f32(vreinterpretq_f32_f64(vzip1q_f64(a, b)), vreinterpretq_f32_f64(vzip2q_f64(a, b)))
+            };
             let mut sums = [0.0; 4];
-            vst1q_f32(sums.as_mut_ptr(), vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));
+            vst1q_f32(sums.as_mut_ptr(), vpaddq_f32(halves(a, b), halves(c, d)));
             sums
         }
     }

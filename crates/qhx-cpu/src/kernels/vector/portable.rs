@@ -1,6 +1,6 @@
 //! Vectors without special instructions: arrays that the compiler turns into whatever the target has.
 
-use super::Vector;
+use super::{MOST_LANES, Vector};
 use half::{bf16, f16};
 
 const LANES: usize = 8;
@@ -23,7 +23,6 @@ impl Portable {
 
 impl Vector for Portable {
     const LANES: usize = LANES;
-    const REGISTERS: usize = 16;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
@@ -128,6 +127,13 @@ impl Vector for Portable {
     #[inline(always)]
     unsafe fn less(self, than: Self, yes: Self, no: Self) -> Self {
         Self(std::array::from_fn(|i| if self.0[i] < than.0[i] { yes.0[i] } else { no.0[i] }))
+    }
+    #[inline(always)]
+    unsafe fn transpose(square: &mut [Self; MOST_LANES]) {
+        let rows = *square;
+        for (i, row) in square[..LANES].iter_mut().enumerate() {
+            *row = Self(std::array::from_fn(|j| rows[j].0[i]));
+        }
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {

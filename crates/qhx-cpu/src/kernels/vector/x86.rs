@@ -1,6 +1,6 @@
 //! AVX2 and AVX-512 vectors.
 
-use super::{Kernel, Vector};
+use super::{Kernel, MOST_LANES, Vector};
 use std::arch::x86_64::*;
 
 /// Runs a kernel with AVX2 vectors.
@@ -42,33 +42,8 @@ unsafe fn first_lanes(n: usize) -> __m256i {
 
 // SAFETY of every block below: the promises that `Vector` asks of its callers (CPU features, enough elements behind pointers).
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Avx2 {
-    /// The columns of a square.
-    #[inline(always)]
-    pub(in crate::kernels) unsafe fn transpose(square: &mut [Self; 8]) {
-        unsafe {
-            // Squares of 4 x 4 inside the halves of vectors, then the halves.
-            let mut fours = [_mm256_setzero_ps(); 8];
-            for (rows, fours) in square.chunks_exact(4).zip(fours.chunks_exact_mut(4)) {
-                let (low, high) = (_mm256_unpacklo_ps(rows[0].0, rows[1].0), _mm256_unpackhi_ps(rows[0].0, rows[1].0));
-                let (more_low, more_high) = (_mm256_unpacklo_ps(rows[2].0, rows[3].0), _mm256_unpackhi_ps(rows[2].0, rows[3].0));
-                fours[0] = _mm256_shuffle_ps::<0x44>(low, more_low);
-                fours[1] = _mm256_shuffle_ps::<0xee>(low, more_low);
-                fours[2] = _mm256_shuffle_ps::<0x44>(high, more_high);
-                fours[3] = _mm256_shuffle_ps::<0xee>(high, more_high);
-            }
-            for c in 0..4 {
-                square[c] = Self(_mm256_permute2f128_ps::<0x20>(fours[c], fours[4 + c]));
-                square[4 + c] = Self(_mm256_permute2f128_ps::<0x31>(fours[c], fours[4 + c]));
-            }
-        }
-    }
-}
-
-#[allow(clippy::undocumented_unsafe_blocks)]
 impl Vector for Avx2 {
     const LANES: usize = 8;
-    const REGISTERS: usize = 16;
 
     #[inline(always)]
     unsafe fn fetch(address: *const u8) {
@@ -175,6 +150,25 @@ impl Vector for Avx2 {
         unsafe { Self(_mm256_blendv_ps(no.0, yes.0, _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, than.0))) }
     }
     #[inline(always)]
+    unsafe fn transpose(square: &mut [Self; MOST_LANES]) {
+        unsafe {
+            // Squares of 4 x 4 inside the halves of vectors, then the halves.
+            let mut fours = [_mm256_setzero_ps(); 8];
+            for (rows, fours) in square.chunks_exact(4).zip(fours.chunks_exact_mut(4)) {
+                let (low, high) = (_mm256_unpacklo_ps(rows[0].0, rows[1].0), _mm256_unpackhi_ps(rows[0].0, rows[1].0));
+                let (more_low, more_high) = (_mm256_unpacklo_ps(rows[2].0, rows[3].0), _mm256_unpackhi_ps(rows[2].0, rows[3].0));
+                fours[0] = _mm256_shuffle_ps::<0x44>(low, more_low);
+                fours[1] = _mm256_shuffle_ps::<0xee>(low, more_low);
+                fours[2] = _mm256_shuffle_ps::<0x44>(high, more_high);
+                fours[3] = _mm256_shuffle_ps::<0xee>(high, more_high);
+            }
+            for c in 0..4 {
+                square[c] = Self(_mm256_permute2f128_ps::<0x20>(fours[c], fours[4 + c]));
+                square[4 + c] = Self(_mm256_permute2f128_ps::<0x31>(fours[c], fours[4 + c]));
+            }
+        }
+    }
+    #[inline(always)]
     unsafe fn sum(self) -> f32 {
         unsafe {
             let half = _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
@@ -207,7 +201,6 @@ impl Vector for Avx2 {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Vector for Avx512 {
     const LANES: usize = 16;
-    const REGISTERS: usize = 32;
 
     #[inline(always)]
     unsafe fn fetch(address: *const u8) {
@@ -307,6 +300,31 @@ impl Vector for Avx512 {
     #[inline(always)]
     unsafe fn less(self, than: Self, yes: Self, no: Self) -> Self {
         unsafe { Self(_mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, than.0), no.0, yes.0)) }
+    }
+    #[inline(always)]
+    unsafe fn transpose(square: &mut [Self; MOST_LANES]) {
+        unsafe {
+            // Squares of 4 x 4 inside the quarters of vectors, then the quarters.
+            let mut fours = [_mm512_setzero_ps(); MOST_LANES];
+            for (rows, fours) in square.chunks_exact(4).zip(fours.chunks_exact_mut(4)) {
+                let (low, high) = (_mm512_unpacklo_ps(rows[0].0, rows[1].0), _mm512_unpackhi_ps(rows[0].0, rows[1].0));
+                let (more_low, more_high) = (_mm512_unpacklo_ps(rows[2].0, rows[3].0), _mm512_unpackhi_ps(rows[2].0, rows[3].0));
+                fours[0] = _mm512_shuffle_ps::<0x44>(low, more_low);
+                fours[1] = _mm512_shuffle_ps::<0xee>(low, more_low);
+                fours[2] = _mm512_shuffle_ps::<0x44>(high, more_high);
+                fours[3] = _mm512_shuffle_ps::<0xee>(high, more_high);
+            }
+            for c in 0..4 {
+                let even = _mm512_shuffle_f32x4::<0x88>(fours[c], fours[4 + c]);
+                let more_even = _mm512_shuffle_f32x4::<0x88>(fours[8 + c], fours[12 + c]);
+                let odd = _mm512_shuffle_f32x4::<0xdd>(fours[c], fours[4 + c]);
+                let more_odd = _mm512_shuffle_f32x4::<0xdd>(fours[8 + c], fours[12 + c]);
+                square[c] = Self(_mm512_shuffle_f32x4::<0x88>(even, more_even));
+                square[4 + c] = Self(_mm512_shuffle_f32x4::<0x88>(odd, more_odd));
+                square[8 + c] = Self(_mm512_shuffle_f32x4::<0xdd>(even, more_even));
+                square[12 + c] = Self(_mm512_shuffle_f32x4::<0xdd>(odd, more_odd));
+            }
+        }
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {

@@ -2,7 +2,7 @@
 #![allow(clippy::undocumented_unsafe_blocks, clippy::needless_range_loop)] // SAFETY: see the module above.
 
 use super::*;
-use crate::kernels::vector::{Vector, x86::Avx2};
+use crate::kernels::vector::{MOST_LANES, Vector, x86::Avx2};
 use std::arch::x86_64::*;
 
 /// Rows of a group.
@@ -44,14 +44,13 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize>(r
         // In 32 bytes.
         let per_step = if STORED == I8_BLOCK32 { 1 } else { 2 };
         let x_sums = if STORED == I8_BLOCK16 { x.sums16.as_ptr() } else { x.sums32.as_ptr() };
+        let minus_eight = matches!(w.offsets, Offsets::MinusEight);
         let mut results = _mm256_setzero_ps();
         let (mut scales, mut offsets) = ([0.0f32; CHUNK * ROWS], [0.0f32; CHUNK * ROWS]);
         for chunk in 0..w.blocks.div_ceil(CHUNK) {
             side_by_side(rows, &w.scales, chunk * CHUNK, &mut scales);
-            match &w.offsets {
-                Offsets::None => {}
-                Offsets::MinusEight => offsets.iter_mut().zip(&scales).for_each(|(offset, scale)| *offset = -8.0 * *scale),
-                Offsets::Min(mins) => side_by_side(rows, mins, chunk * CHUNK, &mut offsets),
+            if let Offsets::Min(mins) = &w.offsets {
+                side_by_side(rows, mins, chunk * CHUNK, &mut offsets);
             }
             let end = w.blocks.min((chunk + 1) * CHUNK);
             for first in (chunk * CHUNK..end).step_by(per_step) {
@@ -63,11 +62,14 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize>(r
                     }
                     let total = if STORED == I8_BLOCK32 { _mm256_add_epi32(totals[0], totals[1]) } else { totals[i] };
                     let at = (b - chunk * CHUNK) * ROWS;
-                    let scale = _mm256_broadcast_ss(&*x.scales.as_ptr().add(if STORED == I8_BLOCK16 { b / 2 } else { b }));
-                    let scale = _mm256_mul_ps(_mm256_loadu_ps(scales.as_ptr().add(at)), scale);
-                    results = _mm256_fmadd_ps(_mm256_cvtepi32_ps(total), scale, results);
+                    let w_scales = _mm256_loadu_ps(scales.as_ptr().add(at));
+                    let x_scale = _mm256_broadcast_ss(&*x.scales.as_ptr().add(if STORED == I8_BLOCK16 { b / 2 } else { b }));
+                    results = _mm256_fmadd_ps(_mm256_cvtepi32_ps(total), _mm256_mul_ps(w_scales, x_scale), results);
                     if OFFSETS {
-                        let offsets = _mm256_loadu_ps(offsets.as_ptr().add(at));
+                        let offsets = match minus_eight {
+                            true => _mm256_mul_ps(w_scales, _mm256_set1_ps(-8.0)),
+                            false => _mm256_loadu_ps(offsets.as_ptr().add(at)),
+                        };
                         results = _mm256_fmadd_ps(offsets, _mm256_broadcast_ss(&*x_sums.add(b)), results);
                     }
                 }
@@ -81,7 +83,7 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize>(r
 #[inline(always)]
 unsafe fn side_by_side(rows: &Group<'_, ROWS>, scales: &Scales<'_>, b: usize, out: &mut [f32; CHUNK * ROWS]) {
     unsafe {
-        let mut square = [Avx2::splat(0.0); ROWS];
+        let mut square = [Avx2::splat(0.0); MOST_LANES];
         for r in 0..ROWS {
             square[r] = match *scales {
                 Scales::Row(scales) => Avx2::splat(scales[rows.rows[r]]),
@@ -126,14 +128,20 @@ unsafe fn step<const STORED: usize, const FOURS: usize>(rows: &Group<'_, ROWS>, 
                 totals[r] = match STORED {
                     I4_BLOCK32 => {
                         let w_high = _mm256_and_si256(_mm256_srli_epi16::<4>(quants), low);
-                        // Four products of 15 and 127 fit 16 bits.
                         let first = _mm256_maddubs_epi16(_mm256_and_si256(quants, low), x_low);
-                        _mm256_madd_epi16(_mm256_add_epi16(first, _mm256_maddubs_epi16(w_high, x_high)), ones)
+                        _mm256_add_epi16(first, _mm256_maddubs_epi16(w_high, x_high))
                     }
                     _ => bytes(quants, x_low, ones),
                 };
             }
-            fours[f] = four_rows(totals);
+            fours[f] = match STORED {
+                // Sixteen products of 15 and 127 fit 16 bits.
+                I4_BLOCK32 => {
+                    let pairs = _mm256_hadd_epi16(_mm256_hadd_epi16(totals[0], totals[1]), _mm256_hadd_epi16(totals[2], totals[3]));
+                    _mm256_madd_epi16(pairs, ones)
+                }
+                _ => four_rows(totals),
+            };
         }
         [_mm256_permute2x128_si256::<0x20>(fours[0], fours[1]), _mm256_permute2x128_si256::<0x31>(fours[0], fours[1])]
     }

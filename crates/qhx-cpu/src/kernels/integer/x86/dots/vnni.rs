@@ -47,14 +47,13 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize>(r
             I8_BLOCK16 => (x.sums16.as_ptr(), x.shifts16.as_ptr()),
             _ => (x.sums32.as_ptr(), x.shifts32.as_ptr()),
         };
+        let minus_eight = matches!(w.offsets, Offsets::MinusEight);
         let mut results = _mm512_setzero_ps();
         let (mut scales, mut offsets) = ([0.0f32; CHUNK * ROWS], [0.0f32; CHUNK * ROWS]);
         for chunk in 0..w.blocks.div_ceil(CHUNK) {
             side_by_side(&mut scales, |r, _| scales_of(&w.scales, rows.rows[r], chunk));
-            match &w.offsets {
-                Offsets::None => {}
-                Offsets::MinusEight => offsets.iter_mut().zip(&scales).for_each(|(offset, scale)| *offset = -8.0 * *scale),
-                Offsets::Min(mins) => side_by_side(&mut offsets, |r, _| scales_of(mins, rows.rows[r], chunk)),
+            if let Offsets::Min(mins) = &w.offsets {
+                side_by_side(&mut offsets, |r, _| scales_of(mins, rows.rows[r], chunk));
             }
             let end = w.blocks.min((chunk + 1) * CHUNK);
             for first in (chunk * CHUNK..end).step_by(per_step) {
@@ -72,11 +71,14 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize>(r
                         _ => _mm512_add_epi32(totals[i], _mm512_set1_epi32(*x_shifts.add(b))),
                     };
                     let at = (b - chunk * CHUNK) * ROWS;
-                    let scale = _mm512_set1_ps(*x.scales.as_ptr().add(if STORED == I8_BLOCK16 { b / 2 } else { b }));
-                    let scale = _mm512_mul_ps(_mm512_loadu_ps(scales.as_ptr().add(at)), scale);
-                    results = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), scale, results);
+                    let w_scales = _mm512_loadu_ps(scales.as_ptr().add(at));
+                    let x_scale = _mm512_set1_ps(*x.scales.as_ptr().add(if STORED == I8_BLOCK16 { b / 2 } else { b }));
+                    results = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), _mm512_mul_ps(w_scales, x_scale), results);
                     if OFFSETS {
-                        let offsets = _mm512_loadu_ps(offsets.as_ptr().add(at));
+                        let offsets = match minus_eight {
+                            true => _mm512_mul_ps(w_scales, _mm512_set1_ps(-8.0)),
+                            false => _mm512_loadu_ps(offsets.as_ptr().add(at)),
+                        };
                         results = _mm512_fmadd_ps(offsets, _mm512_set1_ps(*x_sums.add(b)), results);
                     }
                 }
