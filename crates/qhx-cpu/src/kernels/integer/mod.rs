@@ -250,10 +250,10 @@ mod tests {
                         });
                         for t in 0..count {
                             products(instructions, &w, &x, t, &mut out);
-                            for r in 0..rows {
+                            for (r, &found) in out.iter().enumerate() {
                                 let (wanted, size) = stated(&tensor, r, &x.row(t));
-                                let close = (out[r] as f64 - wanted).abs() <= 1e-6 * size.max(1e-3);
-                                assert!(close, "{encoding} {rows}x{columns} {instructions:?} row {r}: {}, not {wanted}", out[r]);
+                                let close = (found as f64 - wanted).abs() <= 1e-6 * size.max(1e-3);
+                                assert!(close, "{encoding} {rows}x{columns} {instructions:?} row {r}: {found}, not {wanted}");
                             }
                             let same = out.iter().zip(&tiled[t * rows..]).all(|(one, many)| one.to_bits() == many.to_bits());
                             assert!(same, "{encoding} {rows}x{columns} {instructions:?}: one row and many give other bits");
