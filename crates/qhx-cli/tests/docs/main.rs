@@ -27,20 +27,25 @@ fn report(problems: impl IntoIterator<Item = String>) {
     assert!(text.is_empty(), "the documents speak of what does not exist:\n{text}");
 }
 
-/// What `qhx help …` says.
-fn help(of: &[&str]) -> String {
+/// What `qhx help …` says; `None` if there is no such command.
+fn help(of: &[&str]) -> Option<String> {
     let output = Command::new(env!("CARGO_BIN_EXE_qhx")).arg("help").args(of).output().unwrap();
-    assert!(output.status.success(), "qhx help {of:?}");
-    String::from_utf8(output.stdout).unwrap()
+    output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
 }
 
 fn commands() -> BTreeMap<String, BTreeSet<String>> {
-    let whole = help(&[]);
+    let whole = help(&[]).expect("`qhx help` lists the commands");
     let listed = whole.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
     let names = listed.filter(|line| line.starts_with("  ") && !line.starts_with("   ")).filter_map(|line| line.split_whitespace().next());
-    let commands: BTreeMap<_, _> = names.map(|name| (name.to_owned(), flags_in(&help(&[name])))).collect();
+    let commands: BTreeMap<_, _> =
+        names.map(|name| (name.to_owned(), flags_of(name).unwrap_or_else(|| panic!("`qhx help {name}` fails")))).collect();
     assert!(commands.len() > 10, "the commands cannot be told from:\n{whole}");
     commands
+}
+
+/// The flags of a command, which may be hidden from the list; `None` if there is no such command.
+fn flags_of(command: &str) -> Option<BTreeSet<String>> {
+    help(&[command]).map(|text| flags_in(&text))
 }
 
 /// The flags that a help text defines: at the beginning of a line.
@@ -100,7 +105,7 @@ fn commands_and_their_flags() {
         let by_cargo = by_cargo.filter_map(|words| Some(words.split(|word| word == "--").nth(1)?.to_vec()));
         for words in calls(code, &["qhx"]).into_iter().chain(by_cargo) {
             let Some((name, rest)) = words.split_first().filter(|(name, _)| !is_placeholder(name)) else { continue };
-            match COMMANDS.get(name) {
+            match COMMANDS.get(name).cloned().or_else(|| flags_of(name)) {
                 None => problems.push(format!("{}: `qhx {name}` is no command", code.place())),
                 Some(known) => {
                     let unknown = flags(rest.iter().map(String::as_str)).filter(|flag| !known.contains(*flag));
