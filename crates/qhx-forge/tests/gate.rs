@@ -111,8 +111,8 @@ fn a_quick_gate_says_that_it_is_one() {
     let mut silent = |_: GateProgress<'_>| {};
     let gate = GateOptions { quick: true, ..GateOptions::new(&mut silent) };
     let parity = forge_gated(&material, &mut options, gate).unwrap().parity;
-    assert!(parity.gate.passed && parity.cases.iter().all(|case| case.ids.len() == 16), "{:?}", parity.gate);
-    assert!(parity.cases.iter().all(|case| case.kind == CaseKind::Media || case.prompt_ids.len() <= 160));
+    assert!(parity.gate.passed && parity.cases.iter().all(|case| case.ids.len() == 13), "{:?}", parity.gate);
+    assert!(parity.cases.iter().all(|case| case.kind == CaseKind::Media || case.prompt_ids.len() <= 100));
     let [text, image] = &parity.gate.covered[..] else { panic!("{:?}", parity.gate.covered) };
     assert!(text.prompts >= 6 && text.prompts < text.of && image.prompts == 1, "{:?}", parity.gate.covered);
     assert!(parity.gate.limited.unwrap().starts_with("a quick gate: "));
