@@ -42,7 +42,7 @@ use std::{env, ffi::OsString, process::ExitCode};
 #[derive(Parser)]
 #[command(name = "qhx", version, arg_required_else_help = true)]
 #[command(
-    after_help = "Examples:\n  qhx run \"What is the capital of France?\"\n  qhx forge ./SmolLM2-135M-Instruct --out smol\n  qhx run smol \"Why is the sky blue?\""
+    after_help = "Examples:\n  qhx run \"Why is the sky blue?\"\n  qhx forge ./SmolLM2-135M-Instruct --out smol\n  qhx run smol \"Why is the sky blue?\""
 )]
 struct Cli {
     #[command(subcommand)]

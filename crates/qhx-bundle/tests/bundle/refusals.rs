@@ -165,7 +165,7 @@ fn wrong_programs() {
         files.replace(PROGRAM, text.replace(from, to).into_bytes());
         files.error()
     };
-    says(&error("\"program_version\": 1", "\"program_version\": 2"), &[PROGRAM, "program_version 2"]);
+    says(&error("\"program_version\": 1", "\"program_version\": 2"), &[PROGRAM, "program_version is 2"]);
     says(&error("\"inputs\"", "\"input\""), &[PROGRAM, "input"]);
     // Stored alike, thanks to padding, but not the same weight.
     says(&error("[5,33]", "[5,34]"), &["weight `table`", "declares i8_row [5, 34]", "has i8_row [5, 33]"]);

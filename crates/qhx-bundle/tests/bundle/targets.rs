@@ -134,7 +134,7 @@ fn wrong_plans_name_the_field() {
     assert!(error(|m| drop(m.plan.as_mut().unwrap().programs.insert("vision".into(), prepared("vision")))).contains("`vision`"));
     assert!(
         error(|m| m.plan.as_mut().unwrap().programs.get_mut("text").unwrap().graphs = vec![path("a/b.json")])
-            .contains("beside the manifest")
+            .contains("in the manifest's folder")
     );
     assert!(error(|m| m.plan.as_mut().unwrap().programs.get_mut("text").unwrap().graphs.clear()).contains("must name a file"));
     // What runs elsewhere needs no graphs; who says so must be an arch folder.

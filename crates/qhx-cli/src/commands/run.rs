@@ -27,7 +27,7 @@ use std::{
                         qhx run qwen-vl --image photo.jpg \"Describe this image.\"\n  \
                         qhx run gemma --audio clip.wav \"Transcribe.\"\n  \
                         qhx run gemma --audio lecture.mp3 --split \"Transcribe.\"\n  \
-                        qhx run --json \"What is the capital of France?\"\n\n\
+                        qhx run --json \"Why is the sky blue?\"\n\n\
                         A single argument is the prompt, unless it looks like a model that does not exist, which is an error.\n\
                         What follows -- is the prompt in any case, and so is the text of --prompt."
 )]

@@ -85,8 +85,8 @@ impl Session {
 
     /// The same, with something that the caller wants back.
     pub(crate) fn save_with(&self, path: &Path, note: Option<&Value>) -> Result<(), Error> {
-        // A slip of a file name must not cost another file.
-        if fs::metadata(path).is_ok_and(|about| about.is_file()) && !is_snapshot(path)? {
+        // A slip of a file name must not cost another file; an empty one costs nothing.
+        if fs::metadata(path).is_ok_and(|about| about.is_file() && about.len() > 0) && !is_snapshot(path)? {
             return Err(wrong(path, "exists and is not a saved session: choose another name".into()));
         }
         let program = self.model.program();
