@@ -10,7 +10,7 @@
 //! prompt at once, drafts) and whatever other sessions are in those calls. Batching, paged keys and drafts rely on it. It holds because no number that a row
 //! produces depends on how many rows are computed with it:
 //!
-//! * a product adds up its terms in one order, for one row as for many: float weights in pieces of 512 numbers, lane by lane; integer weights block by block, exact
+//! * a product adds up its terms in one order, for one row as for many: float weights lane by lane in equal pieces of at most 640 numbers; integer weights block by block, exact
 //!   integers within a block;
 //! * attention cuts keys at absolute indexes into blocks of 64 and runs of 256, folds the runs together in order, and never looks at a key that is masked or beyond
 //!   the segment's last row;
