@@ -19,6 +19,7 @@ fuzz_target!(|file: &[u8]| {
             std: [0.5; 3],
             patches: Patches { size: 8, block: 2, temporal: 2, order },
             position_side: Some(5),
+            trained_size: None,
         };
         let Ok(image) = Image::from_picture("fuzz", &picture, &front_end) else { continue };
         let patches = image.patches();

@@ -1,5 +1,7 @@
 //! Seeded randomness, the same on every machine.
 
+use qhx_runtime::sample::random::mix;
+
 /// SplitMix64.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
@@ -19,10 +21,7 @@ impl Random {
     /// The next 64 bits.
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        mix(self.0)
     }
 
     /// A number below `n`; 0 where there is none.

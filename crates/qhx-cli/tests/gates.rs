@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{fail, fixture, json, listing, qhx, ran, run, scratch, succeed};
+use common::{fail, fixture, json, listing, qhx, ran, run, scratch, succeed, text};
 use serde_json::{Value, json};
 use std::{
     fs,
@@ -12,10 +12,6 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
 
 #[test]
 fn forged_gated_verified() {

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{
-    DEVICE, Ran, bundle, bundle_copy, copy_folder, fail, failed, fixture, json, listing, qhx, ran, read_json, scratch, with_stdin,
+    DEVICE, Ran, bundle, bundle_copy, copy_folder, fail, failed, fixture, json, listing, qhx, ran, read_json, scratch, text, with_stdin,
 };
 use qhx_runtime::tensors::Tensor;
 use serde_json::{Value, json};
@@ -21,10 +21,6 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
 
 fn fifo(path: &Path) {
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());

@@ -14,3 +14,11 @@ pub use identity::Identity;
 pub use read::{MAX_STREAM_BYTES, ReadError, open, open_inside, read, read_given, read_inside};
 pub use write::{check, remove_temporaries, write};
 pub(crate) use write::{no_links, random};
+
+/// What a folder holds, sorted.
+#[cfg(test)]
+pub(crate) fn names(folder: &std::path::Path) -> Vec<String> {
+    let mut names: Vec<_> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}

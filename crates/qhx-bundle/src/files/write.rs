@@ -190,12 +190,7 @@ fn take_after(_: &File, _: &Metadata) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn names(folder: &Path) -> Vec<String> {
-        let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort();
-        names
-    }
+    use crate::files::names;
 
     #[test]
     fn a_failed_write_leaves_the_old_file_and_nothing_else() {

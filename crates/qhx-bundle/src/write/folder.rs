@@ -292,13 +292,7 @@ fn sync_folder(folder: &Path) -> Result<(), BundleError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::MANIFEST_FILE;
-
-    fn names(folder: &Path) -> Vec<String> {
-        let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort();
-        names
-    }
+    use crate::{files::names, manifest::MANIFEST_FILE};
 
     #[test]
     fn nothing_remains_of_an_abandoned_folder() {

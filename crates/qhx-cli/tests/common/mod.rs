@@ -30,6 +30,11 @@ pub(crate) fn scratch() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("qhx-cli-").tempdir().unwrap()
 }
 
+/// A path as an argument.
+pub(crate) fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
 /// The command with a cache of its own.
 pub(crate) fn qhx(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_qhx"));
