@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         executable.run(&mut Call {
             bindings: Bindings { rows, soft_rows: 0, wanted: 1 },
             inputs: &[InputData::I32(&ids), InputData::I32(&positions), InputData::I32(&last)],
-            segments: &mut [Segment { state: Some(state), first_row: 0, valid_rows: rows }],
+            segments: &mut [Segment::new(Some(state), 0, rows)],
             epoch: 0,
             cancel: None,
             taps: None,

@@ -63,7 +63,7 @@ fn timed(device: &CpuDevice, program: &Checked, weights: &Arc<dyn Weights>, colu
         executable.run(&mut Call {
             bindings: Bindings { rows: ROWS, soft_rows: 0, wanted: 0 },
             inputs: &[InputData::F32(&x)],
-            segments: &mut [Segment { state: None, first_row: 0, valid_rows: ROWS }],
+            segments: &mut [Segment::new(None, 0, ROWS)],
             epoch: 0,
             cancel: None,
             taps: None,

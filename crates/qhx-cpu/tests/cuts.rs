@@ -43,7 +43,7 @@ fn every_op() {
 
 /// The logits of all rows, cut into calls of `size` rows.
 fn logits(device: &CpuDevice, program: &Checked, weights: &Arc<dyn Weights>, rows: usize, size: usize) -> Vec<u32> {
-    let limits = LoadOptions { max_rows: size, max_soft_rows: 0, max_wanted: size, artifacts: None };
+    let limits = LoadOptions { max_rows: size, max_soft_rows: 0, max_wanted: size, max_segments: 1, artifacts: None };
     let mut executable = device.load(program, weights, &limits).unwrap();
     let mut state = executable.new_state(rows).unwrap();
     let mut bits = Vec::new();
@@ -56,7 +56,7 @@ fn logits(device: &CpuDevice, program: &Checked, weights: &Arc<dyn Weights>, row
         let mut call = Call {
             bindings: Bindings { rows: n, soft_rows: 0, wanted: n },
             inputs: &inputs,
-            segments: &mut [Segment { state: Some(&mut *state), first_row: 0, valid_rows: n }],
+            segments: &mut [Segment::new(Some(&mut *state), 0, n)],
             epoch: 0,
             cancel: None,
             taps: None,

@@ -69,7 +69,7 @@ fn call(chosen: &[[i32; 2]], guarded: bool) -> (u64, Vec<usize>, Vec<f32>) {
     let (x, shares) = (vec![0.25; rows * HIDDEN], vec![0.5; rows * 2]);
     let experts: Vec<i32> = chosen.as_flattened().to_vec();
     let inputs = [InputData::F32(&x), InputData::I32(&experts), InputData::F32(&shares)];
-    let mut segments = [Segment { state: None, first_row: 0, valid_rows: rows }];
+    let mut segments = [Segment::new(None, 0, rows)];
     let bindings = Bindings { rows, soft_rows: 0, wanted: 0 };
     executable
         .run(&mut Call { bindings, inputs: &inputs, segments: &mut segments, epoch: 0, cancel: None, taps: None, largest_only: false })

@@ -33,7 +33,7 @@ fn idle_threads_sleep() {
         let mut call = Call {
             bindings: Bindings { rows, soft_rows: 0, wanted: 1 },
             inputs: &[InputData::I32(&ids), InputData::I32(&ids), InputData::I32(&[0])],
-            segments: &mut [Segment { state: Some(&mut *state), first_row: 0, valid_rows: rows }],
+            segments: &mut [Segment::new(Some(&mut *state), 0, rows)],
             epoch: 0,
             cancel: None,
             taps: None,

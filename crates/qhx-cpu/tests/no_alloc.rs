@@ -57,7 +57,7 @@ fn decoding_allocates_nothing() {
                 (ids[i], positions[i]) = ((start + i as i32) * 31 % 5000, start + i as i32);
             }
             let inputs = [InputData::I32(&ids[..rows]), InputData::I32(&positions[..rows]), InputData::I32(&[0])];
-            let mut segments = [Segment { state: Some(&mut *state), first_row: 0, valid_rows: rows }];
+            let mut segments = [Segment::new(Some(&mut *state), 0, rows)];
             let mut call = Call {
                 bindings: Bindings { rows, soft_rows: 0, wanted: 1 },
                 inputs: &inputs,

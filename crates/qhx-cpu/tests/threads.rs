@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// All bits that a session of calls gives: outputs, taps and slots.
 fn bits(device: &CpuDevice, program: &Checked, weights: &Arc<dyn Weights>, calls: &[usize]) -> Vec<u32> {
-    let limits = LoadOptions { max_rows: 300, max_soft_rows: 2, max_wanted: 2, artifacts: None };
+    let limits = LoadOptions { max_rows: 300, max_soft_rows: 2, max_wanted: 2, max_segments: 1, artifacts: None };
     let mut executable = device.load(program, weights, &limits).unwrap();
     let mut state = executable.new_state(1024).unwrap();
     let mut bits = Vec::new();
@@ -32,7 +32,7 @@ fn bits(device: &CpuDevice, program: &Checked, weights: &Arc<dyn Weights>, calls
             .run(&mut Call {
                 bindings,
                 inputs: &data,
-                segments: &mut [Segment { state: Some(&mut *state), first_row: 0, valid_rows: rows }],
+                segments: &mut [Segment::new(Some(&mut *state), 0, rows)],
                 epoch: 0,
                 cancel: None,
                 taps: Some(&mut taps),

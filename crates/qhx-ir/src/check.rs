@@ -108,6 +108,16 @@ impl Checked {
         Self { program, ..self.clone() }
     }
 
+    /// The place and the width of the output that has a row for each wanted one; none where there are several, or none.
+    pub fn wanted_output(&self) -> Option<(usize, usize)> {
+        let width = |output: &crate::Output| match self.value_type(&output.value).shape[..] {
+            [Dim::L, Dim::Fixed(width)] => Some(width),
+            _ => None,
+        };
+        let mut found = self.outputs.iter().enumerate().filter_map(|(place, output)| Some((place, width(output)?)));
+        found.next().filter(|_| found.next().is_none())
+    }
+
     pub(crate) fn limits(&self) -> &CallLimits {
         &self.limits
     }

@@ -1,16 +1,15 @@
 //! The interface between programs and the hardware that runs them.
+//!
+//! It has two halves. A [`Device`] is knowledge and needs no hardware: which ops it supports, what the host does for it, what would be compiled. A
+//! [`Machine`] is a device that was opened: it compiles, loads and runs.
 
-use crate::{Bindings, CheckError, Checked, DType, KvType, Name, WeightTensor, check};
+use crate::{Call, CheckError, Checked, Name, State, WeightTensor, check};
 use serde::{Deserialize, Serialize};
 use std::{
-    any::Any,
     collections::{BTreeMap, BTreeSet, HashMap},
     ops::Add,
     path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 use thiserror::Error;
@@ -48,12 +47,28 @@ pub enum DeviceError {
     /// The machine lacks what the model needs.
     #[error("{0}")]
     Resources(String),
+    /// This machine does not have the device, or not what is needed to drive it.
+    #[error("{device}: {reason}")]
+    Absent {
+        /// The device's name.
+        device: String,
+        /// Why.
+        reason: String,
+    },
+    /// The device is gone, and with it all executables and states on it: sessions continue from their rows on another one.
+    #[error("{device} was lost: {reason}")]
+    Lost {
+        /// The device's name.
+        device: String,
+        /// What happened.
+        reason: String,
+    },
 }
 
-/// Hardware that runs programs.
+/// What is known of a kind of hardware that runs programs.
 pub trait Device: Send + Sync {
-    /// A description for people and for placement.
-    fn describe(&self) -> DeviceInfo;
+    /// `cpu`, `gpu`, `npu` …
+    fn name(&self) -> &str;
 
     /// Whether it supports an op of a program; the error is the reason why placement moves the stage to another device.
     fn accepts(&self, program: &Checked, op: &crate::Op) -> Result<(), DeviceError>;
@@ -63,19 +78,33 @@ pub trait Device: Send + Sync {
         false
     }
 
-    /// The plan that [`Device::prepare`] would follow, without compiling anything; the error says, with numbers, why the program does not fit.
+    /// The plan that [`Machine::prepare`] would follow; the error says, with numbers, why the program does not fit.
     fn plan(&self, pieces: &[Piece<'_>], _target: &Target) -> Result<Planned, DeviceError> {
         Ok(Planned { rows: all_rows(pieces), notes: Vec::new() })
-    }
-
-    /// Compiles a program, or the pieces of one that run here, ahead of time (called by the forge). Devices that compile at load do nothing.
-    fn prepare(&self, _pieces: &[Piece<'_>], _weights: &Arc<dyn Weights>, _target: &Target) -> Result<Vec<Artifact>, DeviceError> {
-        Ok(Vec::new())
     }
 
     /// The weights that are still needed when a prepared program is loaded: those that the host reads. A device that prepares nothing needs all of them.
     fn host_weights(&self, program: &Checked) -> Vec<Name> {
         program.weights.keys().cloned().collect()
+    }
+
+    /// Opens it: starts its threads, loads its driver. Opening it again gives the same machine.
+    fn open(&self) -> Result<Arc<dyn Machine>, DeviceError>;
+
+    /// [`Machine::load`] of the opened device.
+    fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
+        self.open()?.load(program, weights, options)
+    }
+}
+
+/// A device that was opened.
+pub trait Machine: Send + Sync {
+    /// A description for people and for placement.
+    fn describe(&self) -> DeviceInfo;
+
+    /// Compiles a program, or the pieces of one that run here, ahead of time (called by the forge). Devices that compile at load do nothing.
+    fn prepare(&self, _pieces: &[Piece<'_>], _weights: &Arc<dyn Weights>, _target: &Target) -> Result<Vec<Artifact>, DeviceError> {
+        Ok(Vec::new())
     }
 
     /// Loads a program. To load a part of one, cut it out first: [`Checked::cut`].
@@ -94,7 +123,33 @@ pub struct DeviceInfo {
     /// Number of threads or queues.
     pub threads: usize,
     /// Further facts for placement or people (`instructions: avx2+fma` …).
-    pub facts: BTreeMap<String, String>,
+    pub facts: BTreeMap<String, Fact>,
+}
+
+/// A fact about a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum Fact {
+    /// A name or a version.
+    Text(String),
+    /// A count.
+    Number(u64),
+    /// An amount of memory.
+    Bytes(u64),
+    /// Cores, by their numbers.
+    Cores(Vec<usize>),
+}
+
+impl From<&str> for Fact {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl From<String> for Fact {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
 }
 
 /// A program, or a part cut out of one, to be compiled ahead of time.
@@ -150,15 +205,35 @@ pub struct LoadOptions {
     pub max_rows: usize,
     /// The largest `R` of any call.
     pub max_soft_rows: usize,
-    /// The largest `L` of any call.
+    /// The most rows of any call whose logits are wanted whole. Of more rows something smaller may be wanted: see [`crate::Want`].
     pub max_wanted: usize,
+    /// The most segments of any call. A device may offer fewer: see [`Executable::max_segments`].
+    pub max_segments: usize,
     /// Folder with the files that [`Device::prepare`] wrote.
     pub artifacts: Option<PathBuf>,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { max_rows: 256, max_soft_rows: 256, max_wanted: 1, artifacts: None }
+        Self { max_rows: 256, max_soft_rows: 256, max_wanted: 1, max_segments: 1, artifacts: None }
+    }
+}
+
+impl LoadOptions {
+    /// Whether a call is within them.
+    pub fn check(&self, program: &Checked, call: &Call<'_>) -> Result<(), DeviceError> {
+        let (found, logits, segments) = (call.bindings, call.logit_rows(), call.segments.len());
+        if found.rows <= self.max_rows
+            && found.soft_rows <= self.max_soft_rows
+            && logits <= self.max_wanted
+            && segments <= self.max_segments
+        {
+            return Ok(());
+        }
+        Err(DeviceError::Call(format!(
+            "a call of T = {}, R = {}, L = {logits} rows in {segments} segments exceeds the {}, {}, {} and {} that program `{}` was loaded for",
+            found.rows, found.soft_rows, self.max_rows, self.max_soft_rows, self.max_wanted, self.max_segments, program.name
+        )))
     }
 }
 
@@ -191,12 +266,35 @@ pub trait Executable: Send {
     /// A fresh state for a session of at most `context` rows.
     fn new_state(&self, context: usize) -> Result<Box<dyn State>, DeviceError>;
 
-    /// Runs one call. Changes to states are provisional until [`State::commit`].
-    fn run(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError>;
+    /// Begins a call. Changes to states are provisional until [`State::commit`].
+    ///
+    /// A device of its own (a GPU) works on while the caller goes on; a device that has only the caller's processor works in [`Executable::wait`]. So
+    /// that two devices overlap, submit to the first, wait for the second, then wait for the first.
+    fn submit(&mut self, call: &mut Call<'_>) -> Result<Ticket, DeviceError>;
 
-    /// The data of an output of the last successful call, row-major; `None` for an unknown name. Integers (chosen experts that cross a
-    /// cut) are converted to floats.
-    fn output(&self, name: &str) -> Option<&[f32]>;
+    /// Ends a call, the same that was submitted: its outputs, taps and states are filled in. Calls are waited for in the order in which they were submitted.
+    fn wait(&mut self, ticket: Ticket, call: &mut Call<'_>) -> Result<(), DeviceError>;
+
+    /// Runs a call to its end.
+    fn run(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
+        let ticket = self.submit(call)?;
+        self.wait(ticket, call)
+    }
+
+    /// The most segments of a call; a device with one serves sessions in turns.
+    fn max_segments(&self) -> usize {
+        1
+    }
+
+    /// Whether recurrent slots can commit a part of a call's rows: see [`crate::Segment::partial`].
+    fn commits_partly(&self) -> bool {
+        false
+    }
+
+    /// Bytes that all states of this executable hold together, what they share counted once; `None` if the device does not count.
+    fn state_bytes(&self) -> Option<StateBytes> {
+        None
+    }
 
     /// How long the last stage of the program (for text: the output head) took in the last successful call, where the device measures it.
     fn last_stage_time(&self) -> Option<Duration> {
@@ -220,6 +318,27 @@ pub trait Executable: Send {
 
     /// Bytes of memory in addition to weights and states (activations, packed panels).
     fn scratch_bytes(&self) -> u64;
+}
+
+/// A call that was begun: the device's own number for it.
+#[derive(Debug)]
+#[must_use = "a call that is not waited for has no results"]
+pub struct Ticket(pub u64);
+
+/// The memory of states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct StateBytes {
+    /// Key and value rows.
+    pub kv: u64,
+    /// Recurrent slots.
+    pub recurrent: u64,
+}
+
+impl StateBytes {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.kv + self.recurrent
+    }
 }
 
 /// Traffic between a host and the graphs of a device.
@@ -254,201 +373,4 @@ pub struct WeightsRead<'a> {
     pub bytes: u64,
     /// For each op with experts, in program order: the number of rows per expert.
     pub expert_rows: &'a [Vec<usize>],
-}
-
-/// One call of an executable.
-pub struct Call<'a> {
-    /// `T`, `R` and `L`.
-    pub bindings: Bindings,
-    /// The inputs, in the program's order.
-    pub inputs: &'a [InputData<'a>],
-    /// The owners of the rows, in ascending order of `first_row`, without overlap. Rows outside are padding.
-    pub segments: &'a mut [Segment<'a>],
-    /// The program's epoch: see [`crate::Program::epoch`].
-    pub epoch: usize,
-    /// Checked between the device's steps; when set, the call ends with [`DeviceError::Cancelled`].
-    pub cancel: Option<&'a AtomicBool>,
-    /// Receives every stage's tap.
-    pub taps: Option<&'a mut dyn FnMut(Tap<'_>)>,
-    /// Only the largest value of each output row and its index are wanted (the first of equal ones): a device may skip the others and return −∞ for
-    /// them.
-    pub largest_only: bool,
-}
-
-/// The rows `first_row .. first_row + valid_rows` of a call belong to `state`; rows after them, up to the next segment, are padding: they neither
-/// change the state nor reach valid rows. In values with fewer rows (`T/n`, `ceil(T/n)`) the segment starts at `first_row / n`, which must
-/// be whole, and has `ceil(valid_rows / n)` rows.
-pub struct Segment<'a> {
-    /// `None` for programs without slots.
-    pub state: Option<&'a mut dyn State>,
-    /// First row in the call.
-    pub first_row: usize,
-    /// Number of valid rows.
-    pub valid_rows: usize,
-}
-
-/// An input's data, row-major.
-#[derive(Clone, Copy, Debug)]
-pub enum InputData<'a> {
-    /// Activations.
-    F32(&'a [f32]),
-    /// Ids, positions, row indexes.
-    I32(&'a [i32]),
-}
-
-/// The result of a stage.
-#[derive(Clone, Copy, Debug)]
-pub struct Tap<'a> {
-    /// The stage's name.
-    pub stage: &'a str,
-    /// Its shape in this call.
-    pub shape: &'a [usize],
-    /// The data, row-major; rows outside segments have no meaning.
-    pub values: &'a [f32],
-}
-
-impl Call<'_> {
-    /// Checks everything about this call that does not depend on the device: input count, types and lengths, ranges of table and row indexes,
-    /// segments, epoch, and room in the states. Devices call it first.
-    pub fn check(&self, program: &Checked) -> Result<(), DeviceError> {
-        let wrong = |reason: String| Err(DeviceError::Call(format!("program `{}`: {reason}", program.name)));
-        let rows = self.bindings.rows;
-        if rows == 0 {
-            return wrong("a call needs at least one row".into());
-        }
-        if self.bindings.soft_rows > rows || self.inputs.len() != program.inputs.len() {
-            return wrong(format!(
-                "found {} inputs and {} soft rows, expected {} inputs and at most {rows} soft rows",
-                self.inputs.len(),
-                self.bindings.soft_rows,
-                program.inputs.len()
-            ));
-        }
-        for dim in &program.limits().exact {
-            dim.bind(&self.bindings).map(drop).or_else(wrong)?;
-        }
-        for (input, data) in program.inputs.iter().zip(self.inputs) {
-            let mut numbers = 1usize;
-            for dim in &input.shape {
-                numbers = numbers.saturating_mul(dim.bind(&self.bindings).map_err(DeviceError::Call)?);
-            }
-            let (dtype, length) = match data {
-                InputData::F32(x) => (DType::F32, x.len()),
-                InputData::I32(x) => (DType::I32, x.len()),
-            };
-            if dtype != input.dtype || length != numbers {
-                return wrong(format!("input `{}` needs {numbers} values of {:?}, found {length} of {dtype:?}", input.name, input.dtype));
-            }
-        }
-        for &(place, limit) in &program.limits().indexes {
-            let limit = limit.bind(&self.bindings).map_err(DeviceError::Call)?;
-            if let InputData::I32(numbers) = self.inputs[place]
-                && let Some(bad) = numbers.iter().find(|&&i| i < 0 || i as usize >= limit)
-            {
-                return wrong(format!("input `{}` has {bad}, expected 0 or more and less than {limit}", program.inputs[place].name));
-            }
-        }
-        if self.epoch > program.epochs.len() {
-            return wrong(format!("epoch is {}, but there are only {}", self.epoch, program.epochs.len() + 1));
-        }
-        let (mut next, step) = (0, program.limits().segment_step);
-        for segment in self.segments.iter() {
-            let end = segment.first_row.saturating_add(segment.valid_rows);
-            if segment.first_row < next || end > rows || segment.valid_rows == 0 || segment.first_row % step != 0 {
-                return wrong(format!(
-                    "segment {}..{end} is not valid in a call of {rows} rows: segments must be in order, apart, not empty and start at a multiple of {step}",
-                    segment.first_row
-                ));
-            }
-            next = end;
-            match &segment.state {
-                None if !program.slots.is_empty() => return wrong("a segment has no state".into()),
-                Some(state) if state.len() + segment.valid_rows > state.capacity() => {
-                    return wrong(format!(
-                        "{} rows and {} more exceed the context of {} rows",
-                        state.len(),
-                        segment.valid_rows,
-                        state.capacity()
-                    ));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether cancellation was requested.
-    pub fn is_cancelled(&self) -> bool {
-        self.cancel.is_some_and(|flag| flag.load(Ordering::Relaxed))
-    }
-}
-
-/// The slots of one session on one device.
-pub trait State: Send {
-    /// Committed rows.
-    fn len(&self) -> usize;
-
-    /// Whether no rows are committed.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The most rows it can have.
-    fn capacity(&self) -> usize;
-
-    /// Commits the first `rows` valid rows of the last call. With recurrent slots it must be all of them.
-    fn commit(&mut self, rows: usize) -> Result<(), DeviceError>;
-
-    /// Discards the KV rows from `len` on. Recurrent slots are left as they are: the caller imports their state at `len`.
-    fn truncate(&mut self, len: usize) -> Result<(), DeviceError>;
-
-    /// An independent copy of what is committed.
-    fn fork(&self) -> Box<dyn State>;
-
-    /// A slot's committed content in canonical form; for a KV slot, the rows from `first` on. It is an error if the state no longer has them all.
-    fn export_rows(&self, slot: &str, first: usize) -> Result<SlotData, DeviceError>;
-
-    /// Replaces a slot's content; for a KV slot, the rows from `first` on. They must end where the committed ones end, or follow them: import such
-    /// rows for all KV slots, then call [`State::set_len`].
-    fn import_rows(&mut self, slot: &str, first: usize, data: &SlotData) -> Result<(), DeviceError>;
-
-    /// A slot's committed content in canonical form.
-    fn export(&self, slot: &str) -> Result<SlotData, DeviceError> {
-        self.export_rows(slot, 0)
-    }
-
-    /// Replaces a slot's content; there must be as many KV rows as are committed (for a fresh state: import all slots, then call [`State::set_len`]).
-    fn import(&mut self, slot: &str, data: &SlotData) -> Result<(), DeviceError> {
-        self.import_rows(slot, 0, data)
-    }
-
-    /// Declares `len` rows as committed after KV slots of that length were imported.
-    fn set_len(&mut self, len: usize) -> Result<(), DeviceError>;
-
-    /// Bytes of memory in use.
-    fn bytes(&self) -> u64;
-
-    /// For the device that made it.
-    fn as_any(&self) -> &dyn Any;
-
-    /// For the device that made it.
-    fn as_any_mut(&mut self) -> &mut dyn Any;
-}
-
-/// A slot's content, the same on every device.
-#[derive(Clone, Debug, PartialEq)]
-pub enum SlotData {
-    /// Rows `[position, kv_heads, head_dim]`, little-endian.
-    Kv {
-        /// Element type.
-        dtype: KvType,
-        /// Number of positions.
-        rows: usize,
-        /// Key bytes.
-        keys: Vec<u8>,
-        /// Value bytes.
-        values: Vec<u8>,
-    },
-    /// FIFO rows or delta state.
-    Recurrent(Vec<f32>),
 }

@@ -16,10 +16,19 @@ pub struct Ledger {
     places: Arc<HashMap<Name, usize>>,
     capacity: usize,
     len: usize,
-    /// The valid rows of the last call, where it may be committed.
-    pending: Option<usize>,
+    /// The last call, where it may be committed.
+    pending: Option<Pending>,
     /// Rows that each slot has after an import, where more than are committed; in the order of `slots`.
     imported: Vec<usize>,
+}
+
+/// A call that may be committed.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    /// Its valid rows.
+    rows: usize,
+    /// Whether recurrent slots can commit some of them.
+    partial: bool,
 }
 
 impl Ledger {
@@ -56,19 +65,19 @@ impl Ledger {
         self.pending = None;
     }
 
-    /// Ends a successful call of `rows` valid rows.
-    pub fn end(&mut self, rows: usize) {
-        self.pending = Some(rows);
+    /// Ends a successful call of `rows` valid rows, of which recurrent slots can commit some if `partial`, else all or none.
+    pub fn end(&mut self, rows: usize, partial: bool) {
+        self.pending = Some(Pending { rows, partial });
     }
 
     /// Commits the first `rows` rows of the last call.
     pub fn commit(&mut self, rows: usize) -> Result<(), DeviceError> {
-        let Some(pending) = self.pending else {
+        let Some(Pending { rows: pending, partial }) = self.pending else {
             return Err(DeviceError::Call("there is no call to commit".into()));
         };
-        let recurrent = self.slots.values().any(Slot::is_recurrent);
-        if rows > pending || (recurrent && rows != pending) {
-            let why = if recurrent { "a state with recurrent slots commits all or nothing" } else { "it cannot commit more" };
+        let whole = !partial && self.slots.values().any(Slot::is_recurrent);
+        if rows > pending || (whole && rows != pending) {
+            let why = if whole { "with recurrent slots it is all or none, unless the call says otherwise" } else { "there are no more" };
             return Err(DeviceError::Call(format!("commit of {rows} rows after a call of {pending} valid rows: {why}")));
         }
         self.settle(self.len + rows);
@@ -200,7 +209,7 @@ mod tests {
     fn a_copy_knows_only_what_counts() {
         let mut ledger = Ledger::new(&BTreeMap::from([("a".into(), kv())]), 8);
         ledger.begin();
-        ledger.end(2);
+        ledger.end(2, false);
         assert!(ledger.fork().commit(1).is_err());
         ledger.commit(1).unwrap();
         assert_eq!((ledger.len(), ledger.fork().len()), (1, 1));

@@ -5,13 +5,14 @@
 //!
 //! * the language: [`dim`] (symbolic shapes), [`op`] (operations), [`program`], and its checks ([`Checked`]);
 //! * [`encoding`]: how weights are stored, with a plain decoder for every encoding;
-//! * [`device`]: the interface between programs and hardware;
+//! * [`device`], [`call`], [`want`] and [`state`]: the interface between programs and hardware;
 //! * [`mod@reference`]: the plain interpreter that defines the meaning of every op;
 //! * [`conformance`]: the test suite that compares any device with it.
 //!
 //! It knows no model family, no file format except the program's own JSON, and no instruction set.
 
 pub mod bytes;
+pub mod call;
 pub mod check;
 pub mod conformance;
 pub mod device;
@@ -21,12 +22,15 @@ pub mod ledger;
 pub mod op;
 pub mod program;
 pub mod reference;
+pub mod state;
+pub mod want;
 
 pub use bytes::{ALIGNMENT, AlignedBytes, Bytes};
+pub use call::{Call, InputData, Outputs, Phase, RowResult, Segment, Tap};
 pub use check::{CheckError, Checked, ValueType};
 pub use device::{
-    Artifact, Call, Device, DeviceError, DeviceInfo, Executable, InputData, LoadOptions, Piece, Planned, Segment, SlotData, State, Tap,
-    Target, Traffic, Weights, WeightsRead, all_rows,
+    Artifact, Device, DeviceError, DeviceInfo, Executable, Fact, LoadOptions, Machine, Piece, Planned, StateBytes, Target, Ticket, Traffic,
+    Weights, WeightsRead, all_rows,
 };
 pub use dim::{Bindings, Dim, Shape, Symbol};
 pub use encoding::{BlockEncoding, Encoding, Quants, RowBytes, SCALES_AT_ONCE, ScaleType, WeightTensor};
@@ -35,6 +39,8 @@ pub use op::{Activation, ActivationForm, Clip, KeyValue, Mask, Op, OpKind, Routi
 pub use program::{
     DType, Generator, Input, KvType, Output, PROGRAM_VERSION, Program, Rotary, RotaryVariant, Slot, Stage, Weight, is_under,
 };
+pub use state::{SlotData, State};
+pub use want::{IdMask, Want};
 
 /// A name of a value, weight, slot, stage or op: cheap to clone.
 pub type Name = std::sync::Arc<str>;

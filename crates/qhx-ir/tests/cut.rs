@@ -1,7 +1,7 @@
 //! A program that is cut in parts, run one after the other, gives what the whole gives, to the last bit.
 
 use qhx_ir::{
-    Bindings, Call, Checked, DType, Device, Executable, Generator, InputData, LoadOptions, Op, Segment, State, Weights,
+    Bindings, Call, Checked, DType, Device, Executable, Generator, InputData, LoadOptions, Op, Outputs, Segment, State, Weights,
     conformance::models::{self, TinyModel},
     reference::ReferenceDevice,
 };
@@ -94,12 +94,12 @@ fn step(executable: &mut dyn Executable, state: &mut dyn State, rows: usize, mad
             DType::I32 => InputData::I32(&integers[&*i.name]),
         })
         .collect();
-    let mut segments = [Segment { state: Some(&mut *state), first_row: 0, valid_rows: rows }];
+    let mut segments = [Segment::new(Some(&mut *state), 0, rows)];
     let bindings = Bindings { rows, soft_rows: soft(rows).len(), wanted: 1 };
-    let mut call = Call { bindings, inputs: &data, segments: &mut segments, epoch: 0, cancel: None, taps: None, largest_only: false };
-    executable.run(&mut call).unwrap();
+    let mut outputs = Outputs::new();
+    executable.run(&mut Call::new(bindings, &data, &mut segments, &mut outputs)).unwrap();
     state.commit(rows).unwrap();
-    made.extend(program.outputs.iter().map(|o| (o.name.to_string(), executable.output(&o.name).unwrap().to_vec())));
+    made.extend(program.outputs.iter().map(|o| (o.name.to_string(), outputs.value(&o.name).unwrap().to_vec())));
 }
 
 /// The rows of a call that are soft.

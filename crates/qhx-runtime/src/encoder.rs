@@ -268,7 +268,7 @@ impl Encoders {
                 return Err(Error::MediumDoesNotFit { medium: medium.name().to_owned(), kind: tower.kind, needed, available });
             }
             let (device, placement) = placement::place_tower(&tower.program, self.choice, self.rules.as_ref(), &self.candidates)?;
-            let options = qhx_ir::LoadOptions { max_rows: rows, max_soft_rows: 0, max_wanted: 1, artifacts: self.artifacts.clone() };
+            let options = qhx_ir::LoadOptions { max_rows: rows, max_soft_rows: 0, max_wanted: 1, max_segments: 1, artifacts: self.artifacts.clone() };
             let executable = device.load(&tower.program, &self.weights, &options)?;
             *slot = Some(Loaded { executable, max_rows: rows, placement });
         }
@@ -341,7 +341,7 @@ impl Tower {
         let rows = medium.rows();
         let numbers = medium.numbers(self.program.inputs.iter().map(|input| &input.generator));
         let inputs: Vec<_> = numbers.iter().map(MediumNumbers::lend).collect();
-        let mut segments = [Segment { state: None, first_row: 0, valid_rows: rows }];
+        let mut segments = [Segment::new(None, 0, rows)];
         let bindings = Bindings { rows, soft_rows: 0, wanted: 0 };
         let mut tap;
         let taps: Option<&mut dyn FnMut(Tap<'_>)> = match taps {

@@ -196,7 +196,7 @@ impl Teacher<'_> {
             let lent: Vec<InputData<'_>> = inputs.iter().map(Given::lend).collect();
             let mut tap = None;
             let mut take = |it: qhx_ir::Tap<'_>| tap = Some(it.values.to_vec());
-            let mut segments = [Segment { state: None, first_row: 0, valid_rows: pass.rows }];
+            let mut segments = [Segment::new(None, 0, pass.rows)];
             if pass.medium.is_none() {
                 segments[0].state = Some(&mut *state);
             }

@@ -163,7 +163,7 @@ impl MediaCases {
         segments: &[usize],
     ) -> Outcome {
         let weights: Arc<dyn Weights> = Arc::new(weights.over(self.fixture.bundle().weights()));
-        let options = LoadOptions { max_rows: bindings.rows, max_soft_rows: bindings.rows, max_wanted: bindings.rows, artifacts: None };
+        let options = LoadOptions { max_rows: bindings.rows, max_soft_rows: bindings.rows, max_wanted: bindings.rows, max_segments: 1, artifacts: None };
         let mut executable: Box<dyn Executable> = device.load(&program, &weights, &options).unwrap();
         let inputs: Vec<InputData<'_>> = inputs
             .iter()
@@ -176,7 +176,7 @@ impl MediaCases {
         let mut first_row = 0;
         let mut spans = Vec::new();
         for (state, &valid_rows) in states.iter_mut().zip(segments) {
-            spans.push(Segment { state: (!program.slots.is_empty()).then_some(&mut **state), first_row, valid_rows });
+            spans.push(Segment::new((!program.slots.is_empty()).then_some(&mut **state), first_row, valid_rows));
             first_row += valid_rows;
         }
         let mut taps = HashMap::new();

@@ -198,7 +198,7 @@ impl Running {
             })
             .collect();
         let bindings = Bindings { rows, soft_rows: 0, wanted: wanted.len() };
-        let mut segments = [Segment { state: Some(&mut *self.state), first_row: 0, valid_rows: rows }];
+        let mut segments = [Segment::new(Some(&mut *self.state), 0, rows)];
         let mut call =
             Call { bindings, inputs: &inputs, segments: &mut segments, epoch, cancel: None, taps: Some(taps), largest_only: false };
         self.executable.run(&mut call).unwrap();

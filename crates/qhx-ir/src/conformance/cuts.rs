@@ -113,12 +113,12 @@ fn results(device: &dyn Device, case: &Case, program: &Checked, calls: Calls) ->
     let call = |(number, pieces): (usize, Vec<SessionRows>)| {
         let mut first_row = 0;
         let place = |(session, from, rows)| {
-            let piece = Piece { session, from, first_row, rows, commit: rows };
+            let piece = Piece { session, from, first_row, rows, commit: Some(rows) };
             first_row += rows;
             piece
         };
         let pieces = pieces.into_iter().map(place).collect();
-        CallPlan { number, rows: first_row, pieces, all_wanted: true }
+        CallPlan { number, rows: first_row, pieces, all_wanted: true, partial: false }
     };
     let plan = Plan { sessions: 2, calls: calls.into_iter().enumerate().map(call).collect() };
     let mut session = Session::new(device, case, program, &plan)?;

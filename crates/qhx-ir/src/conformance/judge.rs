@@ -54,7 +54,7 @@ pub(crate) fn judge(device: &dyn Device, case: &Case, rng: &mut Rng, options: &O
         Ok(program) => program,
         Err(e) => return Outcome::Failed(format!("the suite's own program is wrong: {e}")),
     };
-    let plan = Plan::draw(rng, case, &program, options.max_segments);
+    let plan = Plan::draw(rng, case, &program, options);
     let troubles: Vec<Trouble> = plan.calls.iter().map(|_| if rng.one_in(2) { rng.pick(&TROUBLES) } else { Trouble::None }).collect();
     *calls = describe(&plan, &troubles);
     if let Some(refusal) = program.ops.iter().find_map(|op| device.accepts(&program, op).err()) {
@@ -90,6 +90,9 @@ fn both(device: &dyn Device, case: &Case, program: &Checked, plan: &Plan, troubl
         DeviceError::Refused { .. } => Stop::Refused(e.to_string()),
         _ => Stop::Wrong(format!("does not load: {e}")),
     })?;
+    if options.partial_commits && !session.executable.commits_partly() {
+        return Err(Stop::Wrong("recurrent slots cannot commit a part of a call's rows".into()));
+    }
     let factor = options.tolerance_factor;
     let bound = Bound { tolerance: options.tolerance(case), floor: case.floor, flips: case.flips.map(|f| f * factor.max(1.0)) };
     let mut worst = 0.0f64;
@@ -103,6 +106,7 @@ fn both(device: &dyn Device, case: &Case, program: &Checked, plan: &Plan, troubl
         let expected = reference.run(call, 0, Cancel::Never).map_err(|e| at(format!("the reference fails: {e}")))?;
         let found = session.run(call, 0, Cancel::Never).map_err(|e| at(format!("fails: {e}")))?;
         worst = worst.max(compare(&expected, &found, bound).map_err(at)?);
+        session.wants(call, number as u64).map_err(at)?;
         reference.commit(call).map_err(|e| at(format!("the reference does not commit: {e}")))?;
         session.commit(call).map_err(|e| at(format!("does not commit: {e}")))?;
     }
@@ -215,8 +219,9 @@ fn redo(session: &mut Session<'_>, previous: &Before<'_>) -> Result<(), String> 
 
 /// Lets copies continue differently; the first copies then become the session's states.
 fn fork(session: &mut Session<'_>, call: &CallPlan) -> Result<(), String> {
-    let kept: Vec<Box<dyn State>> = session.states.iter().map(|s| s.fork()).collect();
-    let originals = std::mem::replace(&mut session.states, kept.iter().map(|s| s.fork()).collect());
+    let copies = |states: &[Box<dyn State>]| states.iter().map(|s| s.fork()).collect::<Result<Vec<_>, _>>().map_err(text);
+    let kept = copies(&session.states)?;
+    let originals = std::mem::replace(&mut session.states, copies(&kept)?);
     session.run(call, ELSEWHERE, Cancel::Never).map_err(text)?;
     session.commit(call).map_err(text)?;
     // The originals must be untouched by what the copies did, and the copies by what the originals do.
@@ -231,7 +236,7 @@ fn describe(plan: &Plan, troubles: &[Trouble]) -> String {
     let calls = plan.calls.iter().zip(troubles).map(|(call, trouble)| {
         let pieces: Vec<_> = call.pieces.iter().map(|p| format!("{}:{}+{}@{}", p.session, p.from, p.rows, p.first_row)).collect();
         let before = if *trouble == Trouble::None { String::new() } else { format!("{trouble:?} ") };
-        format!("{before}T={} [{}]", call.rows, pieces.join(" "))
+        format!("{before}T={} [{}]{}", call.rows, pieces.join(" "), if call.partial { ", partly committed" } else { "" })
     });
     format!("calls {}", calls.collect::<Vec<_>>().join(", "))
 }

@@ -44,6 +44,8 @@ pub struct Options {
     pub strict: bool,
     /// The most segments a call may have.
     pub max_segments: usize,
+    /// Whether the device commits a part of a call's rows with recurrent slots too.
+    pub partial_commits: bool,
     /// Widens every bound, for a device that computes in a coarser form than the programs state.
     pub tolerance_factor: f64,
     /// Whether the device always computes in f16: the reference then also rounds rows that enter products to f16, and bounds are those of
@@ -53,7 +55,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { seed: 1, cases: 24, only: None, strict: false, max_segments: 3, tolerance_factor: 1.0, half: false }
+        Self { seed: 1, cases: 24, only: None, strict: false, max_segments: 16, partial_commits: true, tolerance_factor: 1.0, half: false }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The calls of a case: which rows of which sessions, in which segments, with which padding; and their inputs.
 
 use super::{
+    Options,
     build::{Case, Fill, RowRules},
     rng::Rng,
 };
@@ -15,6 +16,8 @@ pub(crate) struct CallPlan {
     pub(crate) pieces: Vec<Piece>,
     /// Whether all valid rows are wanted, in order; else some are drawn.
     pub(crate) all_wanted: bool,
+    /// Whether fewer rows than all may be committed with recurrent slots.
+    pub(crate) partial: bool,
 }
 
 /// One segment: rows `from .. from + rows` of a session, at `first_row` of the call.
@@ -24,8 +27,8 @@ pub(crate) struct Piece {
     pub(crate) from: usize,
     pub(crate) first_row: usize,
     pub(crate) rows: usize,
-    /// How many of them are committed.
-    pub(crate) commit: usize,
+    /// How many of them are committed; none: its session has no use for the call any more, while others have.
+    pub(crate) commit: Option<usize>,
 }
 
 /// All calls of a case, and how many sessions they serve.
@@ -35,10 +38,16 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn draw(rng: &mut Rng, case: &Case, program: &Checked, max_segments: usize) -> Self {
-        let sessions = if rng.one_in(2) { 1 } else { rng.between(1, max_segments.clamp(1, 3)) };
+    pub(crate) fn draw(rng: &mut Rng, case: &Case, program: &Checked, options: &Options) -> Self {
+        let crowd = options.max_segments > 3 && rng.one_in(5);
+        let sessions = match crowd {
+            true => rng.between(4, options.max_segments),
+            false if rng.one_in(2) => 1,
+            false => rng.between(1, options.max_segments.clamp(1, 3)),
+        };
         let stateful = !program.slots.is_empty();
-        let partial = stateful && !program.slots.values().any(Slot::is_recurrent) && rng.one_in(4);
+        let recurrent = program.slots.values().any(Slot::is_recurrent);
+        let partial = stateful && (!recurrent || options.partial_commits) && rng.one_in(4);
         let padded = rng.one_in(3);
         let (step, rules) = (program.limits().segment_step, case.rows);
         let mut next = vec![0; sessions];
@@ -53,16 +62,25 @@ impl Plan {
                 }
                 let session = (first + i) % sessions;
                 row = row.next_multiple_of(step);
-                let rows = draw_rows(rng, next[session] == 0, &rules).next_multiple_of(rules.multiple);
-                let commit = if partial { rng.between(1, rows) } else { rows };
+                let rows = match crowd {
+                    // Many sessions that decode, and some that have just begun.
+                    true if next[session] > 0 => 1,
+                    true => rng.between(rules.least, rules.most.min(rules.least + 8)),
+                    false => draw_rows(rng, next[session] == 0, &rules),
+                };
+                let rows = rows.next_multiple_of(rules.multiple);
+                let commit = match partial {
+                    true => Some(rng.between(0, rows)),
+                    false => Some(rows).filter(|_| !stateful || !rng.one_in(12)),
+                };
                 pieces.push(Piece { session, from: next[session], first_row: row, rows, commit });
-                next[session] += commit;
+                next[session] += commit.unwrap_or(0);
                 row += rows;
             }
             if padded {
                 row += rng.below(8);
             }
-            CallPlan { number, rows: row.next_multiple_of(exact_divisor(program)), pieces, all_wanted: false }
+            CallPlan { number, rows: row.next_multiple_of(exact_divisor(program)), pieces, all_wanted: false, partial }
         });
         Self { sessions, calls: calls.collect() }
     }

@@ -9,10 +9,13 @@ use super::{
     session::{Cancel, Session},
 };
 use crate::{
-    Bindings, Call, Checked, Device, DeviceError, InputData, KeyValue, KvType, LoadOptions, Mask, OpKind, Segment, Slot, SlotData, State,
-    Weights, reference::ReferenceDevice,
+    Bindings, Call, Checked, Device, DeviceError, IdMask, InputData, KeyValue, KvType, LoadOptions, Mask, OpKind, Outputs, Segment, Slot,
+    SlotData, State, Want, Weights, reference::ReferenceDevice,
 };
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, OnceLock},
+};
 
 /// A request that must fail.
 type Demand = fn(&mut Subject<'_, '_>) -> Result<(), DeviceError>;
@@ -49,6 +52,18 @@ const DEMANDS: &[(&str, Demand)] = &[
     ("a segment without state", |s| s.call(|c| c.stateless = true)),
     ("a state of another device", |s| s.call(|c| c.foreign = true)),
     ("an epoch that does not exist", |s| s.call(|c| c.epoch = 1)),
+    ("a want too many", |s| s.call(|c| c.wants = vec![Want::Largest; 2])),
+    ("the probability of an id that does not exist", |s| s.call(|c| c.wants = vec![Want::LogProbs { target: WIDTH as u32, top: 1 }])),
+    ("more of the most probable than there are", |s| s.call(|c| c.wants = vec![Want::LogProbs { target: 0, top: WIDTH + 1 }])),
+    ("a mask that never arrives", |s| {
+        static MASK: OnceLock<IdMask> = OnceLock::new();
+        s.call(|c| c.wants = vec![Want::LargestAllowed(&MASK)])
+    }),
+    ("a mask that allows nothing", |s| {
+        static MASK: OnceLock<IdMask> = OnceLock::new();
+        MASK.get_or_init(|| IdMask::none(WIDTH));
+        s.call(|c| c.wants = vec![Want::LargestAllowed(&MASK)])
+    }),
     ("rows beyond the context", |s| {
         let len = s.session.context - 1;
         s.session.states[0].import("kv", &rows(KvType::F16, len, WIDTH))?;
@@ -68,7 +83,7 @@ const DEMANDS: &[(&str, Demand)] = &[
     }),
     ("a commit on a copy made before it", |s| {
         s.call(|_| ())?;
-        let mut copy = s.state().fork();
+        let mut copy = s.state().fork()?;
         std::mem::swap(&mut copy, &mut s.session.states[0]);
         // The copy holds what was committed, not the call that was not.
         s.state().commit(2)
@@ -159,6 +174,7 @@ struct Spoiled {
     epoch: usize,
     stateless: bool,
     foreign: bool,
+    wants: Vec<Want<'static>>,
 }
 
 impl Subject<'_, '_> {
@@ -168,7 +184,7 @@ impl Subject<'_, '_> {
 
     fn call(&mut self, spoil: impl FnOnce(&mut Spoiled)) -> Result<(), DeviceError> {
         let (bindings, inputs) = super::plan::inputs(self.case, &self.session.program, &two_rows(), 5);
-        let mut call = Spoiled { bindings, inputs, segments: vec![(0, 2)], epoch: 0, stateless: false, foreign: false };
+        let mut call = Spoiled { bindings, inputs, segments: vec![(0, 2)], epoch: 0, stateless: false, foreign: false, wants: vec![] };
         (call.bindings.wanted, call.inputs[2]) = (1, Owned::I32(vec![0]));
         spoil(&mut call);
         let weights: Arc<dyn Weights> = Arc::new(self.case.weights.clone());
@@ -177,24 +193,21 @@ impl Subject<'_, '_> {
         let data: Vec<InputData<'_>> = call.inputs.iter().map(Owned::data).collect();
         let state: &mut dyn State = if call.foreign { &mut *foreign } else { &mut *self.session.states[0] };
         let mut state = Some(state).filter(|_| !call.stateless);
-        let segments = call.segments.iter().map(|&(first_row, valid_rows)| Segment { state: state.take(), first_row, valid_rows });
+        let segments = call
+            .segments
+            .iter()
+            .map(|&(first_row, valid_rows)| Segment { epoch: call.epoch, ..Segment::new(state.take(), first_row, valid_rows) });
         let mut segments: Vec<Segment<'_>> = segments.collect();
-        let Spoiled { bindings, epoch, .. } = call;
-        self.session.executable.run(&mut Call {
-            bindings,
-            inputs: &data,
-            segments: &mut segments,
-            epoch,
-            cancel: None,
-            taps: None,
-            largest_only: false,
-        })
+        let mut outputs = Outputs::new();
+        let mut run = Call::new(call.bindings, &data, &mut segments, &mut outputs);
+        run.wants = &call.wants;
+        self.session.executable.run(&mut run)
     }
 }
 
 fn two_rows() -> CallPlan {
-    let piece = Piece { session: 0, from: 0, first_row: 0, rows: 2, commit: 2 };
-    CallPlan { number: 0, rows: 2, pieces: vec![piece], all_wanted: false }
+    let piece = Piece { session: 0, from: 0, first_row: 0, rows: 2, commit: Some(2) };
+    CallPlan { number: 0, rows: 2, pieces: vec![piece], all_wanted: false, partial: false }
 }
 
 /// The request must fail, and an ordinary call after it must give the usual result.
@@ -246,7 +259,7 @@ impl State for Stranger {
     fn truncate(&mut self, len: usize) -> Result<(), DeviceError> {
         self.0.truncate(len)
     }
-    fn fork(&self) -> Box<dyn State> {
+    fn fork(&self) -> Result<Box<dyn State>, DeviceError> {
         self.0.fork()
     }
     fn export_rows(&self, slot: &str, first: usize) -> Result<SlotData, DeviceError> {
@@ -260,11 +273,5 @@ impl State for Stranger {
     }
     fn bytes(&self) -> u64 {
         self.0.bytes()
-    }
-    fn as_any(&self) -> &dyn std::any::Any {
-        self
-    }
-    fn as_any_mut(&mut self) -> &mut dyn std::any::Any {
-        self
     }
 }

@@ -31,6 +31,9 @@ pub(super) struct Span<'a> {
     first_row: usize,
     valid_rows: usize,
     pub(super) state: Option<&'a ReferenceState>,
+    pub(super) epoch: usize,
+    /// Whether recurrent slots keep what they are after every row.
+    pub(super) partial: bool,
     pub(super) pending: Pending,
 }
 
@@ -44,7 +47,6 @@ impl Span<'_> {
 
 pub(super) struct Frame<'a> {
     pub(super) program: &'a Checked,
-    pub(super) epoch: usize,
     pub(super) spans: Vec<Span<'a>>,
     bindings: Bindings,
     weights: &'a HashMap<Name, WeightTensor>,
@@ -56,16 +58,16 @@ impl<'a> Frame<'a> {
         program: &'a Checked,
         weights: &'a HashMap<Name, WeightTensor>,
         bindings: Bindings,
-        epoch: usize,
         segments: &'a [Segment<'_>],
     ) -> Result<Self, DeviceError> {
         let spans = segments.iter().map(|segment| {
             let state = segment.state.as_deref().map(|state| ReferenceState::of(state, program)).transpose()?;
             let pending = Pending::new(segment.valid_rows);
-            Ok(Span { first_row: segment.first_row, valid_rows: segment.valid_rows, state, pending })
+            let Segment { first_row, valid_rows, epoch, partial, .. } = *segment;
+            Ok(Span { first_row, valid_rows, state, epoch, partial, pending })
         });
         let spans = spans.collect::<Result<_, DeviceError>>()?;
-        Ok(Self { program, weights, bindings, epoch, spans, values: HashMap::new() })
+        Ok(Self { program, weights, bindings, spans, values: HashMap::new() })
     }
 
     pub(super) fn insert(&mut self, name: &Name, data: Data) -> Result<(), DeviceError> {
@@ -104,6 +106,11 @@ impl<'a> Frame<'a> {
             Data::I32(x) => x,
             Data::F32(_) => unreachable!("the checked program reads `{name}` as i32"),
         }
+    }
+
+    /// The epoch of a row of the call; of padding, the first.
+    pub(super) fn epoch(&self, row: usize) -> usize {
+        self.spans.iter().find(|span| span.rows(1).contains(&row)).map_or(0, |span| span.epoch)
     }
 
     /// The number of rows of the call per row of a value.

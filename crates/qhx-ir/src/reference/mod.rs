@@ -21,7 +21,8 @@ pub(crate) mod tests;
 pub use state::ReferenceState;
 
 use crate::{
-    Call, Checked, Device, DeviceError, DeviceInfo, Executable, InputData, LoadOptions, Name, Op, OpKind, State, Tap, WeightTensor, Weights,
+    Call, Checked, Device, DeviceError, DeviceInfo, Executable, InputData, LoadOptions, Machine, Name, Op, OpKind, State, Tap, Ticket,
+    WeightTensor, Weights,
 };
 use frame::{Data, Frame, Value};
 use state::Pending;
@@ -40,37 +41,49 @@ pub struct ReferenceDevice;
 pub struct HalfSumsDevice;
 
 impl Device for ReferenceDevice {
-    fn describe(&self) -> DeviceInfo {
-        DeviceInfo {
-            name: "reference".into(),
-            description: "plain interpreter, for comparison only".into(),
-            memory_bytes: None,
-            threads: 1,
-            facts: BTreeMap::new(),
-        }
+    fn name(&self) -> &str {
+        "reference"
     }
 
     fn accepts(&self, _program: &Checked, _op: &Op) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
-        Ok(Box::new(ReferenceExecutable::new(program, weights, options, Sums::Exact)?))
+    fn open(&self) -> Result<Arc<dyn Machine>, DeviceError> {
+        Ok(Arc::new(Interpreter { name: self.name().into(), description: "plain interpreter, for comparison only", sums: Sums::Exact }))
     }
 }
 
 impl Device for HalfSumsDevice {
-    fn describe(&self) -> DeviceInfo {
-        let description = "plain interpreter with sums in f16, for comparison only".into();
-        DeviceInfo { name: "reference-f16".into(), description, ..ReferenceDevice.describe() }
+    fn name(&self) -> &str {
+        "reference-f16"
     }
 
     fn accepts(&self, _program: &Checked, _op: &Op) -> Result<(), DeviceError> {
         Ok(())
     }
 
+    fn open(&self) -> Result<Arc<dyn Machine>, DeviceError> {
+        let description = "plain interpreter with sums in f16, for comparison only";
+        Ok(Arc::new(Interpreter { name: self.name().into(), description, sums: Sums::Half }))
+    }
+}
+
+/// The interpreter as a machine.
+struct Interpreter {
+    name: String,
+    description: &'static str,
+    sums: Sums,
+}
+
+impl Machine for Interpreter {
+    fn describe(&self) -> DeviceInfo {
+        let (name, description) = (self.name.clone(), self.description.to_owned());
+        DeviceInfo { name, description, memory_bytes: None, threads: 1, facts: BTreeMap::new() }
+    }
+
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
-        Ok(Box::new(ReferenceExecutable::new(program, weights, options, Sums::Half)?))
+        Ok(Box::new(ReferenceExecutable::new(program, weights, options, self.sums)?))
     }
 }
 
@@ -81,14 +94,11 @@ enum Sums {
     Half,
 }
 
-type Outputs = HashMap<Name, Vec<f32>>;
-
 struct ReferenceExecutable {
     program: Checked,
     weights: HashMap<Name, WeightTensor>,
     options: LoadOptions,
     sums: Sums,
-    outputs: Outputs,
     scratch_bytes: u64,
 }
 
@@ -101,16 +111,19 @@ impl Executable for ReferenceExecutable {
         Ok(Box::new(ReferenceState::new(&self.program, context)?))
     }
 
-    fn run(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
+    fn submit(&mut self, call: &mut Call<'_>) -> Result<Ticket, DeviceError> {
         call.check(&self.program)?;
-        self.check_limits(call)?;
+        self.options.check(&self.program, call)?;
+        Ok(Ticket(0))
+    }
+
+    fn wait(&mut self, _: Ticket, call: &mut Call<'_>) -> Result<(), DeviceError> {
         for segment in call.segments.iter_mut() {
             if let Some(state) = &mut segment.state {
                 ReferenceState::of_mut(&mut **state, &self.program)?.forget_pending();
             }
         }
-        let (outputs, pending) = self.interpret(call)?;
-        self.outputs = outputs;
+        let pending = self.interpret(call)?;
         for (segment, pending) in call.segments.iter_mut().zip(pending) {
             if let Some(state) = &mut segment.state {
                 ReferenceState::of_mut(&mut **state, &self.program)?.set_pending(pending);
@@ -119,8 +132,12 @@ impl Executable for ReferenceExecutable {
         Ok(())
     }
 
-    fn output(&self, name: &str) -> Option<&[f32]> {
-        self.outputs.get(name).map(Vec::as_slice)
+    fn max_segments(&self) -> usize {
+        self.options.max_segments
+    }
+
+    fn commits_partly(&self) -> bool {
+        true
     }
 
     fn scratch_bytes(&self) -> u64 {
@@ -136,26 +153,14 @@ impl ReferenceExecutable {
             weights: declared.collect::<Result<_, DeviceError>>()?,
             options: options.clone(),
             sums,
-            outputs: Outputs::new(),
             scratch_bytes: 0,
         })
     }
 
-    fn check_limits(&self, call: &Call<'_>) -> Result<(), DeviceError> {
-        let (found, limit) = (call.bindings, &self.options);
-        if found.rows > limit.max_rows || found.soft_rows > limit.max_soft_rows || found.wanted > limit.max_wanted {
-            return Err(DeviceError::Call(format!(
-                "a call of T = {}, R = {}, L = {} rows exceeds the {}, {}, {} that program `{}` was loaded for",
-                found.rows, found.soft_rows, found.wanted, limit.max_rows, limit.max_soft_rows, limit.max_wanted, self.program.name
-            )));
-        }
-        Ok(())
-    }
-
-    /// Runs all ops; returns the outputs and the new state of each segment.
-    fn interpret(&mut self, call: &mut Call<'_>) -> Result<(Outputs, Vec<Pending>), DeviceError> {
+    /// Runs all ops; returns the new state of each segment.
+    fn interpret(&mut self, call: &mut Call<'_>) -> Result<Vec<Pending>, DeviceError> {
         let program = self.program.clone();
-        let mut frame = Frame::new(&program, &self.weights, call.bindings, call.epoch, call.segments)?;
+        let mut frame = Frame::new(&program, &self.weights, call.bindings, call.segments)?;
         for (input, data) in program.inputs.iter().zip(call.inputs) {
             let data = match data {
                 InputData::F32(x) => Data::F32(x.to_vec()),
@@ -175,8 +180,8 @@ impl ReferenceExecutable {
             }
         }
         self.scratch_bytes = frame.bytes();
-        let outputs = program.outputs.iter().map(|o| (o.name.clone(), frame.value(&o.value).to_f32())).collect();
-        Ok((outputs, frame.into_pending()))
+        call.outputs.give(&program, call.wants, |output| frame.value(&output.value).to_f32())?;
+        Ok(frame.into_pending())
     }
 }
 

@@ -33,8 +33,12 @@ pub(super) fn short_conv(
             }
         }
         if let Some(slot) = slot {
-            let last = history.split_off(history.len() - (kernel - 1) * channels);
-            frame.spans[number].pending.slots.insert(slot.clone(), Content::Recurrent(last));
+            let after = |rows: usize| history[rows * channels..][..(kernel - 1) * channels].to_vec();
+            let (rows, span) = (history.len() / channels + 1 - kernel, &mut frame.spans[number]);
+            if span.partial && rows > 1 {
+                span.pending.steps.insert(slot.clone(), (1..rows).map(after).collect());
+            }
+            span.pending.slots.insert(slot.clone(), Content::Recurrent(after(rows)));
         }
     }
     y
@@ -48,7 +52,11 @@ pub(super) fn gated_delta(frame: &mut Frame<'_>, op: &OpKind) -> Vec<f32> {
     let mut y = vec![0.0; rows * heads * value_dim];
     for number in 0..frame.spans.len() {
         let mut state = committed(frame, number, slot);
-        for row in frame.spans[number].rows(frame.rows_per_row(q)) {
+        let (rows, mut steps) = (frame.spans[number].rows(frame.rows_per_row(q)), Vec::new());
+        for row in rows.clone() {
+            if frame.spans[number].partial && row > rows.start {
+                steps.push(state.clone());
+            }
             for head in 0..heads {
                 let key_at = (row * key_heads + head / (heads / key_heads)) * key_dim;
                 let query = unit(&frame.f32s(q)[key_at..][..key_dim], *eps, *scale as f64);
@@ -73,7 +81,11 @@ pub(super) fn gated_delta(frame: &mut Frame<'_>, op: &OpKind) -> Vec<f32> {
                 }
             }
         }
-        frame.spans[number].pending.slots.insert(slot.clone(), Content::Recurrent(state));
+        let pending = &mut frame.spans[number].pending;
+        if !steps.is_empty() {
+            pending.steps.insert(slot.clone(), steps);
+        }
+        pending.slots.insert(slot.clone(), Content::Recurrent(state));
     }
     y
 }

@@ -5,12 +5,11 @@ use crate::Name;
 
 pub(super) fn rope(frame: &Frame<'_>, x: &Name, positions: &Name, rotary: &Name) -> Vec<f32> {
     let rotary = &frame.program.rotaries[rotary];
-    let variant = rotary.variant(frame.epoch);
     let [rows, heads, dim] = *frame.shape(x) else { unreachable!("checked: [rows, heads, dim]") };
     let positions = frame.i32s(positions);
     let mut y = frame.f32s(x).to_vec();
     for row in 0..rows {
-        let mut f = 0;
+        let (variant, mut f) = (rotary.variant(frame.epoch(row)), 0);
         for &(start, length) in &rotary.blocks {
             for i in 0..length / 2 {
                 // The angle is rounded to f32, as in every implementation of these models: large positions depend on it.

@@ -2,7 +2,7 @@
 
 use crate::{Checked, DeviceError, KvType, Ledger, Name, Slot, SlotData, State};
 use half::f16;
-use std::{any::Any, collections::BTreeMap};
+use std::collections::BTreeMap;
 
 /// The reference interpreter's state. KV slots keep all rows (windows only limit what is read), as f32 values rounded to the slot's type.
 #[derive(Clone)]
@@ -25,11 +25,13 @@ pub(super) enum Content {
 pub(super) struct Pending {
     rows: usize,
     pub(super) slots: BTreeMap<Name, Content>,
+    /// What recurrent slots are after each row before the last, where fewer rows than all may be committed. A plain interpreter can afford the copies.
+    pub(super) steps: BTreeMap<Name, Vec<Vec<f32>>>,
 }
 
 impl Pending {
     pub(super) fn new(rows: usize) -> Self {
-        Self { rows, slots: BTreeMap::new() }
+        Self { rows, ..Self::default() }
     }
 }
 
@@ -51,12 +53,12 @@ impl ReferenceState {
 
     /// The reference state behind `state`, which must belong to this program.
     pub(super) fn of<'a>(state: &'a dyn State, program: &Checked) -> Result<&'a Self, DeviceError> {
-        let own = state.as_any().downcast_ref::<Self>().filter(|own| *own.ledger.slots() == program.slots);
+        let own = state.downcast_ref::<Self>().filter(|own| *own.ledger.slots() == program.slots);
         own.ok_or_else(|| foreign(program))
     }
 
     pub(super) fn of_mut<'a>(state: &'a mut dyn State, program: &Checked) -> Result<&'a mut Self, DeviceError> {
-        let own = state.as_any_mut().downcast_mut::<Self>().filter(|own| *own.ledger.slots() == program.slots);
+        let own = state.downcast_mut::<Self>().filter(|own| *own.ledger.slots() == program.slots);
         own.ok_or_else(|| foreign(program))
     }
 
@@ -69,7 +71,7 @@ impl ReferenceState {
     }
 
     pub(super) fn set_pending(&mut self, pending: Pending) {
-        self.ledger.end(pending.rows);
+        self.ledger.end(pending.rows, pending.rows == 1 || !pending.steps.is_empty());
         self.pending = pending;
     }
 
@@ -105,12 +107,17 @@ impl State for ReferenceState {
 
     fn commit(&mut self, rows: usize) -> Result<(), DeviceError> {
         self.ledger.commit(rows)?;
-        for (name, new) in std::mem::take(&mut self.pending).slots {
+        let Pending { rows: all, slots, mut steps } = std::mem::take(&mut self.pending);
+        for (name, new) in slots {
             let row_numbers = Self::row_numbers(&self.ledger.slots()[&name]);
             match (self.committed.get_mut(&name), new) {
                 (Some(Content::Kv { keys, values }), Content::Kv { keys: new_keys, values: new_values }) => {
                     keys.extend_from_slice(&new_keys[..rows * row_numbers]);
                     values.extend_from_slice(&new_values[..rows * row_numbers]);
+                }
+                (Some(_), Content::Recurrent(_)) if rows == 0 => {}
+                (Some(old), Content::Recurrent(_)) if rows < all => {
+                    *old = Content::Recurrent(steps.remove(&name).map_or(vec![], |mut steps| steps.swap_remove(rows - 1)));
                 }
                 (Some(old), new) => *old = new,
                 (None, _) => unreachable!("a call changes declared slots only"),
@@ -125,10 +132,10 @@ impl State for ReferenceState {
         Ok(())
     }
 
-    fn fork(&self) -> Box<dyn State> {
+    fn fork(&self) -> Result<Box<dyn State>, DeviceError> {
         let mut copy = Self { ledger: self.ledger.fork(), ..self.clone() };
         copy.cut_rows();
-        Box::new(copy)
+        Ok(Box::new(copy))
     }
 
     fn export_rows(&self, slot: &str, first: usize) -> Result<SlotData, DeviceError> {
@@ -175,14 +182,6 @@ impl State for ReferenceState {
             Content::Recurrent(numbers) => numbers.len(),
         };
         self.committed.values().chain(self.pending.slots.values()).map(|content| 4 * numbers(content) as u64).sum()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn as_any_mut(&mut self) -> &mut dyn Any {
-        self
     }
 }
 

@@ -1,13 +1,10 @@
 //! The reference with one fault.
 
 use qhx_ir::{
-    Call, Checked, Device, DeviceError, DeviceInfo, Executable, InputData, LoadOptions, Op, Segment, SlotData, State, Weights,
-    reference::ReferenceDevice,
+    Call, Checked, Device, DeviceError, DeviceInfo, Executable, InputData, LoadOptions, Machine, Op, Outputs, RowResult, Segment, SlotData,
+    State, Ticket, Want, Weights, reference::ReferenceDevice,
 };
-use std::{
-    any::Any,
-    sync::{Arc, Mutex, MutexGuard},
-};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Fault {
@@ -16,6 +13,13 @@ pub(crate) enum Fault {
     NotANumber,
     PaddingCounts,
     FirstEpochOnly,
+    EpochOfTheFirst,
+    LargestIsSecond,
+    MasksIgnored,
+    LogProbsOff,
+    LogitsMoved,
+    CommitsAllOfAPart,
+    NoPartialCommits,
     IgnoresCancel,
     CommitsAtOnce,
     CommitsWhenCancelled,
@@ -34,8 +38,8 @@ pub(crate) enum Fault {
 pub(crate) struct Faulty(pub(crate) Fault);
 
 impl Device for Faulty {
-    fn describe(&self) -> DeviceInfo {
-        ReferenceDevice.describe()
+    fn name(&self) -> &str {
+        "faulty"
     }
 
     fn accepts(&self, _: &Checked, op: &Op) -> Result<(), DeviceError> {
@@ -45,16 +49,27 @@ impl Device for Faulty {
         }
     }
 
+    fn open(&self) -> Result<Arc<dyn Machine>, DeviceError> {
+        Ok(Arc::new(FaultyMachine(self.0)))
+    }
+}
+
+struct FaultyMachine(Fault);
+
+impl Machine for FaultyMachine {
+    fn describe(&self) -> DeviceInfo {
+        DeviceInfo { name: "faulty".into(), description: String::new(), memory_bytes: None, threads: 1, facts: Default::default() }
+    }
+
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
         let inner = ReferenceDevice.load(program, weights, options)?;
-        Ok(Box::new(FaultyExecutable { fault: self.0, inner, outputs: vec![] }))
+        Ok(Box::new(FaultyExecutable { fault: self.0, inner }))
     }
 }
 
 struct FaultyExecutable {
     fault: Fault,
     inner: Box<dyn Executable>,
-    outputs: Vec<(String, Vec<f32>)>,
 }
 
 impl FaultyExecutable {
@@ -75,7 +90,11 @@ impl Executable for FaultyExecutable {
         Ok(Box::new(FaultyState { fault: self.fault, inner: Arc::new(Mutex::new(inner)), fresh }))
     }
 
-    fn run(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
+    fn submit(&mut self, _: &mut Call<'_>) -> Result<Ticket, DeviceError> {
+        Ok(Ticket(0))
+    }
+
+    fn wait(&mut self, _: Ticket, call: &mut Call<'_>) -> Result<(), DeviceError> {
         let fault = self.fault;
         if fault == Fault::Panics {
             panic!("a fault");
@@ -88,7 +107,7 @@ impl Executable for FaultyExecutable {
         let starts: Vec<usize> = call.segments.iter().map(|s| s.first_row).chain([total]).collect();
         let states = call.segments.iter().map(|s| match &s.state {
             None => Ok(None),
-            Some(state) => match state.as_any().downcast_ref::<FaultyState>() {
+            Some(state) => match state.downcast_ref::<FaultyState>() {
                 Some(own) => Ok(Some(own.inner.clone())),
                 None => Err(DeviceError::Call("not a state of this device".into())),
             },
@@ -103,13 +122,18 @@ impl Executable for FaultyExecutable {
             .map(|(i, s)| if fault == Fault::PaddingCounts { starts[i + 1] - s.first_row } else { s.valid_rows })
             .collect();
         let result = {
-            let segments = locked.iter_mut().enumerate().map(|(i, state)| Segment {
-                state: match state {
+            let first_epoch = call.segments.first().map_or(0, |segment| segment.epoch);
+            let segments = locked.iter_mut().zip(call.segments.iter()).enumerate().map(|(i, (state, own))| {
+                let state: Option<&mut dyn State> = match state {
                     Some(state) => Some(&mut ***state),
                     None => None,
-                },
-                first_row: starts[i],
-                valid_rows: rows[i],
+                };
+                let epoch = match fault {
+                    Fault::FirstEpochOnly => 0,
+                    Fault::EpochOfTheFirst => first_epoch,
+                    _ => own.epoch,
+                };
+                Segment { epoch, partial: own.partial, ..Segment::new(state, starts[i], rows[i]) }
             });
             let mut segments: Vec<Segment<'_>> = segments.collect();
             let cancelled = call.is_cancelled();
@@ -121,15 +145,15 @@ impl Executable for FaultyExecutable {
                     taps(tap);
                 }
             };
-            let mut inner = Call {
-                bindings: call.bindings,
-                inputs: &inputs,
-                segments: &mut segments,
-                epoch: if fault == Fault::FirstEpochOnly { 0 } else { call.epoch },
-                cancel: if ignores { None } else { call.cancel },
-                taps: Some(if fault == Fault::TapsNothing { &mut quiet } else { &mut pass }),
-                largest_only: call.largest_only,
-            };
+            let wants = call.wants.iter().map(|want| match want {
+                Want::LargestAllowed(_) if fault == Fault::MasksIgnored => Want::Largest,
+                want => *want,
+            });
+            let wants: Vec<Want<'_>> = wants.collect();
+            let mut inner = Call::new(call.bindings, &inputs, &mut segments, &mut *call.outputs);
+            inner.wants = &wants;
+            inner.cancel = if ignores { None } else { call.cancel };
+            inner.taps = Some(if fault == Fault::TapsNothing { &mut quiet } else { &mut pass });
             self.inner.run(&mut inner)?;
             if cancelled && fault == Fault::CommitsWhenCancelled { Err(DeviceError::Cancelled) } else { Ok(()) }
         };
@@ -138,26 +162,42 @@ impl Executable for FaultyExecutable {
                 state.as_mut().map_or(Ok(()), |state| state.commit(*rows))?;
             }
         }
-        let program = self.inner.program();
-        let names = program.outputs.iter().map(|o| o.name.to_string());
-        self.outputs = names.map(|name| (name.clone(), self.inner.output(&name).unwrap().to_vec())).collect();
-        if let Some(number) = self.outputs.first_mut().and_then(|(_, numbers)| numbers.last_mut()) {
-            match fault {
-                Fault::SlightlyOff => *number += 1e-3,
-                Fault::NotANumber => *number = f32::NAN,
-                _ => {}
-            }
-        }
+        spoil(fault, call.outputs);
         result
     }
 
-    fn output(&self, name: &str) -> Option<&[f32]> {
-        self.outputs.iter().find(|(n, _)| n == name).map(|(_, numbers)| numbers.as_slice())
+    fn max_segments(&self) -> usize {
+        self.inner.max_segments()
+    }
+
+    fn commits_partly(&self) -> bool {
+        self.fault != Fault::NoPartialCommits
     }
 
     fn scratch_bytes(&self) -> u64 {
         0
     }
+}
+
+/// Results that are not what the inner device made.
+fn spoil(fault: Fault, outputs: &mut Outputs) {
+    if outputs.rows().is_empty() {
+        match (fault, outputs.put(0).last_mut()) {
+            (Fault::SlightlyOff, Some(number)) => *number += 1e-3,
+            (Fault::NotANumber, Some(number)) => *number = f32::NAN,
+            _ => {}
+        }
+    }
+    let mut rows = outputs.rows().to_vec();
+    for row in &mut rows {
+        match (fault, row) {
+            (Fault::LargestIsSecond, RowResult::Largest { id, .. }) => *id += 1,
+            (Fault::LogProbsOff, RowResult::LogProbs { target, .. }) => *target += 0.1,
+            (Fault::LogitsMoved, RowResult::Logits(row)) => *row += 1,
+            _ => {}
+        }
+    }
+    outputs.replace_answers(rows);
 }
 
 struct FaultyState {
@@ -185,6 +225,7 @@ impl State for FaultyState {
         match self.fault {
             Fault::CommitsAtOnce => Ok(()),
             Fault::CommitsTooFew if rows > 1 => self.inner().commit(rows - 1),
+            Fault::CommitsAllOfAPart => self.inner().commit(rows + 1).or_else(|_| self.inner().commit(rows)),
             _ => self.inner().commit(rows),
         }
     }
@@ -196,13 +237,13 @@ impl State for FaultyState {
         }
     }
 
-    fn fork(&self) -> Box<dyn State> {
+    fn fork(&self) -> Result<Box<dyn State>, DeviceError> {
         let inner = match self.fault {
             Fault::ForksShare => self.inner.clone(),
-            Fault::ForksNothing => Arc::new(Mutex::new(self.fresh.fork())),
-            _ => Arc::new(Mutex::new(self.inner().fork())),
+            Fault::ForksNothing => Arc::new(Mutex::new(self.fresh.fork()?)),
+            _ => Arc::new(Mutex::new(self.inner().fork()?)),
         };
-        Box::new(Self { fault: self.fault, inner, fresh: self.fresh.fork() })
+        Ok(Box::new(Self { fault: self.fault, inner, fresh: self.fresh.fork()? }))
     }
 
     fn export_rows(&self, slot: &str, first: usize) -> Result<SlotData, DeviceError> {
@@ -229,13 +270,5 @@ impl State for FaultyState {
 
     fn bytes(&self) -> u64 {
         self.inner().bytes()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn as_any_mut(&mut self) -> &mut dyn Any {
-        self
     }
 }

@@ -87,7 +87,7 @@ fn gates_of_large_numbers_stay_closed_or_open() {
         let run = |device: &dyn Device| {
             let mut executable = device.load(&program, &weights, &LoadOptions { max_rows: 1, ..Default::default() }).unwrap();
             let bindings = Bindings { rows: 1, soft_rows: 0, wanted: 0 };
-            let mut segments = [Segment { state: None, first_row: 0, valid_rows: 1 }];
+            let mut segments = [Segment::new(None, 0, 1)];
             let inputs = [InputData::F32(&numbers)];
             let segments = &mut segments;
             let mut call = Call { bindings, inputs: &inputs, segments, epoch: 0, cancel: None, taps: None, largest_only: false };

@@ -39,7 +39,7 @@ pub(crate) fn call(executable: &mut dyn Executable, state: &mut dyn State, rows:
         .map(|(input, (floats, whole))| if input.dtype == DType::F32 { InputData::F32(floats) } else { InputData::I32(whole) })
         .collect();
     let segment_state: Option<&mut dyn State> = if program.slots.is_empty() { None } else { Some(&mut *state) };
-    let mut segments = [Segment { state: segment_state, first_row: 0, valid_rows: rows }];
+    let mut segments = [Segment::new(segment_state, 0, rows)];
     let mut call = Call { bindings, inputs: &inputs, segments: &mut segments, epoch: 0, cancel: None, taps: None, largest_only: false };
     executable.run(&mut call)?;
     if !program.slots.is_empty() {

@@ -403,7 +403,7 @@ impl Session {
         let mut executable = model.executable();
         let (first, count, completes) = (span.start, span.len(), span.end == rows.len());
         inputs.lend(program, model.placeholders(), rows, span, wanted, |bindings, inputs| {
-            let mut segments = [Segment { state: Some(&mut **state), first_row: 0, valid_rows: count }];
+            let mut segments = [Segment::new(Some(&mut **state), 0, count)];
             let mut tap;
             let taps: Option<&mut dyn FnMut(Tap<'_>)> = match &mut watch.taps {
                 Some(show) => {

@@ -92,7 +92,7 @@ impl Parts {
         for segment in call.segments.iter_mut() {
             let (first_row, valid_rows) = (segment.first_row, segment.valid_rows);
             let state = PartsState::of(segment, &self.homes)?.and_then(|own| own.parts[number].as_deref_mut());
-            segments.push(Segment { state: state.map(|state| state as &mut dyn State), first_row, valid_rows });
+            segments.push(Segment::new(state.map(|state| state as &mut dyn State), first_row, valid_rows));
         }
         let mut tap;
         let taps: Option<&mut dyn FnMut(Tap<'_>)> = match &mut call.taps {

@@ -113,8 +113,7 @@ fn segments_never_meet_and_padding_never_counts() {
     // Row 0 is padding, rows 1..3 are a's, row 3 is padding, row 4 is b's, row 5 is padding.
     let v = [1e9, 20.0, 30.0, 1e9, 7.0, 1e9];
     let inputs = [F32(&[0.0; 6]), F32(&[0.0; 6]), F32(&v)];
-    let mut segments =
-        [Segment { state: Some(&mut *a), first_row: 1, valid_rows: 2 }, Segment { state: Some(&mut *b), first_row: 4, valid_rows: 1 }];
+    let mut segments = [Segment::new(Some(&mut *a), 1, 2), Segment::new(Some(&mut *b), 4, 1)];
     loaded.run(6, &inputs, &mut segments).unwrap();
     let y = loaded.last();
     assert_close(&[y[1], y[2], y[4]], &[15.0, 20.0, 7.0]);

@@ -2,7 +2,7 @@
 
 use crate::{
     AlignedBytes, Bindings, Call, Checked, DType, Device, DeviceError, Dim, Encoding, Executable, Generator, Input, InputData, LoadOptions,
-    Name, Op, OpKind, Output, PROGRAM_VERSION, Program, Rotary, Segment, Slot, Stage, State, Tap, Weight, WeightTensor, Weights,
+    Name, Op, OpKind, Output, Outputs, PROGRAM_VERSION, Program, Rotary, Segment, Slot, Stage, State, Tap, Weight, WeightTensor, Weights,
     reference::ReferenceDevice,
 };
 use std::{
@@ -75,14 +75,20 @@ impl Bench {
     pub(crate) fn load(self) -> Loaded {
         let program = Checked::new(self.program).unwrap();
         let weights: Arc<dyn Weights> = Arc::new(self.weights);
-        let limits = LoadOptions { max_rows: 64, max_soft_rows: 64, max_wanted: 64, artifacts: None };
-        Loaded { executable: ReferenceDevice.load(&program, &weights, &limits).unwrap(), epoch: 0, soft_rows: 0, wanted: 0 }
+        let limits = LoadOptions { max_rows: 64, max_soft_rows: 64, max_wanted: 64, max_segments: 8, artifacts: None };
+        Loaded {
+            executable: ReferenceDevice.load(&program, &weights, &limits).unwrap(),
+            epoch: 0,
+            soft_rows: 0,
+            wanted: 0,
+            outputs: Outputs::new(),
+        }
     }
 
     /// Loads and runs `rows` rows once, in one segment without state; gives the last op's result.
     pub(crate) fn once(self, rows: usize, inputs: &[InputData<'_>]) -> Vec<f32> {
         let mut loaded = self.load();
-        loaded.run(rows, inputs, &mut [Segment { state: None, first_row: 0, valid_rows: rows }]).unwrap();
+        loaded.run(rows, inputs, &mut [Segment::new(None, 0, rows)]).unwrap();
         loaded.last()
     }
 }
@@ -92,6 +98,7 @@ pub(crate) struct Loaded {
     pub(crate) epoch: usize,
     pub(crate) soft_rows: usize,
     pub(crate) wanted: usize,
+    pub(crate) outputs: Outputs,
 }
 
 impl Loaded {
@@ -113,56 +120,38 @@ impl Loaded {
     ) -> Result<(), DeviceError> {
         let bindings = Bindings { rows, soft_rows: self.soft_rows, wanted: self.wanted };
         // A call has one lifetime for all that it borrows: the segments are borrowed anew, so that tests need not care.
-        let segments = segments.iter_mut().map(|s| Segment {
-            state: match &mut s.state {
+        let segments = segments.iter_mut().map(|s| {
+            let state: Option<&mut dyn State> = match &mut s.state {
                 Some(state) => Some(&mut **state),
                 None => None,
-            },
-            first_row: s.first_row,
-            valid_rows: s.valid_rows,
+            };
+            Segment { epoch: self.epoch, partial: s.partial, ..Segment::new(state, s.first_row, s.valid_rows) }
         });
         let mut segments: Vec<Segment<'_>> = segments.collect();
-        match taps {
-            Some(taps) => {
-                let mut taps = |tap: Tap<'_>| taps(tap);
-                let taps: Option<&mut dyn FnMut(Tap<'_>)> = Some(&mut taps);
-                self.executable.run(&mut Call {
-                    bindings,
-                    inputs,
-                    segments: &mut segments,
-                    epoch: self.epoch,
-                    cancel,
-                    taps,
-                    largest_only: false,
-                })
-            }
-            None => self.executable.run(&mut Call {
-                bindings,
-                inputs,
-                segments: &mut segments,
-                epoch: self.epoch,
-                cancel,
-                taps: None,
-                largest_only: false,
-            }),
-        }
+        let mut none = |_: Tap<'_>| {};
+        let taps = taps.unwrap_or(&mut none);
+        let mut taps = |tap: Tap<'_>| taps(tap);
+        let mut call = Call::new(bindings, inputs, &mut segments, &mut self.outputs);
+        call.cancel = cancel;
+        call.taps = Some(&mut taps);
+        self.executable.run(&mut call)
     }
 
     /// Runs all rows on one state and commits them; gives the last op's result.
     pub(crate) fn step(&mut self, state: &mut dyn State, rows: usize, inputs: &[InputData<'_>]) -> Vec<f32> {
-        self.run(rows, inputs, &mut [Segment { state: Some(state), first_row: 0, valid_rows: rows }]).unwrap();
+        self.run(rows, inputs, &mut [Segment::new(Some(state), 0, rows)]).unwrap();
         state.commit(rows).unwrap();
         self.last()
     }
 
     pub(crate) fn output(&self, name: &str) -> Vec<f32> {
-        self.executable.output(&format!("op.{name}")).unwrap().to_vec()
+        self.outputs.value(&format!("op.{name}")).unwrap().to_vec()
     }
 
     /// The last op's (last) result.
     pub(crate) fn last(&self) -> Vec<f32> {
         let name: Name = self.executable.program().outputs.last().unwrap().name.clone();
-        self.executable.output(&name).unwrap().to_vec()
+        self.outputs.value(&name).unwrap().to_vec()
     }
 }
 

@@ -158,7 +158,7 @@ fn softmax_routing() {
         let bench = Bench::new().rows("scores", &[3]).op("route", OpKind::Route { scores: "scores".into(), method });
         let mut loaded = bench.load();
         let scores = [0.0, 2.0f32.ln(), 0.0];
-        loaded.run(1, &[F32(&scores)], &mut [crate::Segment { state: None, first_row: 0, valid_rows: 1 }]).unwrap();
+        loaded.run(1, &[F32(&scores)], &mut [crate::Segment::new(None, 0, 1)]).unwrap();
         (loaded.output("route.experts"), loaded.output("route.weights"))
     };
     let (experts, weights) = bench(false);

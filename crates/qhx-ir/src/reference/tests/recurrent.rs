@@ -26,7 +26,7 @@ fn convolution_remembers_its_last_inputs() {
     assert_eq!(state.export("fifo").unwrap(), SlotData::Recurrent(vec![3.0, -4.0]));
     // Without slot every segment starts with zeros.
     let mut free = conv(false);
-    let segment = |first_row, valid_rows| Segment { state: None, first_row, valid_rows };
+    let segment = |first_row, valid_rows| Segment::new(None, first_row, valid_rows);
     free.run(3, &[F32(&[1.0, 2.0, 3.0])], &mut [segment(0, 1), segment(1, 2)]).unwrap();
     assert_close(&free.last(), &[99.5, 199.5, 319.5]);
 }
@@ -35,7 +35,7 @@ fn convolution_remembers_its_last_inputs() {
 fn padding_does_not_enter_the_fifo() {
     let mut loaded = conv(true);
     let mut state = loaded.state();
-    let mut segments = [Segment { state: Some(&mut *state), first_row: 1, valid_rows: 1 }];
+    let mut segments = [Segment::new(Some(&mut *state), 1, 1)];
     loaded.run(4, &[F32(&[7.0, 1.0, 8.0, 9.0])], &mut segments).unwrap();
     state.commit(1).unwrap();
     assert_eq!(state.export("fifo").unwrap(), SlotData::Recurrent(vec![0.0, 1.0]));

@@ -35,7 +35,7 @@ fn concat_and_slice() {
     let middle = joined.op("y", OpKind::Slice { x: "op.joined".into(), axis: 1, start: 1, length: 1 });
     let mut loaded = middle.op("z", OpKind::Slice { x: "op.joined".into(), axis: 2, start: 1, length: 2 }).load();
     let inputs = [F32(&[1.0, 2.0, 3.0, 4.0]), F32(&[10.0, 11.0, 20.0, 21.0, 30.0, 31.0, 40.0, 41.0])];
-    loaded.run(2, &inputs, &mut [Segment { state: None, first_row: 0, valid_rows: 2 }]).unwrap();
+    loaded.run(2, &inputs, &mut [Segment::new(None, 0, 2)]).unwrap();
     assert_close(&loaded.output("joined"), &[1., 10., 11., 2., 20., 21., 3., 30., 31., 4., 40., 41.]);
     assert_close(&loaded.output("y"), &[2., 20., 21., 4., 40., 41.]);
     assert_close(&loaded.output("z"), &[10., 11., 20., 21., 30., 31., 40., 41.]);
@@ -54,7 +54,7 @@ fn gather_and_scatter() {
         .load();
     let x = F32(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     (loaded.soft_rows, loaded.wanted) = (2, 2);
-    let segment = || [Segment { state: None, first_row: 0, valid_rows: 3 }];
+    let segment = || [Segment::new(None, 0, 3)];
     let inputs = [x, F32(&[10.0, 20.0, 30.0, 40.0]), I32(&[2, 0]), I32(&[2, 1])];
     loaded.run(3, &inputs, &mut segment()).unwrap();
     assert_close(&loaded.output("set"), &[30., 40., 3., 4., 10., 20.]);
@@ -81,7 +81,7 @@ fn rotary_pairs_streams_and_epochs() {
     let mut loaded = rope(rotary, 6, 2);
     let x = F32(&[9.0, 1.0, 2.0, 3.0, 4.0, 8.0]);
     let positions = I32(&[2, 6]);
-    let segment = || [Segment { state: None, first_row: 0, valid_rows: 1 }];
+    let segment = || [Segment::new(None, 0, 1)];
     loaded.run(1, &[x, positions], &mut segment()).unwrap();
     let turned = |angle: f64, a: f64, b: f64| (a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin());
     let ((a, c), (b, d)) = (turned(2.0, 1.0, 3.0), turned(3.0, 2.0, 4.0));
@@ -98,7 +98,7 @@ fn rotary_pairs_streams_and_epochs() {
 fn far_angles_are_rounded_to_f32() {
     let rotary = Rotary { blocks: vec![(0, 2)], streams: vec![], variants: vec![RotaryVariant { inv_freq: vec![0.1], amplitude: 1.0 }] };
     let mut loaded = rope(rotary, 2, 1);
-    loaded.run(1, &[F32(&[1.0, 0.0]), I32(&[1_000_003])], &mut [Segment { state: None, first_row: 0, valid_rows: 1 }]).unwrap();
+    loaded.run(1, &[F32(&[1.0, 0.0]), I32(&[1_000_003])], &mut [Segment::new(None, 0, 1)]).unwrap();
     let angle = (1_000_003.0f32 * 0.1f32) as f64; // 100000.3 has no f32: a step here is 1/128
     assert!((angle - 100_000.3).abs() > 1e-3);
     assert_close(&loaded.last(), &[angle.cos(), angle.sin()]);
@@ -127,7 +127,7 @@ fn convolution_ends_with_its_segment() {
     // Rows 0..3 are one segment, row 3 is padding, rows 4..6 are another. With stride 2 they have rows 0..2 and 2..3 of the result.
     let mut loaded = conv(Bench::new().rows("x", &[1, 1]).weight("w", &[1, 3, 3, 1], &[1.0; 9]), 2).load();
     let x = [1.0, 2.0, 4.0, 1000.0, 8.0, 16.0];
-    let segment = |first_row, valid_rows| Segment { state: None, first_row, valid_rows };
+    let segment = |first_row, valid_rows| Segment::new(None, first_row, valid_rows);
     loaded.run(6, &[F32(&x)], &mut [segment(0, 3), segment(4, 2)]).unwrap();
     assert_close(&loaded.last(), &[3.0, 6.0, 24.0]);
     let odd = loaded.run(6, &[F32(&x)], &mut [segment(0, 3), segment(3, 3)]);
@@ -137,7 +137,7 @@ fn convolution_ends_with_its_segment() {
 #[test]
 fn pooling() {
     let mut loaded = Bench::new().rows("x", &[1]).op("y", OpKind::Pool { x: "x".into(), size: 2 }).load();
-    let segment = |first_row, valid_rows| Segment { state: None, first_row, valid_rows };
+    let segment = |first_row, valid_rows| Segment::new(None, first_row, valid_rows);
     // The last group of the first segment has one valid row.
     loaded.run(6, &[F32(&[1.0, 3.0, 5.0, 99.0, 7.0, 9.0])], &mut [segment(0, 3), segment(4, 2)]).unwrap();
     assert_close(&loaded.last(), &[2.0, 5.0, 8.0]);

@@ -27,7 +27,7 @@ fn run(loaded: &mut Loaded, state: &mut dyn crate::State, values: &[f32]) -> Vec
     let zeros = vec![0.0; values.len()];
     let inputs = [F32(&zeros), F32(&zeros), F32(values), F32(values)];
     let inputs = &inputs[..loaded.executable.program().inputs.len()];
-    loaded.run(values.len(), inputs, &mut [Segment { state: Some(state), first_row: 0, valid_rows: values.len() }]).unwrap();
+    loaded.run(values.len(), inputs, &mut [Segment::new(Some(state), 0, values.len())]).unwrap();
     loaded.last()
 }
 
@@ -49,7 +49,7 @@ fn only_committed_rows_count() {
     state.commit(2).unwrap();
     assert_close(&run(&mut loaded, &mut *state, &[5.0]), &[3.0]);
     refused(state.commit(2), "commit of 2 rows after a call of 1");
-    refused(state.fork().commit(1), "no call to commit");
+    refused(state.fork().unwrap().commit(1), "no call to commit");
     state.commit(1).unwrap();
     refused(state.commit(1), "no call to commit");
     state.truncate(1).unwrap();
@@ -60,7 +60,7 @@ fn only_committed_rows_count() {
     run(&mut loaded, &mut *small, &[1.0]);
     small.commit(1).unwrap();
     let inputs = [F32(&[0.0; 2]), F32(&[0.0; 2]), F32(&[0.0; 2])];
-    let segment = Segment { state: Some(&mut *small), first_row: 0, valid_rows: 2 };
+    let segment = Segment::new(Some(&mut *small), 0, 2);
     refused(loaded.run(2, &inputs, &mut [segment]), "exceed the context of 2 rows");
 }
 
@@ -69,12 +69,12 @@ fn recurrent_states_commit_whole_calls() {
     let mut loaded = bench(true).load();
     let mut state = loaded.state();
     run(&mut loaded, &mut *state, &[1.0, 2.0]);
-    refused(state.commit(1), "all or nothing");
+    refused(state.commit(1), "all or none");
     assert_eq!((state.len(), state.export("fifo").unwrap()), (0, SlotData::Recurrent(vec![0.0])));
     state.commit(2).unwrap();
     state.truncate(1).unwrap();
     assert_eq!(state.export("fifo").unwrap(), SlotData::Recurrent(vec![2.0]));
-    let copy = state.fork();
+    let copy = state.fork().unwrap();
     run(&mut loaded, &mut *state, &[5.0]);
     state.commit(1).unwrap();
     assert_eq!((copy.len(), copy.export("fifo").unwrap()), (1, SlotData::Recurrent(vec![2.0])));
@@ -112,9 +112,9 @@ fn foreign_states_are_refused() {
     let mut loaded = bench(false).load();
     let mut other = bench(true).load().state();
     let inputs = [F32(&[0.0]), F32(&[0.0]), F32(&[0.0])];
-    let segment = Segment { state: Some(&mut *other), first_row: 0, valid_rows: 1 };
+    let segment = Segment::new(Some(&mut *other), 0, 1);
     refused(loaded.run(1, &inputs, &mut [segment]), "another program");
-    refused(loaded.run(1, &inputs, &mut [Segment { state: None, first_row: 0, valid_rows: 1 }]), "has no state");
+    refused(loaded.run(1, &inputs, &mut [Segment::new(None, 0, 1)]), "has no state");
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_cancelled_call_changes_nothing_and_taps_come_in_order() {
         seen.push((tap.stage.to_string(), tap.shape.to_vec(), tap.values.to_vec()));
         flag.store(true, Ordering::Relaxed);
     };
-    let mut segments = [Segment { state: Some(&mut *state), first_row: 0, valid_rows: 1 }];
+    let mut segments = [Segment::new(Some(&mut *state), 0, 1)];
     let result = loaded.run_with(1, &inputs, &mut segments, Some(&flag), Some(&mut taps));
     assert!(matches!(result, Err(DeviceError::Cancelled)));
     assert_eq!(seen, [("op.sums".to_string(), vec![1, 1], vec![10.0])]);
@@ -147,7 +147,7 @@ fn calls_that_do_not_fit() {
     let mut state = loaded.state();
     let numbers = [0.0; 65];
     let mut call = |rows: usize, inputs: &[crate::InputData<'_>], first_row: usize, valid_rows: usize| {
-        loaded.run(rows, inputs, &mut [Segment { state: Some(&mut *state), first_row, valid_rows }])
+        loaded.run(rows, inputs, &mut [Segment::new(Some(&mut *state), first_row, valid_rows)])
     };
     let x = |n: usize| F32(&numbers[..n]);
     refused(call(2, &[x(2), x(2)], 0, 2), "2 inputs");
@@ -157,5 +157,5 @@ fn calls_that_do_not_fit() {
     refused(call(2, &[x(2), x(2), x(2)], 1, 2), "segment 1..3");
     refused(call(2, &[x(2), x(2), x(2)], 0, 0), "segment 0..0");
     refused(call(65, &[x(65), x(65), x(65)], 0, 1), "was loaded for");
-    assert!(loaded.executable.output("nothing").is_none());
+    assert!(loaded.outputs.value("nothing").is_none());
 }

@@ -1,0 +1,123 @@
+//! What a caller may want of a row of logits, and its plain definition.
+
+use crate::call::RowResult;
+use std::sync::OnceLock;
+
+/// What is wanted of a row.
+#[derive(Clone, Copy, Debug)]
+pub enum Want<'a> {
+    /// All logits.
+    Logits,
+    /// The largest logit and its id.
+    Largest,
+    /// The largest logit and its id among those that a mask allows. A grammar may compute the mask while the device computes the logits.
+    LargestAllowed(&'a OnceLock<IdMask>),
+    /// The log probability of an id, and the most probable ids.
+    LogProbs {
+        /// The id whose log probability is wanted.
+        target: u32,
+        /// How many of the most probable ids.
+        top: usize,
+    },
+}
+
+/// Which ids are allowed: bit `id % 32` of word `id / 32`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdMask(pub Vec<u32>);
+
+impl IdMask {
+    /// No id of `count`.
+    pub fn none(count: usize) -> Self {
+        Self(vec![0; count.div_ceil(32)])
+    }
+
+    /// Allows an id; one beyond the mask is ignored.
+    pub fn allow(&mut self, id: u32) {
+        if let Some(word) = self.0.get_mut(id as usize / 32) {
+            *word |= 1 << (id % 32);
+        }
+    }
+
+    /// Whether an id is allowed.
+    pub fn allows(&self, id: u32) -> bool {
+        self.0.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
+    }
+}
+
+impl Want<'_> {
+    /// Whether it can be answered for rows of `width` logits.
+    pub(crate) fn check(&self, width: usize) -> Result<(), String> {
+        match *self {
+            Self::LogProbs { target, top } if target as usize >= width || top > width => {
+                Err(format!("the log probabilities of id {target} and the {top} most probable are wanted, but there are {width} ids"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The answer for a row; `Logits` is answered by the row itself.
+    pub(crate) fn of(&self, logits: &[f32]) -> Result<RowResult, String> {
+        match self {
+            Self::Logits => Err("logits are their own answer".into()),
+            Self::Largest => largest(logits, |_| true),
+            Self::LargestAllowed(mask) => {
+                let mask = mask.get().ok_or("its mask has not arrived")?;
+                largest(logits, |id| mask.allows(id))
+            }
+            Self::LogProbs { target, top } => Ok(log_probs(logits, *target, *top)),
+        }
+    }
+}
+
+fn largest(logits: &[f32], allowed: impl Fn(u32) -> bool) -> Result<RowResult, String> {
+    let mut best: Option<(u32, f32)> = None;
+    for (id, &value) in logits.iter().enumerate().map(|(id, value)| (id as u32, value)) {
+        if allowed(id) && best.is_none_or(|(_, best)| value > best || value.is_nan() && !best.is_nan()) {
+            best = Some((id, value));
+        }
+    }
+    best.map(|(id, value)| RowResult::Largest { id, value }).ok_or_else(|| "its mask allows no id".into())
+}
+
+/// Sums in f64, in order of the ids.
+fn log_probs(logits: &[f32], target: u32, count: usize) -> RowResult {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
+    let sum: f64 = logits.iter().map(|&x| (x as f64 - max).exp()).sum();
+    let log_prob = |id: u32| (logits[id as usize] as f64 - max - sum.ln()) as f32;
+    // By falling logit, then by rising id.
+    let before = |a: u32, b: u32| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b));
+    let mut top: Vec<u32> = (0..logits.len() as u32).collect();
+    if count < top.len() && count > 0 {
+        top.select_nth_unstable_by(count - 1, |&a, &b| before(a, b));
+    }
+    top.truncate(count);
+    top.sort_unstable_by(|&a, &b| before(a, b));
+    RowResult::LogProbs { target: log_prob(target), top: top.into_iter().map(|id| (id, log_prob(id))).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wants_are_answered_as_stated() {
+        let logits = [1.0, 3.0, -2.0, 3.0, f32::NEG_INFINITY];
+        assert_eq!(Want::Largest.of(&logits), Ok(RowResult::Largest { id: 1, value: 3.0 }), "the first of equal ones");
+        let cell = OnceLock::new();
+        let allowed = Want::LargestAllowed(&cell);
+        assert!(allowed.of(&logits).unwrap_err().contains("not arrived"));
+        let mut mask = IdMask::none(5);
+        [0, 2, 40].into_iter().for_each(|id| mask.allow(id));
+        cell.set(mask).unwrap();
+        assert_eq!(allowed.of(&logits), Ok(RowResult::Largest { id: 0, value: 1.0 }));
+        let nothing = OnceLock::from(IdMask::none(5));
+        assert!(Want::LargestAllowed(&nothing).of(&logits).unwrap_err().contains("allows no id"));
+        let Ok(RowResult::LogProbs { target, top }) = (Want::LogProbs { target: 0, top: 3 }).of(&logits) else { panic!() };
+        let sum = (1f64.exp() + 2.0 * 3f64.exp() + (-2f64).exp()).ln();
+        assert!((target as f64 - (1.0 - sum)).abs() < 1e-6);
+        assert_eq!(top.iter().map(|t| t.0).collect::<Vec<_>>(), [1, 3, 0]);
+        assert!((Want::LogProbs { target: 5, top: 0 }).check(5).is_err() && (Want::LogProbs { target: 4, top: 5 }).check(5).is_ok());
+        let Ok(RowResult::Largest { value, .. }) = Want::Largest.of(&[1.0, f32::NAN, 2.0]) else { panic!() };
+        assert!(value.is_nan(), "a NaN is not hidden");
+    }
+}
