@@ -5,7 +5,7 @@
 #![allow(unsafe_code)] // Hands disjoint parts of one slice to several threads.
 
 use crate::pool::Pool;
-use std::marker::PhantomData;
+use std::{marker::PhantomData, ops::Range};
 
 /// Something that can be cut into parts which do not overlap.
 ///
@@ -91,6 +91,38 @@ unsafe impl<'a, T: Send> Split for Chunks<'a, T> {
         let length = self.length.min(self.total - first);
         // SAFETY: `first + length <= total`; the caller asks for each index once.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(first), length) }
+    }
+}
+
+/// Segments whose work is shared out together: their parts stand in an array, so that a call allocates nothing.
+pub(crate) const SEGMENTS: usize = 16;
+
+/// The rows of a dense matrix that belong to segments, which are asked for from first to last. Rows between them are padding and become zero.
+pub(crate) struct SegmentRows<'a> {
+    rest: &'a mut [f32],
+    width: usize,
+    /// The row that `rest` begins with.
+    done: usize,
+}
+
+impl<'a> SegmentRows<'a> {
+    /// Of rows of `width` numbers.
+    pub(crate) fn new(out: &'a mut [f32], width: usize) -> Self {
+        Self { rest: out, width, done: 0 }
+    }
+
+    /// A segment's rows.
+    pub(crate) fn take(&mut self, rows: &Range<usize>) -> &'a mut [f32] {
+        let (padding, rest) = std::mem::take(&mut self.rest).split_at_mut((rows.start - self.done) * self.width);
+        padding.fill(0.0);
+        let (own, rest) = rest.split_at_mut(rows.len() * self.width);
+        (self.rest, self.done) = (rest, rows.end);
+        own
+    }
+
+    /// What follows the last segment is padding, too.
+    pub(crate) fn finish(self) {
+        self.rest.fill(0.0);
     }
 }
 
@@ -334,6 +366,18 @@ mod tests {
         });
         let group = |row: usize| [1, 1, 1, 2, 3, 3, 3][row];
         assert!(matrix.iter().enumerate().all(|(i, &n)| n == 10 * (i / 5) + group(i / 5)));
+    }
+
+    #[test]
+    fn rows_of_no_segment_are_zero() {
+        let mut matrix = vec![f32::NAN; 9 * 2];
+        let mut rows = SegmentRows::new(&mut matrix, 2);
+        for (number, segment) in [1..3, 3..4, 6..8].iter().enumerate() {
+            rows.take(segment).fill(number as f32 + 1.0);
+        }
+        rows.finish();
+        let wanted = [0, 1, 1, 2, 0, 0, 3, 3, 0];
+        assert!(matrix.iter().enumerate().all(|(i, &x)| x == wanted[i / 2] as f32), "{matrix:?}");
     }
 
     #[test]

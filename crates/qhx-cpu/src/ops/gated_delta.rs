@@ -10,7 +10,7 @@ use crate::{
     },
     matrix::Plain,
     memory::{Rows, View},
-    work::{Chunks, Tile, Tiles, for_each},
+    work::{Chunks, SEGMENTS, SegmentRows, Tile, Tiles, for_each},
 };
 use std::ops::Range;
 
@@ -56,21 +56,26 @@ impl GatedDelta {
         let (run, ([out], inputs, scratch)) = (frame.run, frame.memory.split([&self.out]));
         let [q, k, v, a, b] = [&self.q, &self.k, &self.v, &self.a, &self.b].map(|view| inputs.own_rows(view));
         let inputs = Inputs { q, k, v, a, b };
-        let width = self.heads * self.value_dim;
-        let mut done = 0;
-        for segment in frame.segments.iter_mut() {
-            let rows = span(segment, self.per_row);
-            out[done * width..rows.start * width].fill(0.0);
-            done = rows.end;
-            let part = &mut out[rows.start * width..rows.end * width];
-            let (current, next) = state(segment).recurrent(self.slot);
-            let size = self.key_dim * self.value_dim;
-            let tiles = Tiles::new(part, width, rows.len(), self.value_dim);
-            for_each(run.pool, (tiles, Chunks::new(next, size)), scratch, |head, (mut tile, s), scratch| {
-                self.head(&run, &inputs, rows.clone(), head, (&current[head * size..][..size], s), &mut tile, scratch);
+        let size = self.key_dim * self.value_dim;
+        let mut out = SegmentRows::new(out, self.heads * self.value_dim);
+        for segments in frame.segments.chunks_mut(SEGMENTS) {
+            let mut before = [(0, &[][..]); SEGMENTS];
+            let mut cuts = [const { None }; SEGMENTS];
+            for ((segment, before), cut) in segments.iter_mut().zip(&mut before).zip(&mut cuts) {
+                let rows = span(segment, self.per_row);
+                let part = out.take(&rows);
+                let (current, next) = state(segment).recurrent(self.slot);
+                *before = (rows.start, current);
+                let tiles = Tiles::new(part, self.heads * self.value_dim, rows.len(), self.value_dim);
+                *cut = Some((tiles, Chunks::new(next, size)));
+            }
+            // Every head of every segment by itself.
+            for_each(run.pool, &cuts[..], scratch, |_, (segment, (mut tile, s)), scratch| {
+                let (head, (first, current)) = (tile.first_column / self.value_dim, before[segment]);
+                self.head(&run, &inputs, first..first + tile.rows, head, (&current[head * size..][..size], s), &mut tile, scratch);
             });
         }
-        out[done * width..].fill(0.0);
+        out.finish();
     }
 
     /// Decay and step of a row.

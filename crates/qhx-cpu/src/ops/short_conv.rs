@@ -5,10 +5,9 @@ use crate::{
     kernels::map::{self, Unary},
     matrix::Plain,
     memory::{Rows, View},
-    work::{Chunks, for_each},
+    work::{SEGMENTS, SegmentRows, Tile, Tiles, for_each},
 };
 use qhx_ir::Activation;
-use std::ops::Range;
 
 #[derive(Debug)]
 pub(crate) struct ShortConv {
@@ -25,59 +24,79 @@ pub(crate) struct ShortConv {
     pub(crate) out: View,
 }
 
+/// A segment's rows of x, and the rows before them that its state keeps.
+#[derive(Clone, Copy, Default)]
+struct Own<'a> {
+    first: usize,
+    rows: usize,
+    /// None: they are zero.
+    before: Option<&'a [f32]>,
+}
+
 impl ShortConv {
     pub(crate) fn run(&self, frame: &mut Frame<'_, '_>) {
         let (run, ([out], inputs, _)) = (frame.run, frame.memory.split([&self.out]));
         let x = inputs.own_rows(&self.x);
-        let before = self.taps.len() / self.channels - 1;
-        let mut done = 0;
-        for segment in frame.segments.iter_mut() {
-            let rows = span(segment, self.per_row);
-            out[done * self.channels..rows.start * self.channels].fill(0.0);
-            done = rows.end;
-            let part = &mut out[rows.start * self.channels..rows.end * self.channels];
-            match self.slot {
-                None => self.convolve(&run, &x, rows, None, part),
-                Some(slot) => {
+        let unit = unit_rows(self.taps.len());
+        let mut out = SegmentRows::new(out, self.channels);
+        for segments in frame.segments.chunks_mut(SEGMENTS) {
+            let mut own = [Own::default(); SEGMENTS];
+            // Of each segment, its results, then what its state becomes.
+            let mut cuts = [const { None }; 2 * SEGMENTS];
+            for ((segment, own), cuts) in segments.iter_mut().zip(&mut own).zip(cuts.chunks_mut(2)) {
+                let rows = span(segment, self.per_row);
+                *own = Own { first: rows.start, rows: rows.len(), before: None };
+                cuts[0] = Some(Tiles::new(out.take(&rows), self.channels, unit, self.channels));
+                if let Some(slot) = self.slot {
                     let (current, next) = state(segment).recurrent(slot);
-                    self.convolve(&run, &x, rows.clone(), Some(current), part);
-                    // The last K − 1 of the rows from before and the segment's own.
-                    for (i, row) in next.chunks_mut(self.channels).enumerate() {
-                        row.copy_from_slice(match (rows.len() + i).checked_sub(before) {
-                            Some(own) => x.row(rows.start + own),
-                            None => &current[(rows.len() + i) * self.channels..][..self.channels],
-                        });
-                    }
+                    own.before = Some(current);
+                    cuts[1] = Some(Tiles::new(next, self.channels, self.taps.len() / self.channels, self.channels));
                 }
             }
+            for_each(run.pool, &cuts[..], &mut [], |_, (place, tile), _| match (&own[place / 2], place % 2) {
+                (own, 0) => self.convolve(&run, &x, own, tile),
+                (own, _) => self.keep(&x, own, tile),
+            });
         }
-        out[done * self.channels..].fill(0.0);
+        out.finish();
     }
 
-    /// The rows of one segment; `fifo` holds the rows before it, or they are zero.
-    fn convolve(&self, run: &Run<'_>, x: &Rows<'_>, rows: Range<usize>, fifo: Option<&[f32]>, out: &mut [f32]) {
-        let (channels, set) = (self.channels, run.instructions);
-        let before = self.taps.len() / channels - 1;
-        let unit = unit_rows(self.taps.len());
-        for_each(run.pool, Chunks::new(out, unit * channels), &mut [], |number, part, _| {
-            for (i, sums) in part.chunks_mut(channels).enumerate() {
-                let t = number * unit + i;
-                match &self.bias {
-                    Some(bias) => sums.copy_from_slice(bias.numbers()),
-                    None => sums.fill(0.0),
-                }
-                for (j, taps) in self.taps.chunks(channels).enumerate() {
-                    let row = match ((t + j).checked_sub(before), fifo) {
-                        (Some(own), _) => x.row(rows.start + own),
-                        (None, Some(fifo)) => &fifo[(t + j) * channels..][..channels],
-                        (None, None) => continue,
-                    };
+    /// The results of some of a segment's rows.
+    fn convolve(&self, run: &Run<'_>, x: &Rows<'_>, own: &Own<'_>, mut out: Tile<'_, f32>) {
+        let set = run.instructions;
+        for row in 0..out.rows {
+            let (t, sums) = (out.first_row + row, out.row(row));
+            match &self.bias {
+                Some(bias) => sums.copy_from_slice(bias.numbers()),
+                None => sums.fill(0.0),
+            }
+            for (j, taps) in self.taps.chunks(self.channels).enumerate() {
+                if let Some(row) = self.row(x, own, t + j) {
                     map::accumulate(set, sums, taps, row);
                 }
-                if let Some(activation) = self.activation {
-                    map::unary_in_place(set, Unary::Activate(activation), sums);
-                }
             }
-        });
+            if let Some(activation) = self.activation {
+                map::unary_in_place(set, Unary::Activate(activation), sums);
+            }
+        }
+    }
+
+    /// The last K − 1 of the rows from before and the segment's own.
+    fn keep(&self, x: &Rows<'_>, own: &Own<'_>, mut next: Tile<'_, f32>) {
+        for row in 0..next.rows {
+            match self.row(x, own, own.rows + row) {
+                Some(kept) => next.row(row).copy_from_slice(kept),
+                None => next.row(row).fill(0.0),
+            }
+        }
+    }
+
+    /// Row `number` of the K − 1 rows from before and the segment's own.
+    fn row<'a>(&self, x: &Rows<'a>, own: &Own<'a>, number: usize) -> Option<&'a [f32]> {
+        let before = self.taps.len() / self.channels - 1;
+        match number.checked_sub(before) {
+            Some(number) => Some(x.row(own.first + number)),
+            None => own.before.map(|before| &before[number * self.channels..][..self.channels]),
+        }
     }
 }
