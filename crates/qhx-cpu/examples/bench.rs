@@ -28,26 +28,23 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (program, weights) = decoder(&sizes, encoding, form)?;
     let weights: Arc<dyn Weights> = Arc::new(weights);
     let device = CpuDevice::new(CpuOptions { threads: Some(threads), instructions, ..Default::default() })?;
-    let info = device.describe();
+    let info = device.open()?.describe();
     let begin = Instant::now();
     let mut executable = device.load_here(&program, &weights, &LoadOptions { max_rows: 512, max_soft_rows: 0, ..Default::default() })?;
     let load = begin.elapsed();
-    println!("{}, {threads} threads, {}: loaded in {load:.1?}", info.description, info.facts["instructions"]);
+    println!("{}, {threads} threads, {}: loaded in {load:.1?}", info.description, device.instructions());
 
     let mut pass = |state: &mut dyn State, rows: usize| -> Result<(), DeviceError> {
         let start = state.len();
         let ids: Vec<i32> = (0..rows).map(|i| ((start + i) * 7919 % sizes.vocab) as i32).collect();
         let positions: Vec<i32> = (start..start + rows).map(|i| i as i32).collect();
-        let last = [rows as i32 - 1];
-        executable.run(&mut Call {
-            bindings: Bindings { rows, soft_rows: 0, wanted: 1 },
-            inputs: &[InputData::I32(&ids), InputData::I32(&positions), InputData::I32(&last)],
-            segments: &mut [Segment::new(Some(state), 0, rows)],
-            epoch: 0,
-            cancel: None,
-            taps: None,
-            largest_only: false,
-        })?;
+        let (last, mut outputs) = ([rows as i32 - 1], Outputs::new());
+        executable.run(&mut Call::new(
+            Bindings { rows, soft_rows: 0, wanted: 1 },
+            &[InputData::I32(&ids), InputData::I32(&positions), InputData::I32(&last)],
+            &mut [Segment::new(Some(state), 0, rows)],
+            &mut outputs,
+        ))?;
         state_commit(rows, executable.weights_read().map_or(0, |read| read.bytes));
         Ok(())
     };

@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         inputs: vec![Input {
             name: "x".into(),
             dtype: DType::F32,
-            shape: vec![Dim::T, Dim::Fixed(columns)],
+            shape: vec![Dim::L, Dim::Fixed(columns)],
             generator: Generator::Carried,
         }],
         outputs: vec![Output { name: "y".into(), value: "head.product".into() }],
@@ -42,15 +42,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     .map(|i| (((i * 2654435761 + call * 40503) % 1000) as f32 - 500.0) / 400.0 * if i % 61 == 7 { 20.0 } else { 1.0 })
                     .collect();
                 let start = Instant::now();
-                executable.run(&mut Call {
-                    bindings: Bindings { rows: 1, soft_rows: 0, wanted: 1 },
-                    inputs: &[InputData::F32(&x)],
-                    segments: &mut [],
-                    epoch: 0,
-                    cancel: None,
-                    taps: None,
-                    largest_only,
-                })?;
+                let mut outputs = Outputs::new();
+                let (inputs, mut segments) = ([InputData::F32(&x)], []);
+                let mut call = Call::new(Bindings { rows: 1, soft_rows: 0, wanted: 1 }, &inputs, &mut segments, &mut outputs);
+                call.wants = if largest_only { &[Want::Largest] } else { &[Want::Logits] };
+                executable.run(&mut call)?;
                 times.push(start.elapsed().as_secs_f64() * 1e3);
             }
             times.sort_by(f64::total_cmp);

@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if sets.is_empty() {
         sets = InstructionSet::available().into_iter().filter(|&set| set != InstructionSet::Portable).collect();
     }
-    let info = CpuDevice::new(CpuOptions { threads: Some(1), ..Default::default() })?.describe();
+    let info = CpuDevice::new(CpuOptions { threads: Some(1), ..Default::default() })?.open()?.describe();
     println!("{}, {threads} threads", info.description);
     for (encoding, form) in [(Encoding::I8Row, ActivationForm::I8Row), (Encoding::I4_BLOCK32, ActivationForm::I8Block32)] {
         for (rows, columns) in SHAPES {
@@ -57,24 +57,22 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn timed(device: &CpuDevice, program: &Checked, weights: &Arc<dyn Weights>, columns: usize) -> Result<(Duration, Vec<u32>), DeviceError> {
     let mut executable = device.load(program, weights, &LoadOptions { max_rows: ROWS, ..Default::default() })?;
     let x: Vec<f32> = (0..ROWS * columns).map(|i| (i * 2654435761 % 1000) as f32 / 400.0 - 1.25).collect();
+    let mut outputs = Outputs::new();
     let (begin, mut best) = (Instant::now(), Duration::MAX);
     for call in 0.. {
         let start = Instant::now();
-        executable.run(&mut Call {
-            bindings: Bindings { rows: ROWS, soft_rows: 0, wanted: 0 },
-            inputs: &[InputData::F32(&x)],
-            segments: &mut [Segment::new(None, 0, ROWS)],
-            epoch: 0,
-            cancel: None,
-            taps: None,
-            largest_only: false,
-        })?;
+        executable.run(&mut Call::new(
+            Bindings { rows: ROWS, soft_rows: 0, wanted: 0 },
+            &[InputData::F32(&x)],
+            &mut [Segment::new(None, 0, ROWS)],
+            &mut outputs,
+        ))?;
         best = best.min(start.elapsed());
         if call >= 5 && begin.elapsed() > Duration::from_secs(1) {
             break;
         }
     }
-    let bits = executable.output("product.0").into_iter().flatten().map(|x| x.to_bits()).collect();
+    let bits = outputs.value("product.0").into_iter().flatten().map(|x| x.to_bits()).collect();
     Ok((best, bits))
 }
 

@@ -5,11 +5,17 @@ use crate::{
     kernels::Instructions,
     memory::{Memory, Place, View, count},
     ops::{Frame, Run, Step},
+    pages::PagePool,
     pool::Pool,
-    state::CpuState,
+    state::{CpuState, Workshop},
+    work::{Chunks, for_each},
 };
-use qhx_ir::{AlignedBytes, Bindings, Call, Checked, DeviceError, Executable, LoadOptions, Segment, State, Tap, Weights, WeightsRead};
+use qhx_ir::{
+    AlignedBytes, Bindings, Call, Checked, DeviceError, Executable, Generator, InputData, LoadOptions, Segment, State, StateBytes, Tap,
+    Ticket, Want, Weights, WeightsRead,
+};
 use std::{
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -21,14 +27,12 @@ use std::{
 pub struct CpuExecutable {
     program: Checked,
     compiled: Compiled,
-    pool: Arc<Pool>,
-    instructions: Instructions,
-    max: Bindings,
+    workshop: Arc<Workshop>,
+    limits: LoadOptions,
     arena: AlignedBytes,
     scratch: AlignedBytes,
-    /// The sizes of the last successful call.
-    last: Option<Bindings>,
-    last_stage: Duration,
+    /// How long the last stage of the last successful call took.
+    last_stage: Option<Duration>,
     weight_bytes: AtomicU64,
     /// For each step with experts: how many rows each expert got.
     expert_rows: Vec<Vec<usize>>,
@@ -43,49 +47,151 @@ impl CpuExecutable {
         options: &LoadOptions,
         shortlist_from: usize,
     ) -> Result<Self, DeviceError> {
-        let max = Bindings { rows: options.max_rows.max(1), soft_rows: options.max_soft_rows, wanted: options.max_wanted };
+        let mut limits = options.clone();
+        limits.max_rows = limits.max_rows.max(1);
+        let max = Bindings { rows: limits.max_rows, soft_rows: limits.max_soft_rows, wanted: limits.max_wanted };
         let compiled = compile(program, weights, max, shortlist_from)?;
         let arena = room(compiled.arena)?;
         let scratch = room(compiled.scratch.saturating_mul(pool.threads()))?;
         let expert_rows = compiled.expert_counts.iter().map(|&experts| vec![0; experts]).collect();
-        let (program, pool) = (program.clone(), pool.clone());
-        Ok(Self {
-            program,
-            compiled,
-            pool,
-            instructions,
-            max,
-            arena,
-            scratch,
-            last: None,
-            last_stage: Duration::ZERO,
-            weight_bytes: AtomicU64::new(0),
-            expert_rows,
-        })
+        let pages = Arc::new(PagePool::new(limits.max_state_bytes));
+        let workshop = Arc::new(Workshop { pages, pool: pool.clone(), instructions });
+        let (program, weight_bytes) = (program.clone(), AtomicU64::new(0));
+        Ok(Self { program, compiled, workshop, limits, arena, scratch, last_stage: None, weight_bytes, expert_rows })
     }
 
-    fn check(&self, call: &mut Call<'_>) -> Result<(), DeviceError> {
+    fn check(&self, call: &Call<'_>) -> Result<(), DeviceError> {
         call.check(&self.program)?;
-        let (found, max) = (call.bindings, self.max);
-        if found.rows > max.rows || found.soft_rows > max.soft_rows || found.wanted > max.wanted {
-            return Err(DeviceError::Call(format!(
-                "a call of T = {}, R = {}, L = {} rows exceeds the {}, {}, {} that program `{}` was loaded for",
-                found.rows, found.soft_rows, found.wanted, max.rows, max.soft_rows, max.wanted, self.program.name
-            )));
+        self.limits.check(&self.program, call)?;
+        if call.bindings.wanted > self.limits.max_wanted && call.taps.is_some() {
+            let (wanted, most) = (call.bindings.wanted, self.limits.max_wanted);
+            return Err(DeviceError::Call(format!("a call with taps has at most {most} wanted rows here, not {wanted}")));
         }
-        for dim in &self.compiled.quotients {
-            dim.bind(&found).map_err(DeviceError::Call)?;
-        }
+        self.compiled.quotients.iter().try_for_each(|dim| dim.bind(&call.bindings).map(drop).map_err(DeviceError::Call))
+    }
+
+    /// Gets the states of a call ready.
+    fn begin(&self, call: &mut Call<'_>) -> Result<(), DeviceError> {
         for segment in call.segments.iter_mut() {
+            let rows = segment.valid_rows;
             let Some(state) = own_state(segment) else { continue };
             match state {
-                Some(state) if state.fits(&self.program.slots) => state.begin(),
+                Some(state) if state.fits(&self.program.slots) => state.begin(rows)?,
                 _ => {
                     return Err(DeviceError::Call(format!(
                         "program `{}`: the state belongs to another device or another program",
                         self.program.name
                     )));
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// The steps before the wanted rows are looked at, then the rest, for so many of them at a time as there is memory for.
+    fn compute(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
+        let (steps, wanted_from) = (self.compiled.steps.len(), self.compiled.wanted_from);
+        call.outputs.start(&self.program);
+        if call.bindings.wanted <= self.limits.max_wanted {
+            let (inputs, bindings, wants) = (call.inputs, call.bindings, call.wants);
+            self.steps(call, 0..steps, inputs, bindings, wants)?;
+            return self.give(call, &bindings, wants);
+        }
+        let (inputs, all, wants) = (call.inputs, call.bindings, call.wants);
+        self.steps(call, 0..wanted_from, inputs, all, &[])?;
+        let mut some: Vec<InputData<'_>> = inputs.to_vec();
+        for first in (0..all.wanted).step_by(self.limits.max_wanted.max(1)) {
+            let rows = first..all.wanted.min(first + self.limits.max_wanted.max(1));
+            for (input, data) in self.program.inputs.iter().zip(&mut some) {
+                let place = self.program.inputs.iter().position(|other| other.name == input.name).unwrap_or_default();
+                if let (Generator::WantedRows, InputData::I32(wanted)) = (&input.generator, inputs[place]) {
+                    *data = InputData::I32(&wanted[rows.clone()]);
+                }
+            }
+            let (bindings, wants) = (Bindings { wanted: rows.len(), ..all }, &wants[rows]);
+            self.steps(call, wanted_from..steps, &some, bindings, wants)?;
+            self.give(call, &bindings, wants)?;
+        }
+        Ok(())
+    }
+
+    /// Runs some of the steps.
+    fn steps(
+        &mut self,
+        call: &mut Call<'_>,
+        steps: Range<usize>,
+        inputs: &[InputData<'_>],
+        bindings: Bindings,
+        wants: &[Want<'_>],
+    ) -> Result<(), DeviceError> {
+        let workshop = self.workshop.clone();
+        let cancel = call.cancel;
+        let mut frame = Frame {
+            run: Run {
+                pool: &workshop.pool,
+                instructions: workshop.instructions,
+                bindings,
+                // Taps show every number.
+                largest_only: !wants.is_empty() && wants.iter().all(|want| matches!(want, Want::Largest)) && call.taps.is_none(),
+                weight_bytes: &self.weight_bytes,
+            },
+            memory: Memory {
+                inputs,
+                arena: bytemuck::cast_slice_mut(self.arena.as_mut()),
+                offsets: &self.compiled.offsets,
+                scratch: bytemuck::cast_slice_mut(self.scratch.as_mut()),
+                bindings,
+            },
+            segments: &mut *call.segments,
+            expert_rows: &mut self.expert_rows,
+        };
+        // The last stage begins where the one before it is done.
+        let last_stage = self.compiled.taps.iter().nth_back(1).map_or(0, |tapped| tapped.after);
+        let mut last_stage_began = None;
+        let mut taps = self.compiled.taps.iter().skip_while(|tapped| tapped.after < steps.start).peekable();
+        for number in steps.clone() {
+            while let Some(tapped) = taps.next_if(|tapped| tapped.after <= number) {
+                deliver(&self.program, tapped, &mut frame, &mut call.taps);
+            }
+            if cancel.is_some_and(|flag| flag.load(Ordering::Relaxed)) {
+                return Err(DeviceError::Cancelled);
+            }
+            if number >= last_stage && last_stage_began.is_none() {
+                last_stage_began = Some(Instant::now());
+            }
+            self.compiled.steps[number].run(&mut frame)?;
+        }
+        if let Some(began) = last_stage_began {
+            *self.last_stage.get_or_insert_default() += began.elapsed();
+        }
+        if steps.end == self.compiled.steps.len() {
+            for tapped in taps {
+                deliver(&self.program, tapped, &mut frame, &mut call.taps);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the caller what it wants of rows that were computed.
+    fn give(&self, call: &mut Call<'_>, bindings: &Bindings, wants: &[Want<'_>]) -> Result<(), DeviceError> {
+        let wanted = self.program.wanted_output().filter(|_| !wants.is_empty());
+        for (place, view) in self.compiled.outputs.iter().enumerate() {
+            let values = self.numbers(view, bindings);
+            match wanted {
+                Some((own, width)) if own == place => {
+                    const AT_ONCE: usize = 16;
+                    for (wants, values) in wants.chunks(AT_ONCE).zip(values.chunks(AT_ONCE * width)) {
+                        let mut answers = [const { None }; AT_ONCE];
+                        let some = &mut answers[..wants.len()];
+                        for_each(&self.workshop.pool, Chunks::new(some, 1), &mut [], |row, answer, _| {
+                            answer[0] = wants[row].of(&values[row * width..][..width]);
+                        });
+                        call.outputs.answer_all(place, wants, answers, values)?;
+                    }
+                }
+                // Outputs that have nothing to do with wanted rows are there once.
+                _ if call.outputs.put(place).is_empty() => call.outputs.put(place).extend_from_slice(values),
+                _ => {}
             }
         }
         Ok(())
@@ -104,77 +210,48 @@ impl Executable for CpuExecutable {
     }
 
     fn new_state(&self, context: usize) -> Result<Box<dyn State>, DeviceError> {
-        Ok(Box::new(CpuState::new(&self.program.slots, context)?))
+        Ok(Box::new(CpuState::new(&self.program.slots, context, &self.workshop)?))
     }
 
-    fn run(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
-        self.last = None;
+    fn submit(&mut self, call: &mut Call<'_>) -> Result<Ticket, DeviceError> {
         self.check(call)?;
+        Ok(Ticket(0))
+    }
+
+    fn wait(&mut self, _: Ticket, call: &mut Call<'_>) -> Result<(), DeviceError> {
+        self.last_stage = None;
+        self.begin(call)?;
         self.weight_bytes.store(0, Ordering::Relaxed);
-        let pool = self.pool.clone();
+        let pool = self.workshop.pool.clone();
         let _held = pool.hold_caller();
-        let (cancel, bindings) = (call.cancel, call.bindings);
-        let mut frame = Frame {
-            run: Run {
-                pool: &self.pool,
-                instructions: self.instructions,
-                bindings,
-                epoch: call.epoch,
-                // Taps show every number.
-                largest_only: call.largest_only && call.taps.is_none(),
-                weight_bytes: &self.weight_bytes,
-            },
-            memory: Memory {
-                inputs: call.inputs,
-                arena: bytemuck::cast_slice_mut(self.arena.as_mut()),
-                offsets: &self.compiled.offsets,
-                scratch: bytemuck::cast_slice_mut(self.scratch.as_mut()),
-                bindings,
-            },
-            segments: &mut *call.segments,
-            expert_rows: &mut self.expert_rows,
-        };
-        // The last stage begins where the one before it is done.
-        let last_stage = self.compiled.taps.iter().nth_back(1).map_or(0, |tapped| tapped.after);
-        let mut last_stage_began = Instant::now();
-        let mut taps = self.compiled.taps.iter().peekable();
-        for (number, step) in self.compiled.steps.iter().enumerate() {
-            while let Some(tapped) = taps.next_if(|tapped| tapped.after <= number) {
-                deliver(&self.program, tapped, &mut frame, &mut call.taps);
-            }
-            if cancel.is_some_and(|flag| flag.load(Ordering::Relaxed)) {
-                return Err(DeviceError::Cancelled);
-            }
-            if number == last_stage {
-                last_stage_began = Instant::now();
-            }
-            step.run(&mut frame)?;
-        }
-        self.last_stage = last_stage_began.elapsed();
-        for tapped in taps {
-            deliver(&self.program, tapped, &mut frame, &mut call.taps);
-        }
+        self.compute(call)?;
         for segment in call.segments.iter_mut() {
-            let rows = segment.valid_rows;
+            let (rows, partial) = (segment.valid_rows, segment.partial);
             if let Some(Some(state)) = own_state(segment) {
-                state.end(rows);
+                state.end(rows, partial);
             }
         }
-        self.last = Some(bindings);
         Ok(())
     }
 
-    fn output(&self, name: &str) -> Option<&[f32]> {
-        let place = self.program.outputs.iter().position(|output| &*output.name == name)?;
-        Some(self.numbers(&self.compiled.outputs[place], &self.last?))
+    fn max_segments(&self) -> usize {
+        self.limits.max_segments
+    }
+
+    fn commits_partly(&self) -> bool {
+        true
+    }
+
+    fn state_bytes(&self) -> Option<StateBytes> {
+        Some(self.workshop.pages.bytes())
     }
 
     fn last_stage_time(&self) -> Option<Duration> {
-        self.last.is_some().then_some(self.last_stage)
+        self.last_stage
     }
 
     fn weights_read(&self) -> Option<WeightsRead<'_>> {
-        self.last.map(|_| WeightsRead { bytes: self.weight_bytes.load(Ordering::Relaxed), expert_rows: &self.expert_rows })
+        self.last_stage.map(|_| WeightsRead { bytes: self.weight_bytes.load(Ordering::Relaxed), expert_rows: &self.expert_rows })
     }
 
     fn scratch_bytes(&self) -> u64 {
@@ -188,7 +265,7 @@ impl Executable for CpuExecutable {
 
 /// The segment's state, and whether it is one of this device.
 fn own_state<'a>(segment: &'a mut Segment<'_>) -> Option<Option<&'a mut CpuState>> {
-    segment.state.as_mut().map(|state| state.as_any_mut().downcast_mut())
+    segment.state.as_deref_mut().map(|state| state.downcast_mut())
 }
 
 fn deliver(program: &Checked, tapped: &Tapped, frame: &mut Frame<'_, '_>, taps: &mut Option<&mut dyn FnMut(Tap<'_>)>) {

@@ -31,13 +31,14 @@ mod machine;
 mod matrix;
 mod memory;
 mod ops;
+mod pages;
 mod plan;
 mod pool;
 mod state;
 mod work;
 
 pub use affinity::CAN_PIN;
-pub use device::{CpuDevice, CpuOptions};
+pub use device::{CpuDevice, CpuMachine, CpuOptions};
 pub use executable::CpuExecutable;
 pub use kernels::InstructionSet;
 pub use machine::measure_bandwidth;

@@ -1,8 +1,20 @@
 //! The slots of one session.
 
-use half::f16;
-use qhx_ir::{DeviceError, KvType, Ledger, Name, Slot, SlotData, State};
-use std::{any::Any, collections::BTreeMap, ops::Range};
+use crate::{
+    kernels::{Instructions, delta::DeltaRows},
+    pages::{KvRows, Numbers, PagePool},
+    pool::Pool,
+    work::{Chunks, Tiles, for_each, for_each_here},
+};
+use qhx_ir::{DeviceError, Ledger, Name, Slot, SlotData, State};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// What all states of an executable work with.
+pub(crate) struct Workshop {
+    pub(crate) pages: Arc<PagePool>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) instructions: Instructions,
+}
 
 /// A session's slots. KV rows beyond `len` are provisional until a commit counts them; recurrent slots have a second buffer that a call fills and a
 /// commit makes the current one.
@@ -10,121 +22,104 @@ pub(crate) struct CpuState {
     ledger: Ledger,
     /// In the order of the ledger's slots.
     contents: Vec<Content>,
+    workshop: Arc<Workshop>,
 }
 
 /// A slot's numbers.
 pub(crate) enum Content {
     /// Keys and values.
-    Kv(Box<KvRows>),
-    /// FIFO rows or delta state: what is committed, and what the last call would make of it.
-    Recurrent {
-        /// Committed.
-        current: Vec<f32>,
-        /// What a call makes of it.
-        next: Vec<f32>,
-    },
+    Kv(KvRows),
+    /// FIFO rows or delta state.
+    Recurrent(Recurrent),
 }
 
-/// Keys and values, head by head: `[kv_heads, capacity, head_dim]`, so that what one head reads is one run of memory. Pages that no row has reached
-/// take no memory: the allocations are zeroed ones, which the system hands out page by page.
-pub(crate) struct KvRows {
-    pub(crate) keys: Numbers,
-    pub(crate) values: Numbers,
-    pub(crate) kv_heads: usize,
-    pub(crate) head_dim: usize,
-    pub(crate) capacity: usize,
-    /// The most rows ever written.
-    touched: usize,
+/// A recurrent slot.
+pub(crate) struct Recurrent {
+    slot: Slot,
+    /// Committed; shared with forks.
+    current: Arc<Numbers>,
+    /// What a call makes of it; made before a call writes it, so that a state at rest holds its content once.
+    next: Option<Arc<Numbers>>,
+    /// Of a call of which some rows may be committed: what each row brings, from which the content after any of them is computed again. FIFO: the rows. Delta
+    /// rule: see [`DeltaRecord`].
+    pub(crate) record: Vec<f32>,
 }
 
-/// Numbers in the type in which a slot keeps them.
-pub(crate) enum Numbers {
-    F32(Vec<f32>),
-    F16(Vec<u16>),
-}
-
-impl Numbers {
-    fn zeroed(dtype: KvType, count: usize) -> Self {
-        match dtype {
-            KvType::F32 => Self::F32(vec![0.0; count]),
-            KvType::F16 => Self::F16(vec![0; count]),
-        }
-    }
-
-    fn dtype(&self) -> KvType {
-        match self {
-            Self::F32(_) => KvType::F32,
-            Self::F16(_) => KvType::F16,
-        }
-    }
-
-    fn bytes_of(&self, numbers: Range<usize>) -> &[u8] {
-        match self {
-            Self::F32(x) => bytemuck::cast_slice(&x[numbers]),
-            Self::F16(x) => bytemuck::cast_slice(&x[numbers]),
-        }
-    }
-
-    fn bytes_of_mut(&mut self, numbers: Range<usize>) -> &mut [u8] {
-        match self {
-            Self::F32(x) => bytemuck::cast_slice_mut(&mut x[numbers]),
-            Self::F16(x) => bytemuck::cast_slice_mut(&mut x[numbers]),
-        }
-    }
-}
-
-/// Keys or values as steps read them.
+/// What the rows of a call bring to a delta state, head by head: of each row its unit key, its value, its decay and step.
 #[derive(Clone, Copy)]
-pub(crate) enum KvSlice<'a> {
-    F32(&'a [f32]),
-    F16(&'a [f16]),
+pub(crate) struct DeltaRecord {
+    pub(crate) key_dim: usize,
+    pub(crate) value_dim: usize,
 }
 
-impl Numbers {
-    pub(crate) fn as_slice(&self) -> KvSlice<'_> {
-        match self {
-            Self::F32(x) => KvSlice::F32(x),
-            Self::F16(x) => KvSlice::F16(bytemuck::cast_slice(x)),
-        }
+impl DeltaRecord {
+    /// Numbers of a row of a head.
+    pub(crate) fn width(self) -> usize {
+        self.key_dim + self.value_dim + 2
     }
 }
 
-impl KvRows {
-    fn new(kv_heads: usize, head_dim: usize, dtype: KvType, capacity: usize) -> Self {
-        let count = kv_heads * head_dim * capacity;
-        let (keys, values) = (Numbers::zeroed(dtype, count), Numbers::zeroed(dtype, count));
-        Self { keys, values, kv_heads, head_dim, capacity, touched: 0 }
+impl Recurrent {
+    fn new(pages: &Arc<PagePool>, slot: Slot, count: usize) -> Result<Self, DeviceError> {
+        Ok(Self { slot, current: Arc::new(Numbers::zeroed(pages, count)?), next: None, record: Vec::new() })
     }
 
-    /// The rows up to `rows` are about to be written.
-    pub(crate) fn touch(&mut self, rows: usize) {
-        self.touched = self.touched.max(rows);
-    }
-
-    /// Copies the first `rows` rows of all heads from `other`, which may have another capacity.
-    fn copy_rows(&mut self, other: &Self, rows: usize) {
-        self.touch(rows);
-        for head in 0..self.kv_heads {
-            let (to, from) = (head * self.capacity * self.head_dim, head * other.capacity * self.head_dim);
-            let n = rows * self.head_dim;
-            self.keys.bytes_of_mut(to..to + n).copy_from_slice(other.keys.bytes_of(from..from + n));
-            self.values.bytes_of_mut(to..to + n).copy_from_slice(other.values.bytes_of(from..from + n));
+    /// Makes sure that there is something for a call to write to.
+    fn begin(&mut self, pages: &Arc<PagePool>) -> Result<(), DeviceError> {
+        self.record.clear();
+        if self.next.as_mut().is_none_or(|next| Arc::get_mut(next).is_none()) {
+            self.next = Some(Arc::new(Numbers::zeroed(pages, self.current.numbers.len())?));
         }
+        Ok(())
     }
 
-    /// The canonical bytes and the numbers of each (row, head) of some rows.
-    fn each_row(&self, rows: Range<usize>, dtype: KvType) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<> {
-        let (heads, capacity, dim) = (self.kv_heads, self.capacity, self.head_dim);
-        let places = rows.clone().flat_map(move |row| (0..heads).map(move |head| (row, head)));
-        places.map(move |(row, head)| {
-            let (from, to) = (((row - rows.start) * heads + head) * dim * dtype.bytes(), (head * capacity + row) * dim);
-            (from..from + dim * dtype.bytes(), to..to + dim)
-        })
+    /// What is committed, and what a call makes of it.
+    fn both(&mut self) -> (&[f32], &mut [f32], &mut Vec<f32>) {
+        let next = self.next.as_mut().and_then(Arc::get_mut);
+        let next = next.unwrap_or_else(|| unreachable!("made before a call"));
+        (&self.current.numbers, &mut next.numbers, &mut self.record)
+    }
+
+    /// Makes the next content that after the first `rows` of the `all` rows that were recorded.
+    fn replay(&mut self, rows: usize, all: usize, workshop: &Workshop) {
+        let slot = self.slot.clone();
+        let (current, next, record) = self.both();
+        match slot {
+            Slot::Fifo { rows: kept, channels } => {
+                let before = current.chunks(channels).chain(record.chunks(channels));
+                next.chunks_mut(channels).zip(before.skip(rows)).take(kept).for_each(|(next, row)| next.copy_from_slice(row));
+            }
+            Slot::Delta { heads, key_dim, value_dim } => {
+                let (shape, size) = (DeltaRecord { key_dim, value_dim }, key_dim * value_dim);
+                // Keys side by side, the results, which nobody reads, and the rule's own room.
+                let each = rows * (key_dim + value_dim) + DeltaRows::room(key_dim);
+                let mut scratch = vec![0.0; each * workshop.pool.threads()];
+                for_each(&workshop.pool, Chunks::new(next, size), &mut scratch, |head, next, scratch| {
+                    let own = &record[head * all * shape.width()..][..rows * shape.width()];
+                    let (keys, rest) = scratch.split_at_mut(rows * key_dim);
+                    let (results, room) = rest.split_at_mut(rows * value_dim);
+                    let mut gates = vec![(0.0, 0.0); rows];
+                    for ((row, key), gate) in own.chunks(shape.width()).zip(keys.chunks_mut(key_dim)).zip(&mut gates) {
+                        key.copy_from_slice(&row[..key_dim]);
+                        *gate = (row[key_dim + value_dim], row[key_dim + value_dim + 1]);
+                    }
+                    let (queries, keys) = (&*keys, &*keys);
+                    let (values, value_stride) = (&own[key_dim..], shape.width());
+                    let before = &current[head * size..][..size];
+                    for_each_here(Tiles::new(results, value_dim, rows, value_dim), room, |_, mut tile, room| {
+                        let rule = DeltaRows { queries, keys, gates: &gates, key_dim, values, value_stride, value_dim };
+                        rule.into_tile(workshop.instructions, Some(before), next, room, &mut tile);
+                    });
+                });
+                debug_assert_eq!(record.len(), heads * all * shape.width());
+            }
+            Slot::Kv { .. } => unreachable!("a recurrent slot"),
+        }
     }
 }
 
 impl CpuState {
-    pub(crate) fn new(slots: &BTreeMap<Name, Slot>, capacity: usize) -> Result<Self, DeviceError> {
+    pub(crate) fn new(slots: &BTreeMap<Name, Slot>, capacity: usize, workshop: &Arc<Workshop>) -> Result<Self, DeviceError> {
         let too_large = |name: &Name, slot: &Slot| {
             DeviceError::Resources(format!(
                 "not enough memory for slot `{name}` ({slot:?}) with a context of {capacity} rows: use a smaller context"
@@ -140,25 +135,22 @@ impl CpuState {
             };
             // Asks for the memory once in a way that can fail; what follows then succeeds.
             let available = |numbers: usize| Vec::<f32>::new().try_reserve_exact(numbers).map_err(|_| too_large(name, slot));
-            Ok(match *slot {
+            let recurrent = |sizes: &[usize]| {
+                let count = fits(sizes)?;
+                available(2 * count)?;
+                Ok(Content::Recurrent(Recurrent::new(&workshop.pages, slot.clone(), count)?))
+            };
+            match *slot {
                 Slot::Kv { kv_heads, head_dim, dtype, .. } => {
                     available(fits(&[kv_heads, head_dim, capacity])?)?;
-                    Content::Kv(Box::new(KvRows::new(kv_heads, head_dim, dtype, capacity)))
+                    Ok(Content::Kv(KvRows::new(&workshop.pages, kv_heads, head_dim, dtype, capacity)))
                 }
-                Slot::Fifo { rows, channels } => {
-                    let count = fits(&[rows, channels])?;
-                    available(2 * count)?;
-                    Content::Recurrent { current: vec![0.0; count], next: vec![0.0; count] }
-                }
-                Slot::Delta { heads, key_dim, value_dim } => {
-                    let count = fits(&[heads, key_dim, value_dim])?;
-                    available(2 * count)?;
-                    Content::Recurrent { current: vec![0.0; count], next: vec![0.0; count] }
-                }
-            })
+                Slot::Fifo { rows, channels } => recurrent(&[rows, channels]),
+                Slot::Delta { heads, key_dim, value_dim } => recurrent(&[heads, key_dim, value_dim]),
+            }
         };
         let contents = slots.iter().map(content).collect::<Result<_, DeviceError>>()?;
-        Ok(Self { ledger: Ledger::new(slots, capacity), contents })
+        Ok(Self { ledger: Ledger::new(slots, capacity), contents, workshop: workshop.clone() })
     }
 
     /// Whether it was made for a program with these slots.
@@ -166,28 +158,33 @@ impl CpuState {
         self.ledger.slots() == slots
     }
 
-    /// A call begins: what an earlier one left uncommitted is forgotten.
-    pub(crate) fn begin(&mut self) {
+    /// A call of so many valid rows begins: what an earlier one left uncommitted is forgotten, and there is memory for what this one writes.
+    pub(crate) fn begin(&mut self, rows: usize) -> Result<(), DeviceError> {
         self.ledger.begin();
+        let len = self.ledger.len();
+        self.contents.iter_mut().try_for_each(|content| match content {
+            Content::Kv(kv) => kv.touch(len..len + rows),
+            Content::Recurrent(recurrent) => recurrent.begin(&self.workshop.pages),
+        })
     }
 
     /// A call of so many valid rows succeeded.
-    pub(crate) fn end(&mut self, rows: usize) {
-        self.ledger.end(rows);
+    pub(crate) fn end(&mut self, rows: usize, partial: bool) {
+        self.ledger.end(rows, partial);
     }
 
-    /// A KV slot by its place.
+    /// A KV slot by its place, and how many rows are committed.
     pub(crate) fn kv(&mut self, place: usize) -> (&mut KvRows, usize) {
         match &mut self.contents[place] {
             Content::Kv(rows) => (rows, self.ledger.len()),
-            Content::Recurrent { .. } => unreachable!("checked: a KV slot"),
+            Content::Recurrent(_) => unreachable!("checked: a KV slot"),
         }
     }
 
-    /// A recurrent slot by its place: what is committed, and what a call makes of it.
-    pub(crate) fn recurrent(&mut self, place: usize) -> (&[f32], &mut [f32]) {
+    /// A recurrent slot by its place: what is committed, what a call makes of it, and what the call records.
+    pub(crate) fn recurrent(&mut self, place: usize) -> (&[f32], &mut [f32], &mut Vec<f32>) {
         match &mut self.contents[place] {
-            Content::Recurrent { current, next } => (current, next),
+            Content::Recurrent(recurrent) => recurrent.both(),
             Content::Kv(_) => unreachable!("checked: a recurrent slot"),
         }
     }
@@ -203,58 +200,80 @@ impl State for CpuState {
     }
 
     fn commit(&mut self, rows: usize) -> Result<(), DeviceError> {
+        let all = self.ledger.pending_rows();
         self.ledger.commit(rows)?;
         for content in &mut self.contents {
-            if let Content::Recurrent { current, next } = content {
-                std::mem::swap(current, next);
+            if let Content::Recurrent(recurrent) = content
+                && rows > 0
+            {
+                if rows < all {
+                    recurrent.replay(rows, all, &self.workshop);
+                }
+                if let Some(next) = &mut recurrent.next {
+                    std::mem::swap(&mut recurrent.current, next);
+                }
             }
         }
         Ok(())
     }
 
     fn truncate(&mut self, len: usize) -> Result<(), DeviceError> {
-        self.ledger.truncate(len)
+        self.ledger.truncate(len)?;
+        for content in &mut self.contents {
+            if let Content::Kv(kv) = content {
+                kv.truncate(len);
+            }
+        }
+        Ok(())
     }
 
-    fn fork(&self) -> Box<dyn State> {
+    fn fork(&self) -> Result<Box<dyn State>, DeviceError> {
+        let (len, capacity) = (self.ledger.len(), self.ledger.capacity());
         let contents = self.contents.iter().map(|content| match content {
-            Content::Kv(rows) => {
-                let mut copy = KvRows::new(rows.kv_heads, rows.head_dim, rows.keys.dtype(), rows.capacity);
-                copy.copy_rows(rows, self.ledger.len());
-                Content::Kv(Box::new(copy))
+            Content::Kv(kv) => Content::Kv(kv.fork(len, capacity)),
+            Content::Recurrent(Recurrent { slot, current, .. }) => {
+                Content::Recurrent(Recurrent { slot: slot.clone(), current: current.clone(), next: None, record: Vec::new() })
             }
-            Content::Recurrent { current, .. } => Content::Recurrent { current: current.clone(), next: vec![0.0; current.len()] },
         });
-        Box::new(Self { ledger: self.ledger.fork(), contents: contents.collect() })
+        Ok(Box::new(Self { ledger: self.ledger.fork(), contents: contents.collect(), workshop: self.workshop.clone() }))
     }
 
     fn export_rows(&self, slot: &str, first: usize) -> Result<SlotData, DeviceError> {
         Ok(match &self.contents[self.ledger.export(slot, first)?] {
             Content::Kv(kv) => {
-                let (dtype, rows) = (kv.keys.dtype(), first..self.ledger.len());
+                let (dtype, rows) = (kv.dtype, first..self.ledger.len());
                 let bytes = rows.len() * kv.kv_heads * kv.head_dim * dtype.bytes();
-                let (mut keys, mut values) = (vec![0; bytes], vec![0; bytes]);
-                for (at, numbers) in kv.each_row(rows.clone(), dtype) {
-                    keys[at.clone()].copy_from_slice(kv.keys.bytes_of(numbers.clone()));
-                    values[at].copy_from_slice(kv.values.bytes_of(numbers));
+                let (mut keys, mut values) = (Vec::with_capacity(bytes), Vec::with_capacity(bytes));
+                for (row, head) in rows.clone().flat_map(|row| (0..kv.kv_heads).map(move |head| (row, head))) {
+                    let (key, value) = kv.row(head, row);
+                    keys.extend_from_slice(key);
+                    values.extend_from_slice(value);
                 }
                 SlotData::Kv { dtype, rows: rows.len(), keys, values }
             }
-            Content::Recurrent { current, .. } => SlotData::Recurrent(current.clone()),
+            Content::Recurrent(recurrent) => SlotData::Recurrent(recurrent.current.numbers.clone()),
         })
     }
 
     fn import_rows(&mut self, slot: &str, first: usize, data: &SlotData) -> Result<(), DeviceError> {
         let place = self.ledger.import(slot, first, data)?;
         match (data, &mut self.contents[place]) {
-            (SlotData::Kv { dtype, rows, keys, values }, Content::Kv(kv)) => {
-                for (at, numbers) in kv.each_row(first..first + rows, *dtype) {
-                    kv.keys.bytes_of_mut(numbers.clone()).copy_from_slice(&keys[at.clone()]);
-                    kv.values.bytes_of_mut(numbers).copy_from_slice(&values[at]);
+            (SlotData::Kv { rows, keys, values, .. }, Content::Kv(kv)) => {
+                kv.touch(first..first + rows)?;
+                let size = kv.head_dim * kv.dtype.bytes();
+                let places = (first..first + rows).flat_map(|row| (0..kv.kv_heads).map(move |head| (row, head)));
+                let places: Vec<_> = places.collect();
+                for ((row, head), (key, value)) in places.into_iter().zip(keys.chunks(size).zip(values.chunks(size))) {
+                    kv.set_row(head, row, key, value);
                 }
-                kv.touch(first + rows);
             }
-            (SlotData::Recurrent(numbers), Content::Recurrent { current, .. }) => current.copy_from_slice(numbers),
+            (SlotData::Recurrent(numbers), Content::Recurrent(recurrent)) => {
+                recurrent.begin(&self.workshop.pages)?;
+                recurrent.both().1.copy_from_slice(numbers);
+                if let Some(next) = &mut recurrent.next {
+                    std::mem::swap(&mut recurrent.current, next);
+                }
+            }
             _ => unreachable!("the ledger checked the kind"),
         }
         Ok(())
@@ -266,17 +285,9 @@ impl State for CpuState {
 
     fn bytes(&self) -> u64 {
         let bytes = |content: &Content| match content {
-            Content::Kv(kv) => 2 * (kv.touched * kv.kv_heads * kv.head_dim * kv.keys.dtype().bytes()) as u64,
-            Content::Recurrent { current, next } => 4 * (current.len() + next.len()) as u64,
+            Content::Kv(kv) => kv.bytes(),
+            Content::Recurrent(r) => 4 * (r.current.numbers.len() + r.next.as_ref().map_or(0, |next| next.numbers.len())) as u64,
         };
         self.contents.iter().map(bytes).sum()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn as_any_mut(&mut self) -> &mut dyn Any {
-        self
     }
 }

@@ -37,7 +37,7 @@ pub(crate) fn for_each<S: Split>(pool: &Pool, split: S, scratch: &mut [f32], bod
 }
 
 /// [`for_each`] by the calling thread alone, for work that is not worth waking anybody.
-pub(crate) fn for_each_here<S: Split>(split: S, scratch: &mut [f32], body: impl Fn(usize, S::Part, &mut [f32])) {
+pub(crate) fn for_each_here<S: Split>(split: S, scratch: &mut [f32], mut body: impl FnMut(usize, S::Part, &mut [f32])) {
     for unit in 0..split.parts() {
         // SAFETY: each unit once.
         body(unit, unsafe { split.part(unit) }, scratch);

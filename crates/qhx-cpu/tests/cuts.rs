@@ -43,7 +43,8 @@ fn every_op() {
 
 /// The logits of all rows, cut into calls of `size` rows.
 fn logits(device: &CpuDevice, program: &Checked, weights: &Arc<dyn Weights>, rows: usize, size: usize) -> Vec<u32> {
-    let limits = LoadOptions { max_rows: size, max_soft_rows: 0, max_wanted: size, max_segments: 1, artifacts: None };
+    let limits =
+        LoadOptions { max_rows: size, max_soft_rows: 0, max_wanted: size, max_segments: 1, max_state_bytes: None, artifacts: None };
     let mut executable = device.load(program, weights, &limits).unwrap();
     let mut state = executable.new_state(rows).unwrap();
     let mut bits = Vec::new();
@@ -51,20 +52,12 @@ fn logits(device: &CpuDevice, program: &Checked, weights: &Arc<dyn Weights>, row
         let n = (rows - first).min(size);
         let ids: Vec<i32> = (first..first + n).map(|row| (row * 7919 % 300) as i32).collect();
         let positions: Vec<i32> = (first..first + n).map(|row| row as i32).collect();
-        let wanted: Vec<i32> = (0..n as i32).collect();
+        let (wanted, mut outputs) = ((0..n as i32).collect::<Vec<i32>>(), Outputs::new());
         let inputs = [&ids, &positions, &wanted].map(|numbers| InputData::I32(numbers));
-        let mut call = Call {
-            bindings: Bindings { rows: n, soft_rows: 0, wanted: n },
-            inputs: &inputs,
-            segments: &mut [Segment::new(Some(&mut *state), 0, n)],
-            epoch: 0,
-            cancel: None,
-            taps: None,
-            largest_only: false,
-        };
-        executable.run(&mut call).unwrap();
+        let (bindings, mut segments) = (Bindings { rows: n, soft_rows: 0, wanted: n }, [Segment::new(Some(&mut *state), 0, n)]);
+        executable.run(&mut Call::new(bindings, &inputs, &mut segments, &mut outputs)).unwrap();
         state.commit(n).unwrap();
-        bits.extend(executable.output("logits").unwrap().iter().map(|x| x.to_bits()));
+        bits.extend(outputs.value("logits").unwrap().iter().map(|x| x.to_bits()));
     }
     bits
 }

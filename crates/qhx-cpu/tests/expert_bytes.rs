@@ -5,7 +5,7 @@
 use qhx_cpu::{CpuDevice, CpuOptions};
 use qhx_ir::{
     Activation, ActivationForm, Bindings, Bytes, Call, Checked, DType, Dim, Encoding, Executable, Generator, Input, InputData, LoadOptions,
-    Op, OpKind, Output, PROGRAM_VERSION, Program, Segment, Stage, Weight, WeightTensor, Weights,
+    Op, OpKind, Output, Outputs, PROGRAM_VERSION, Program, Segment, Stage, Weight, WeightTensor, Weights,
 };
 use std::{
     collections::{BTreeMap, HashMap},
@@ -70,12 +70,10 @@ fn call(chosen: &[[i32; 2]], guarded: bool) -> (u64, Vec<usize>, Vec<f32>) {
     let experts: Vec<i32> = chosen.as_flattened().to_vec();
     let inputs = [InputData::F32(&x), InputData::I32(&experts), InputData::F32(&shares)];
     let mut segments = [Segment::new(None, 0, rows)];
-    let bindings = Bindings { rows, soft_rows: 0, wanted: 0 };
-    executable
-        .run(&mut Call { bindings, inputs: &inputs, segments: &mut segments, epoch: 0, cancel: None, taps: None, largest_only: false })
-        .unwrap();
+    let (bindings, mut outputs) = (Bindings { rows, soft_rows: 0, wanted: 0 }, Outputs::new());
+    executable.run(&mut Call::new(bindings, &inputs, &mut segments, &mut outputs)).unwrap();
     let read = executable.weights_read().unwrap();
-    (read.bytes, read.expert_rows[0].clone(), executable.output("y").unwrap().to_vec())
+    (read.bytes, read.expert_rows[0].clone(), outputs.value("y").unwrap().to_vec())
 }
 
 /// Pages of which those of unchosen experts are closed.

@@ -29,17 +29,10 @@ fn idle_threads_sleep() {
     let mut state = executable.new_state(64).unwrap();
     let mut step = || {
         let rows = 16;
-        let ids = [1i32; 16];
-        let mut call = Call {
-            bindings: Bindings { rows, soft_rows: 0, wanted: 1 },
-            inputs: &[InputData::I32(&ids), InputData::I32(&ids), InputData::I32(&[0])],
-            segments: &mut [Segment::new(Some(&mut *state), 0, rows)],
-            epoch: 0,
-            cancel: None,
-            taps: None,
-            largest_only: false,
-        };
-        executable.run(&mut call).unwrap();
+        let (ids, mut outputs) = ([1i32; 16], Outputs::new());
+        let inputs = [InputData::I32(&ids), InputData::I32(&ids), InputData::I32(&[0])];
+        let (bindings, mut segments) = (Bindings { rows, soft_rows: 0, wanted: 1 }, [Segment::new(Some(&mut *state), 0, rows)]);
+        executable.run(&mut Call::new(bindings, &inputs, &mut segments, &mut outputs)).unwrap();
     };
     step();
     thread::sleep(Duration::from_millis(20));

@@ -14,7 +14,7 @@ fn head(weight: &WeightTensor, form: ActivationForm, cap: Option<f32>) -> Checke
     let linear = OpKind::Linear { x: "x".into(), weight: "weight".into(), bias: None, activation: form, clip: None };
     let mut ops = vec![Op { path: "head.product".into(), op: linear }];
     ops.extend(cap.map(|cap| Op { path: "head.capped".into(), op: OpKind::Softcap { x: "head.product".into(), cap } }));
-    let shape = vec![Dim::T, Dim::Fixed(weight.columns())];
+    let shape = vec![Dim::L, Dim::Fixed(weight.columns())];
     let program = Program {
         program_version: PROGRAM_VERSION,
         name: "head".into(),
@@ -34,7 +34,7 @@ fn head(weight: &WeightTensor, form: ActivationForm, cap: Option<f32>) -> Checke
 struct Heads {
     executable: Box<dyn Executable>,
     name: String,
-    /// Numbers given in all, and those that were left out.
+    /// Bytes of weights that calls for all numbers read, and those of them that calls for the largest did not.
     given: usize,
     spared: usize,
 }
@@ -66,37 +66,31 @@ impl Heads {
         let name = format!("{} of {:?}, {form:?}, {cap:?}, {instructions}", weight.encoding(), weight.shape());
         let mut heads = Self { executable, name, given: 0, spared: 0 };
         for row in seen {
-            heads.run(row, true);
+            heads.run(row, Want::Largest);
         }
         heads
     }
 
-    fn run(&mut self, x: &[f32], largest_only: bool) -> Vec<f32> {
-        let mut call = Call {
-            bindings: Bindings { rows: 1, soft_rows: 0, wanted: 1 },
-            inputs: &[InputData::F32(x)],
-            segments: &mut [],
-            epoch: 0,
-            cancel: None,
-            taps: None,
-            largest_only,
-        };
+    /// All logits of a row, or only the largest, with its place.
+    fn run(&mut self, x: &[f32], want: Want<'_>) -> (Vec<f32>, RowResult) {
+        let (inputs, wants, mut outputs) = ([InputData::F32(x)], [want], Outputs::new());
+        let mut call = Call::new(Bindings { rows: 1, soft_rows: 0, wanted: 1 }, &inputs, &mut [], &mut outputs);
+        call.wants = &wants;
         self.executable.run(&mut call).unwrap();
-        self.executable.output("y").unwrap().to_vec()
+        (outputs.value("y").unwrap().to_vec(), outputs.rows()[0].clone())
     }
 
     /// Holds the shortlist's numbers to all.
     fn check(&mut self, x: &[f32], what: &str) {
-        let (all, some) = (self.run(x, false), self.run(x, true));
-        assert_eq!(first_largest(&all), first_largest(&some), "{}, {what}: another number is the largest", self.name);
-        for (row, (all, some)) in all.iter().zip(&some).enumerate() {
-            let same = all.to_bits() == some.to_bits() || all.is_nan() && some.is_nan();
-            // What is left out goes through the softcap as −∞.
-            let left_out = *some <= all.min(-29.9) || *some == f32::NEG_INFINITY;
-            assert!(same || left_out, "{}, {what}: number {row} is {some}, not {all}", self.name);
-            self.spared += usize::from(!same);
-        }
-        self.given += all.len();
+        let (all, _) = self.run(x, Want::Logits);
+        let whole = self.executable.weights_read().unwrap().bytes;
+        let (_, found) = self.run(x, Want::Largest);
+        let RowResult::Largest { id, value } = found else { panic!("{found:?}") };
+        let (largest, bits, nan) = first_largest(&all);
+        let same = if nan { value.is_nan() } else { (id as usize, value.to_bits()) == (largest, bits) };
+        assert!(same, "{}, {what}: {found:?} is found, not {value} at {largest}", self.name);
+        self.spared += whole.saturating_sub(self.executable.weights_read().unwrap().bytes) as usize;
+        self.given += whole as usize;
     }
 }
 
@@ -143,7 +137,7 @@ fn every_encoding_form_and_instruction_set() {
                     // Where numbers are spread evenly, a few hundred columns leave bounds that are tight enough for most rows.
                     let even = matches!(encoding, Encoding::F32 | Encoding::F16 | Encoding::I8Row | Encoding::I8_BLOCK32);
                     let spared = heads.spared as f64 / heads.given as f64;
-                    assert!(spared > 0.5 || !even || !(192..=800).contains(&columns), "{}: {spared:.3} spared", heads.name);
+                    assert!(spared > 0.2 || !even || !(192..=800).contains(&columns), "{}: {spared:.3} spared", heads.name);
                 }
             }
         }
@@ -158,7 +152,7 @@ fn many_rows_and_close_decisions() {
     for seed in 0..3000 {
         heads.check(&hidden(256, 1000 + seed), "a random row");
     }
-    assert!(heads.spared as f64 > 0.8 * heads.given as f64);
+    assert!(heads.spared as f64 > 0.3 * heads.given as f64);
     // Rows that differ in one quant by one: which is larger is decided by a single unit. And rows that are equal: the first counts.
     let columns = 256;
     let base = hidden(columns, 7);
@@ -227,7 +221,7 @@ fn what_bytes_leave_out_counts() {
         let weight = WeightTensor::from_f32(&[rows, columns], &values).unwrap();
         let mut heads = Heads::new(&weight, ActivationForm::F32, None, instructions, 2);
         heads.check(&x, "a row with one large number");
-        assert_eq!(first_largest(&heads.run(&x, true)).0, winner);
+        assert!(matches!(heads.run(&x, Want::Largest).1, RowResult::Largest { id, .. } if id as usize == winner));
         // The same among the columns that are kept apart.
         let (rows, columns, winner) = (40, 512, 23);
         let apart: Vec<usize> = (0..32).map(|i| 5 + 13 * i).collect();
@@ -242,6 +236,6 @@ fn what_bytes_leave_out_counts() {
         let weight = WeightTensor::from_f32(&[rows, columns], &values).unwrap();
         let mut heads = Heads::that_has_seen(&vec![seen; 8], &weight, ActivationForm::F32, None, instructions, 2);
         heads.check(&x, "a row with one large number among those kept apart");
-        assert_eq!(first_largest(&heads.run(&x, true)).0, winner);
+        assert!(matches!(heads.run(&x, Want::Largest).1, RowResult::Largest { id, .. } if id as usize == winner));
     }
 }

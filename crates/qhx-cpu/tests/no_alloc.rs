@@ -49,6 +49,7 @@ fn decoding_allocates_nothing() {
         let device = CpuDevice::new(CpuOptions { threads: Some(3), ..Default::default() }).unwrap();
         let mut executable = device.load(&program, &weights, &LoadOptions { max_rows: 64, ..Default::default() }).unwrap();
         let mut state = executable.new_state(1024).unwrap();
+        let mut outputs = Outputs::new();
         let mut step = |state: &mut dyn State, rows: usize| {
             let start = state.len() as i32;
             // On the stack: the caller's own inputs are not the device's.
@@ -58,18 +59,10 @@ fn decoding_allocates_nothing() {
             }
             let inputs = [InputData::I32(&ids[..rows]), InputData::I32(&positions[..rows]), InputData::I32(&[0])];
             let mut segments = [Segment::new(Some(&mut *state), 0, rows)];
-            let mut call = Call {
-                bindings: Bindings { rows, soft_rows: 0, wanted: 1 },
-                inputs: &inputs,
-                segments: &mut segments,
-                epoch: 0,
-                cancel: None,
-                taps: None,
-                largest_only: false,
-            };
+            let mut call = Call::new(Bindings { rows, soft_rows: 0, wanted: 1 }, &inputs, &mut segments, &mut outputs);
             executable.run(&mut call).unwrap();
             state.commit(rows).unwrap();
-            assert!(executable.output("logits").unwrap().iter().all(|x| x.is_finite()));
+            assert!(outputs.value("logits").unwrap().iter().all(|x| x.is_finite()));
         };
         step(&mut *state, 64);
         step(&mut *state, 1);
@@ -78,6 +71,8 @@ fn decoding_allocates_nothing() {
         (0..400).for_each(|_| step(&mut *state, 1));
         step(&mut *state, 64);
         let allocated = ALLOCATIONS.load(Ordering::SeqCst) - before;
-        assert_eq!(allocated, 0, "{encoding} {form:?}");
+        // A page of keys and values for each of three layers every 64 rows: its memory, and its count of owners.
+        let pages = 3 * ((65 + 464usize).div_ceil(64) - 2);
+        assert!(allocated <= 2 * pages, "{encoding} {form:?}: {allocated} allocations for {pages} pages");
     }
 }

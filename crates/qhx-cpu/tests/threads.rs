@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// All bits that a session of calls gives: outputs, taps and slots.
 fn bits(device: &CpuDevice, program: &Checked, weights: &Arc<dyn Weights>, calls: &[usize]) -> Vec<u32> {
-    let limits = LoadOptions { max_rows: 300, max_soft_rows: 2, max_wanted: 2, max_segments: 1, artifacts: None };
+    let limits = LoadOptions { max_rows: 300, max_soft_rows: 2, max_wanted: 2, max_segments: 1, max_state_bytes: None, artifacts: None };
     let mut executable = device.load(program, weights, &limits).unwrap();
     let mut state = executable.new_state(1024).unwrap();
     let mut bits = Vec::new();
@@ -28,21 +28,15 @@ fn bits(device: &CpuDevice, program: &Checked, weights: &Arc<dyn Weights>, calls
         let data: Vec<_> = data.collect();
         let mut tapped = Vec::new();
         let mut taps = |tap: Tap<'_>| tapped.extend(tap.values.iter().map(|x| x.to_bits()));
-        executable
-            .run(&mut Call {
-                bindings,
-                inputs: &data,
-                segments: &mut [Segment::new(Some(&mut *state), 0, rows)],
-                epoch: 0,
-                cancel: None,
-                taps: Some(&mut taps),
-                largest_only: false,
-            })
-            .unwrap();
+        let mut outputs = Outputs::new();
+        let mut segments = [Segment::new(Some(&mut *state), 0, rows)];
+        let mut call = Call::new(bindings, &data, &mut segments, &mut outputs);
+        call.taps = Some(&mut taps);
+        executable.run(&mut call).unwrap();
         state.commit(rows).unwrap();
         bits.extend(tapped);
         for output in &program.outputs {
-            bits.extend(executable.output(&output.name).unwrap().iter().map(|x| x.to_bits()));
+            bits.extend(outputs.value(&output.name).unwrap().iter().map(|x| x.to_bits()));
         }
     }
     for slot in program.slots.keys() {
@@ -130,8 +124,8 @@ fn pinned_threads() {
     // The calling thread is as free as before.
     assert_eq!(std::thread::available_parallelism().unwrap().get(), cores);
     if qhx_cpu::CAN_PIN {
-        let shown = &pinned.describe().facts["pinned_to_cores"];
-        assert_eq!(shown.split(',').count(), cores.min(3), "{shown}");
+        let info = pinned.open().unwrap().describe();
+        assert!(matches!(&info.facts["pinned_to_cores"], Fact::Cores(shown) if shown.len() == cores.min(3)), "{info:?}");
         let Err(error) = CpuDevice::new(CpuOptions { threads: Some(1000), pin: true, ..Default::default() }) else { panic!("1000 cores") };
         assert!(error.to_string().contains("1000 threads cannot be kept"), "{error}");
     }

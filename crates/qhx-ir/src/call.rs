@@ -138,8 +138,8 @@ impl Outputs {
             let values = value(output);
             match wanted {
                 Some((own, width)) if own == place => {
-                    let mut rows = wants.iter().zip(values.chunks(width.max(1)));
-                    rows.try_for_each(|(want, logits)| self.answer(place, want, logits))?;
+                    let answers: Vec<_> = wants.iter().zip(values.chunks(width.max(1))).map(|(want, row)| want.of(row)).collect();
+                    self.answer_all(place, wants, answers, &values)?;
                 }
                 _ => self.values[place].1 = values,
             }
@@ -162,16 +162,25 @@ impl Outputs {
         &mut self.values[place].1
     }
 
-    /// For a device: answers what is wanted of a row, whose logits belong to the output at `place`.
-    pub fn answer(&mut self, place: usize, want: &Want<'_>, logits: &[f32]) -> Result<(), DeviceError> {
-        if matches!(want, Want::Logits) {
+    /// For a device: what [`Want::of`] answered for some wanted rows, whose logits are `logits` and belong to the output at `place`.
+    pub fn answer_all(
+        &mut self,
+        place: usize,
+        wants: &[Want<'_>],
+        answers: impl IntoIterator<Item = Option<Result<RowResult, String>>>,
+        logits: &[f32],
+    ) -> Result<(), DeviceError> {
+        let width = (logits.len() / wants.len().max(1)).max(1);
+        for (logits, answer) in logits.chunks(width).zip(answers) {
             let values = &mut self.values[place].1;
-            self.rows.push(RowResult::Logits(values.len() / logits.len().max(1)));
-            values.extend_from_slice(logits);
-            return Ok(());
+            let answer = answer.unwrap_or_else(|| {
+                let row = values.len() / width;
+                values.extend_from_slice(logits);
+                Ok(RowResult::Logits(row))
+            });
+            let row = self.rows.len();
+            self.rows.push(answer.map_err(|reason| DeviceError::Call(format!("wanted row {row}: {reason}")))?);
         }
-        let result = want.of(logits).map_err(|reason| DeviceError::Call(format!("wanted row {}: {reason}", self.rows.len())))?;
-        self.rows.push(result);
         Ok(())
     }
 

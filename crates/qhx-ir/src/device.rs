@@ -47,6 +47,14 @@ pub enum DeviceError {
     /// The machine lacks what the model needs.
     #[error("{0}")]
     Resources(String),
+    /// The states together would need more memory than they may have.
+    #[error("the sessions together need {needed} bytes for their state, more than the {limit} that they may have")]
+    StatesFull {
+        /// Bytes that would be needed.
+        needed: u64,
+        /// Bytes that all states together may have.
+        limit: u64,
+    },
     /// This machine does not have the device, or not what is needed to drive it.
     #[error("{device}: {reason}")]
     Absent {
@@ -126,6 +134,24 @@ pub struct DeviceInfo {
     pub facts: BTreeMap<String, Fact>,
 }
 
+impl DeviceInfo {
+    /// A fact that is a text.
+    pub fn text(&self, fact: &str) -> Option<&str> {
+        match self.facts.get(fact) {
+            Some(Fact::Text(text)) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// A fact that is a number.
+    pub fn number(&self, fact: &str) -> Option<u64> {
+        match self.facts.get(fact) {
+            Some(Fact::Number(number) | Fact::Bytes(number)) => Some(*number),
+            _ => None,
+        }
+    }
+}
+
 /// A fact about a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
@@ -180,7 +206,7 @@ pub struct Target {
     pub cancel: Option<Arc<AtomicBool>>,
 }
 
-/// The plan of [`Device::prepare`].
+/// The plan of [`Machine::prepare`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Planned {
     /// Those of the pieces' row counts for which graphs would be compiled.
@@ -189,7 +215,7 @@ pub struct Planned {
     pub notes: Vec<String>,
 }
 
-/// A file that [`Device::prepare`] wrote.
+/// A file that [`Machine::prepare`] wrote.
 #[derive(Clone, Debug)]
 pub struct Artifact {
     /// File name inside the target's folder.
@@ -209,13 +235,15 @@ pub struct LoadOptions {
     pub max_wanted: usize,
     /// The most segments of any call. A device may offer fewer: see [`Executable::max_segments`].
     pub max_segments: usize,
-    /// Folder with the files that [`Device::prepare`] wrote.
+    /// The most bytes that all states together may have, where the device counts them; absent: no limit.
+    pub max_state_bytes: Option<u64>,
+    /// Folder with the files that [`Machine::prepare`] wrote.
     pub artifacts: Option<PathBuf>,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { max_rows: 256, max_soft_rows: 256, max_wanted: 1, max_segments: 1, artifacts: None }
+        Self { max_rows: 256, max_soft_rows: 256, max_wanted: 1, max_segments: 1, max_state_bytes: None, artifacts: None }
     }
 }
 

@@ -70,6 +70,11 @@ impl Ledger {
         self.pending = Some(Pending { rows, partial });
     }
 
+    /// The valid rows of a call that may be committed.
+    pub fn pending_rows(&self) -> usize {
+        self.pending.map_or(0, |pending| pending.rows)
+    }
+
     /// Commits the first `rows` rows of the last call.
     pub fn commit(&mut self, rows: usize) -> Result<(), DeviceError> {
         let Some(Pending { rows: pending, partial }) = self.pending else {

@@ -55,25 +55,49 @@ impl Want<'_> {
         }
     }
 
-    /// The answer for a row; `Logits` is answered by the row itself.
-    pub(crate) fn of(&self, logits: &[f32]) -> Result<RowResult, String> {
-        match self {
-            Self::Logits => Err("logits are their own answer".into()),
-            Self::Largest => largest(logits, |_| true),
-            Self::LargestAllowed(mask) => {
-                let mask = mask.get().ok_or("its mask has not arrived")?;
-                largest(logits, |id| mask.allows(id))
-            }
+    /// For a device: the answer for a row of logits; none where the logits themselves are wanted.
+    pub fn of(&self, logits: &[f32]) -> Option<Result<RowResult, String>> {
+        Some(match self {
+            Self::Logits => return None,
+            Self::Largest => Ok(largest(logits)),
+            Self::LargestAllowed(mask) => match mask.get() {
+                Some(mask) => largest_allowed(logits, mask),
+                None => Err("its mask has not arrived".into()),
+            },
             Self::LogProbs { target, top } => Ok(log_probs(logits, *target, *top)),
-        }
+        })
     }
 }
 
-fn largest(logits: &[f32], allowed: impl Fn(u32) -> bool) -> Result<RowResult, String> {
+/// Eight at a time: a row has hundreds of thousands.
+fn largest(logits: &[f32]) -> RowResult {
+    const LANES: usize = 8;
+    let (mut most, mut nan) = ([f32::NEG_INFINITY; LANES], false);
+    let chunks = logits.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (most, &x) in most.iter_mut().zip(chunk) {
+            *most = if x > *most { x } else { *most };
+            nan |= x.is_nan();
+        }
+    }
+    let most = most.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max);
+    nan |= rest.iter().any(|x| x.is_nan());
+    let found = logits.iter().position(|&x| if nan { x.is_nan() } else { x == most }).unwrap_or(0);
+    RowResult::Largest { id: found as u32, value: if nan { f32::NAN } else { most } }
+}
+
+fn largest_allowed(logits: &[f32], mask: &IdMask) -> Result<RowResult, String> {
     let mut best: Option<(u32, f32)> = None;
-    for (id, &value) in logits.iter().enumerate().map(|(id, value)| (id as u32, value)) {
-        if allowed(id) && best.is_none_or(|(_, best)| value > best || value.is_nan() && !best.is_nan()) {
-            best = Some((id, value));
+    for (number, &word) in mask.0.iter().enumerate() {
+        let mut left = word;
+        while left != 0 {
+            let id = number as u32 * 32 + left.trailing_zeros();
+            left &= left - 1;
+            let Some(&value) = logits.get(id as usize) else { break };
+            if best.is_none_or(|(_, best)| value > best || value.is_nan() && !best.is_nan()) {
+                best = Some((id, value));
+            }
         }
     }
     best.map(|(id, value)| RowResult::Largest { id, value }).ok_or_else(|| "its mask allows no id".into())
@@ -102,22 +126,25 @@ mod tests {
     #[test]
     fn wants_are_answered_as_stated() {
         let logits = [1.0, 3.0, -2.0, 3.0, f32::NEG_INFINITY];
-        assert_eq!(Want::Largest.of(&logits), Ok(RowResult::Largest { id: 1, value: 3.0 }), "the first of equal ones");
+        assert_eq!(Want::Largest.of(&logits), Some(Ok(RowResult::Largest { id: 1, value: 3.0 })), "the first of equal ones");
         let cell = OnceLock::new();
         let allowed = Want::LargestAllowed(&cell);
-        assert!(allowed.of(&logits).unwrap_err().contains("not arrived"));
+        assert!(allowed.of(&logits).unwrap().unwrap_err().contains("not arrived"));
         let mut mask = IdMask::none(5);
         [0, 2, 40].into_iter().for_each(|id| mask.allow(id));
         cell.set(mask).unwrap();
-        assert_eq!(allowed.of(&logits), Ok(RowResult::Largest { id: 0, value: 1.0 }));
+        assert_eq!(allowed.of(&logits), Some(Ok(RowResult::Largest { id: 0, value: 1.0 })));
         let nothing = OnceLock::from(IdMask::none(5));
-        assert!(Want::LargestAllowed(&nothing).of(&logits).unwrap_err().contains("allows no id"));
-        let Ok(RowResult::LogProbs { target, top }) = (Want::LogProbs { target: 0, top: 3 }).of(&logits) else { panic!() };
+        assert!(Want::LargestAllowed(&nothing).of(&logits).unwrap().unwrap_err().contains("allows no id"));
+        let Some(Ok(RowResult::LogProbs { target, top })) = (Want::LogProbs { target: 0, top: 3 }).of(&logits) else { panic!() };
         let sum = (1f64.exp() + 2.0 * 3f64.exp() + (-2f64).exp()).ln();
         assert!((target as f64 - (1.0 - sum)).abs() < 1e-6);
         assert_eq!(top.iter().map(|t| t.0).collect::<Vec<_>>(), [1, 3, 0]);
         assert!((Want::LogProbs { target: 5, top: 0 }).check(5).is_err() && (Want::LogProbs { target: 4, top: 5 }).check(5).is_ok());
-        let Ok(RowResult::Largest { value, .. }) = Want::Largest.of(&[1.0, f32::NAN, 2.0]) else { panic!() };
+        let Some(Ok(RowResult::Largest { value, .. })) = Want::Largest.of(&[1.0, f32::NAN, 2.0]) else { panic!() };
         assert!(value.is_nan(), "a NaN is not hidden");
+        let long: Vec<f32> = (0..100).map(|i| -((i as f32) - 61.2).abs()).collect();
+        assert_eq!(Want::Largest.of(&long), Some(Ok(RowResult::Largest { id: 61, value: long[61] })));
+        assert_eq!(Want::Largest.of(&[f32::NEG_INFINITY; 9]), Some(Ok(RowResult::Largest { id: 0, value: f32::NEG_INFINITY })));
     }
 }

@@ -49,7 +49,7 @@ fn every_fault_is_found() {
         (Fault::CommitsTooFew, "attend", ""),
         (Fault::KeepsTruncated, "attend", "truncate("),
         (Fault::ForksNothing, "attend", ""),
-        (Fault::ForksShare, "gated_delta", ""),
+        (Fault::ForksShare, "attend", ""),
         (Fault::ExportsZeros, "attend", ""),
         (Fault::ImportsNothing, "gated_delta", "the copy's export differs"),
         (Fault::TapsNothing, "model.decoder", "expected [\"tap of stage"),

@@ -268,7 +268,7 @@ impl Encoders {
                 return Err(Error::MediumDoesNotFit { medium: medium.name().to_owned(), kind: tower.kind, needed, available });
             }
             let (device, placement) = placement::place_tower(&tower.program, self.choice, self.rules.as_ref(), &self.candidates)?;
-            let options = qhx_ir::LoadOptions { max_rows: rows, max_soft_rows: 0, max_wanted: 1, max_segments: 1, artifacts: self.artifacts.clone() };
+            let options = qhx_ir::LoadOptions { max_rows: rows, max_soft_rows: 0, max_wanted: 1, max_segments: 1, max_state_bytes: None, artifacts: self.artifacts.clone() };
             let executable = device.load(&tower.program, &self.weights, &options)?;
             *slot = Some(Loaded { executable, max_rows: rows, placement });
         }

@@ -344,7 +344,7 @@ impl Model {
         let wanted = options.wanted.min(memory.chunk);
         let max_soft_rows = if inputs::soft_row_width(&program).is_some() { memory.chunk } else { 0 };
         let (prefill_min_rows, artifacts) = prepared.map_or((0, None), |p| (p.prefill_min_rows, Some(p.folder)));
-        let load = qhx_ir::LoadOptions { max_rows: memory.chunk, max_soft_rows, max_wanted: wanted, max_segments: 1, artifacts: artifacts.clone() };
+        let load = qhx_ir::LoadOptions { max_rows: memory.chunk, max_soft_rows, max_wanted: wanted, max_segments: 1, max_state_bytes: None, artifacts: artifacts.clone() };
         let executable = Mutex::new(device.load(&program, &weights, &load)?);
         let encoders = Encoders::new(&media, &towers, &program, weights, candidates.to_vec(), artifacts, options)?;
         let placeholders = Placeholders::new(&media, pad);

@@ -18,6 +18,8 @@ use std::{collections::HashMap, sync::Arc};
 /// A program ready to run.
 pub(crate) struct Compiled {
     pub(crate) steps: Vec<Step>,
+    /// From this step on, all work on wanted rows only: it can be done for some of them after the others.
+    pub(crate) wanted_from: usize,
     /// In the order in which they are delivered.
     pub(crate) taps: Vec<Tapped>,
     /// In the program's order.
@@ -65,6 +67,7 @@ pub(crate) fn compile(
         values: HashMap::new(),
         buffers: Vec::new(),
         steps: Vec::new(),
+        wanted_from: 0,
         taps: Vec::new(),
         prepared: HashMap::new(),
         tables: HashMap::new(),
@@ -96,6 +99,7 @@ struct Compiler<'a> {
     values: HashMap<Name, View>,
     buffers: Vec<Buffer>,
     steps: Vec<Step>,
+    wanted_from: usize,
     taps: Vec<Tapped>,
     /// Prepared rows by value, form and clip.
     prepared: HashMap<(Name, ActivationForm, Option<[u32; 2]>), View>,
@@ -409,8 +413,8 @@ impl Compiler<'_> {
         quotients.sort_unstable();
         quotients.dedup();
         let scratch = self.steps.iter().map(Step::scratch).max().unwrap_or(0).next_multiple_of(32);
-        let Self { steps, taps, expert_counts, .. } = self;
-        Ok(Compiled { steps, taps, outputs, offsets, arena, scratch, quotients, expert_counts })
+        let Self { steps, wanted_from, taps, expert_counts, .. } = self;
+        Ok(Compiled { steps, wanted_from, taps, outputs, offsets, arena, scratch, quotients, expert_counts })
     }
 }
 

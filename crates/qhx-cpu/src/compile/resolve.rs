@@ -96,6 +96,9 @@ impl Compiler<'_> {
     /// Adds a step that reads and writes `views`.
     pub(super) fn push(&mut self, step: Step, views: &[View]) {
         self.steps.push(step);
+        if !views.iter().any(|view| view.first == Dim::L) {
+            self.wanted_from = self.steps.len();
+        }
         self.needed(views, self.steps.len() - 1);
     }
 

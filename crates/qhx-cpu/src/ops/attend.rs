@@ -21,12 +21,12 @@ use crate::{
     },
     matrix::Plain,
     memory::{Rows, View},
-    state::{KvSlice, Numbers},
-    work::{Chunks, Tile, Tiles, for_each},
+    pages::{Kept, KvRows, PAGE_ROWS, Page, numbers_mut},
+    work::{Chunks, SEGMENTS, SegmentRows, Tile, Tiles, for_each, for_each_here},
 };
 use half::f16;
-use qhx_ir::Mask;
-use std::ops::Range;
+use qhx_ir::{KvType, Mask, Segment};
+use std::{ops::Range, sync::Arc};
 
 /// Writes new keys and values into their slot, provisionally.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ pub(crate) enum Source {
 }
 
 /// Keys that are scored at once.
-const KEYS: usize = 64;
+const KEYS: usize = PAGE_ROWS;
 /// Keys of a run.
 const RUN_KEYS: usize = 256;
 /// Query rows (of all heads of a group) of a unit, where there are many.
@@ -83,42 +83,68 @@ impl Store {
         for segment in frame.segments.iter_mut() {
             let rows = span(segment, 1);
             let (kv, before) = state(segment).kv(self.slot);
-            kv.touch(before + rows.len());
-            let (dim, capacity) = (kv.head_dim, kv.capacity);
-            let place = before * dim..(before + rows.len()) * dim;
-            for (new, kept) in [(&keys, &mut kv.keys), (&values, &mut kv.values)] {
-                match kept {
-                    Numbers::F32(kept) => store(&run, new, rows.clone(), kept, capacity * dim, place.clone(), dim),
-                    Numbers::F16(kept) => {
-                        store::<f16>(&run, new, rows.clone(), bytemuck::cast_slice_mut(kept), capacity * dim, place.clone(), dim);
-                    }
-                }
+            let place = before..before + rows.len();
+            match kv.dtype {
+                KvType::F32 => store::<f32>(&run, kv, place, (&keys, &values), rows.start),
+                KvType::F16 => store::<f16>(&run, kv, place, (&keys, &values), rows.start),
             }
         }
     }
 }
 
-/// Copies rows to `place` in each head's part of `kept`.
-fn store<E: Stored>(run: &Run<'_>, new: &Rows<'_>, rows: Range<usize>, kept: &mut [E], per_head: usize, place: Range<usize>, dim: usize) {
-    let copy = |head: usize, kept: &mut [E]| {
-        for (row, kept) in rows.clone().zip(kept[place.clone()].chunks_mut(dim)) {
-            convert::narrow(run.instructions, &new.row(row)[head * dim..][..dim], kept);
+/// Puts rows of the call, from `first` on, into the rows `place` of a slot.
+fn store<E: Stored + Kept>(run: &Run<'_>, kv: &mut KvRows, place: Range<usize>, new: (&Rows<'_>, &Rows<'_>), first: usize) {
+    let (heads, dim, start) = (kv.kv_heads, kv.head_dim, place.start / PAGE_ROWS * PAGE_ROWS);
+    let copy = |number: usize, pages: &mut [Arc<Page>], _: &mut [f32]| {
+        let Some(page) = pages.first_mut() else { return };
+        let (keys, values) = numbers_mut::<E>(page);
+        let page_start = start + number * PAGE_ROWS;
+        for row in place.start.max(page_start)..place.end.min(page_start + PAGE_ROWS) {
+            for (new, kept) in [(new.0, &mut *keys), (new.1, &mut *values)] {
+                let new = new.row(first + row - place.start);
+                for head in 0..heads {
+                    let kept = &mut kept[(head * PAGE_ROWS + row - page_start) * dim..][..dim];
+                    convert::narrow(run.instructions, &new[head * dim..][..dim], kept);
+                }
+            }
         }
     };
-    match rows.len() * new.width > super::UNIT {
-        true => for_each(run.pool, Chunks::new(kept, per_head), &mut [], |head, kept, _| copy(head, kept)),
-        false => kept.chunks_mut(per_head).enumerate().for_each(|(head, kept)| copy(head, kept)),
-    }
+    let is_large = place.len() * new.0.width > super::UNIT;
+    let pages = Chunks::new(kv.pages_mut(&place), 1);
+    if is_large { for_each(run.pool, pages, &mut [], copy) } else { for_each_here(pages, &mut [], copy) }
 }
 
-/// Keys and values of one segment as a unit reads them: row `j` of head `h` starts at `h · per_head + j · stride`.
+/// Keys and values of one segment as a unit reads them.
 #[derive(Clone, Copy)]
-struct KeyValues<'a, E> {
+enum KeyValues<'a, E> {
+    /// Row `j` of head `h` starts at `h · dim + j · stride`.
+    Own { keys: &'a [E], key_stride: usize, values: &'a [E], value_stride: usize, dim: usize },
+    /// The rows of a slot.
+    Slot(&'a KvRows),
+}
+
+/// What a unit scores at once: keys and values of a head, each a stride apart.
+struct Block<'a, E> {
     keys: &'a [E],
-    values: &'a [E],
-    per_head: usize,
     key_stride: usize,
+    values: &'a [E],
     value_stride: usize,
+}
+
+impl<'a, E: Element + Kept> KeyValues<'a, E> {
+    /// Up to [`KEYS`] keys from `first` on, a multiple of that.
+    fn block(&self, head: usize, first: usize) -> Block<'a, E> {
+        match *self {
+            Self::Own { keys, key_stride, values, value_stride, dim } => {
+                let (keys, values) = (&keys[head * dim + first * key_stride..], &values[head * dim + first * value_stride..]);
+                Block { keys, key_stride, values, value_stride }
+            }
+            Self::Slot(kv) => {
+                let (keys, values) = kv.block(head, first);
+                Block { keys, key_stride: kv.head_dim, values, value_stride: kv.head_dim }
+            }
+        }
+    }
 }
 
 impl Attend {
@@ -145,102 +171,150 @@ impl Attend {
     pub(crate) fn run(&self, frame: &mut Frame<'_, '_>) {
         let (run, ([out, partial], inputs, scratch)) = (frame.run, frame.memory.split([&self.out, &self.partial]));
         let q = inputs.own_rows(&self.q);
-        let width = self.heads * self.dim;
-        let mut done = 0;
-        for segment in frame.segments.iter_mut() {
-            let rows = span(segment, self.per_row);
-            out[done * width..rows.start * width].fill(0.0);
-            done = rows.end;
-            let part = &mut out[rows.start * width..rows.end * width];
+        let mut out = SegmentRows::new(out, self.heads * self.dim);
+        let few = frame.segments.len() * self.kv_heads < 4 * run.pool.threads();
+        for segments in frame.segments.chunks_mut(SEGMENTS) {
             match self.source {
                 Source::Own { keys, values } => {
                     let (keys, values) = (inputs.own_rows(&keys), inputs.own_rows(&values));
                     let (Some((keys, key_stride)), Some((values, value_stride))) = (keys.strided(), values.strided()) else {
                         unreachable!("a value's own rows are a stride apart")
                     };
-                    let (keys, values) = (&keys[rows.start * key_stride..], &values[rows.start * value_stride..]);
-                    let kv = KeyValues { keys, values, per_head: self.dim, key_stride, value_stride };
-                    self.segment(&run, &q, rows, 0, &kv, part, partial, scratch);
+                    let own = |segment: &mut Segment<'_>| {
+                        let rows = span(segment, self.per_row);
+                        let (keys, values) = (&keys[rows.start * key_stride..], &values[rows.start * value_stride..]);
+                        Part { kv: KeyValues::Own { keys, key_stride, values, value_stride, dim: self.dim }, rows, before: 0 }
+                    };
+                    self.segments::<f32>(&run, &q, segments.iter_mut().map(own), &mut out, few, partial, scratch);
                 }
                 Source::Slot(slot) => {
-                    let (kv, before) = state(segment).kv(slot);
-                    let (per_head, stride) = (kv.capacity * self.dim, self.dim);
-                    match (kv.keys.as_slice(), kv.values.as_slice()) {
-                        (KvSlice::F32(keys), KvSlice::F32(values)) => {
-                            let kv = KeyValues { keys, values, per_head, key_stride: stride, value_stride: stride };
-                            self.segment(&run, &q, rows, before, &kv, part, partial, scratch);
+                    let dtype = segments.first_mut().map(|segment| state(segment).kv(slot).0.dtype);
+                    let parts = segments.iter_mut().map(|segment| {
+                        let rows = span(segment, self.per_row);
+                        let (kv, before) = state(segment).kv(slot);
+                        (&*kv, rows, before)
+                    });
+                    match dtype {
+                        Some(KvType::F32) => {
+                            let parts = parts.map(|(kv, rows, before)| Part { kv: KeyValues::Slot(kv), rows, before });
+                            self.segments::<f32>(&run, &q, parts, &mut out, few, partial, scratch);
                         }
-                        (KvSlice::F16(keys), KvSlice::F16(values)) => {
-                            let kv = KeyValues { keys, values, per_head, key_stride: stride, value_stride: stride };
-                            self.segment(&run, &q, rows, before, &kv, part, partial, scratch);
+                        Some(KvType::F16) => {
+                            let parts = parts.map(|(kv, rows, before)| Part { kv: KeyValues::Slot(kv), rows, before });
+                            self.segments::<f16>(&run, &q, parts, &mut out, few, partial, scratch);
                         }
-                        _ => unreachable!("keys and values of a slot have one type"),
+                        None => {}
                     }
                 }
             }
         }
-        out[done * width..].fill(0.0);
+        out.finish();
     }
 
+    /// Some segments: those that are cut into units of whole queries all at once, then the others one by one.
     #[allow(clippy::too_many_arguments)] // One call's parts, passed on once.
-    fn segment<E: Element>(
+    fn segments<'a, E: Element + Kept>(
         &self,
         run: &Run<'_>,
         q: &Rows<'_>,
-        rows: Range<usize>,
-        before: usize,
-        kv: &KeyValues<'_, E>,
+        parts: impl Iterator<Item = Part<'a, E>>,
+        out: &mut SegmentRows<'_>,
+        few: bool,
+        partial: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        let (width, group) = (self.heads * self.dim, self.group());
+        let columns = group * self.dim;
+        let mut all = [const { None }; SEGMENTS];
+        let mut cuts = [const { None }; SEGMENTS];
+        let mut by_runs = [const { None }; SEGMENTS];
+        let mut work = 0;
+        for (place, part) in parts.enumerate() {
+            let own = out.take(&part.rows);
+            if part.rows.is_empty() {
+                continue;
+            }
+            let seen = part.unit(self, run, q, 0, 0, part.rows.len()).seen();
+            if few && runs_of(&seen).len() > 1 && (part.rows.len() == 1 || part.rows.len() * group <= FEW) {
+                by_runs[place] = Some(own);
+            } else {
+                work += part.rows.len() * seen.len() * width;
+                cuts[place] = Some(Tiles::new(own, width, (QUERIES / group).max(1), columns));
+            }
+            all[place] = Some(part);
+        }
+        let body = |_: usize, (place, mut tile): (usize, Tile<'_, f32>), scratch: &mut [f32]| {
+            let Some(part) = &all[place] else { unreachable!("a segment that was cut has rows") };
+            part.unit(self, run, q, tile.first_column / columns, tile.first_row, tile.rows).compute(&part.kv, &mut tile, scratch);
+        };
+        // Small work is not worth waking anybody.
+        match work <= 2 * super::UNIT {
+            true => for_each_here(&cuts[..], scratch, body),
+            false => for_each(run.pool, &cuts[..], scratch, body),
+        }
+        for (part, out) in all.iter().zip(by_runs) {
+            if let (Some(part), Some(out)) = (part, out) {
+                self.by_runs(run, q, part, out, partial, scratch);
+            }
+        }
+    }
+
+    /// Few queries over many keys: each run of keys is a unit.
+    fn by_runs<E: Element + Kept>(
+        &self,
+        run: &Run<'_>,
+        q: &Rows<'_>,
+        part: &Part<'_, E>,
         out: &mut [f32],
         partial: &mut [f32],
         scratch: &mut [f32],
     ) {
-        if rows.is_empty() {
-            return;
-        }
-        let (width, group) = (self.heads * self.dim, self.group());
-        let unit = |head: usize, first: usize, count: usize| Unit {
-            attend: self,
-            set: run.instructions,
-            q: *q,
-            first_row: rows.start + first,
-            rows: count,
-            first_index: before + first,
-            head,
-            end_key: before + rows.len(),
-        };
-        let seen = unit(0, 0, rows.len()).seen();
-        let runs = runs_of(&seen);
-        if runs.len() == 1 || rows.len() > 1 && rows.len() * group > FEW {
-            let columns = group * self.dim;
-            let tiles = Tiles::new(out, width, (QUERIES / group).max(1), columns);
-            let body = |_: usize, mut tile: Tile<'_, f32>, scratch: &mut [f32]| {
-                unit(tile.first_column / columns, tile.first_row, tile.rows).compute(kv, &mut tile, scratch);
-            };
-            // Small work is not worth waking anybody.
-            if rows.len() * seen.len() * width <= 2 * super::UNIT {
-                return crate::work::for_each_here(tiles, scratch, body);
-            }
-            return for_each(run.pool, tiles, scratch, body);
-        }
-        let size = rows.len() * group * State::numbers(self.dim);
+        let (rows, group) = (part.rows.len(), self.group());
+        let runs = runs_of(&part.unit(self, run, q, 0, 0, rows).seen());
+        let size = rows * group * State::numbers(self.dim);
         let (folded, partial) = partial.split_at_mut(self.kv_heads * size);
         State::clear(folded, self.dim);
         for first in runs.clone().step_by(RUNS) {
             let count = (runs.end - first).min(RUNS);
             let partial = &mut partial[..self.kv_heads * count * size];
             for_each(run.pool, Chunks::new(partial, size), scratch, |number, states, scratch| {
-                let unit = unit(number / count, 0, rows.len());
-                unit.walk(kv, first + number % count, &mut unit.room(scratch).0, states);
+                let unit = part.unit(self, run, q, number / count, 0, rows);
+                unit.walk(&part.kv, first + number % count, &mut unit.room(scratch).0, states);
             });
             for (number, states) in partial.chunks(size).enumerate() {
                 State::fold_all(run.instructions, &mut folded[number / count * size..][..size], states, self.dim);
             }
         }
-        for (row, out) in out.chunks_mut(width).enumerate() {
+        for (row, out) in out.chunks_mut(self.heads * self.dim).enumerate() {
             for (head, out) in out.chunks_mut(self.dim).enumerate() {
-                let place = (head / group * rows.len() + row) * group + head % group;
+                let place = (head / group * rows + row) * group + head % group;
                 State(&mut folded[place * State::numbers(self.dim)..][..State::numbers(self.dim)]).write(run.instructions, out);
             }
+        }
+    }
+}
+
+/// A segment's query rows, and what they attend to.
+struct Part<'a, E> {
+    kv: KeyValues<'a, E>,
+    /// Its rows of q.
+    rows: Range<usize>,
+    /// Keys before those of its own rows.
+    before: usize,
+}
+
+impl<E> Part<'_, E> {
+    /// Some of its rows with one key head.
+    fn unit<'u>(&self, attend: &'u Attend, run: &Run<'_>, q: &Rows<'u>, head: usize, first: usize, rows: usize) -> Unit<'u> {
+        Unit {
+            attend,
+            set: run.instructions,
+            q: *q,
+            first_row: self.rows.start + first,
+            rows,
+            first_index: self.before + first,
+            head,
+            end_key: self.before + self.rows.len(),
         }
     }
 }
@@ -363,7 +437,7 @@ impl Unit<'_> {
     }
 
     /// All runs, folded together, into the finished rows.
-    fn compute<E: Element>(&self, kv: &KeyValues<'_, E>, tile: &mut Tile<'_, f32>, scratch: &mut [f32]) {
+    fn compute<E: Element + Kept>(&self, kv: &KeyValues<'_, E>, tile: &mut Tile<'_, f32>, scratch: &mut [f32]) {
         let (dim, group) = (self.attend.dim, self.attend.group());
         let (mut room, states) = self.room(scratch);
         let size = self.rows * group * State::numbers(dim);
@@ -404,11 +478,10 @@ impl Unit<'_> {
     }
 
     /// Fills `states` with what the keys of one run give.
-    fn walk<E: Element>(&self, kv: &KeyValues<'_, E>, run: usize, room: &mut Room<'_>, states: &mut [f32]) {
+    fn walk<E: Element + Kept>(&self, kv: &KeyValues<'_, E>, run: usize, room: &mut Room<'_>, states: &mut [f32]) {
         let Attend { dim, mask, .. } = *self.attend;
         let (group, numbers) = (self.attend.group(), State::numbers(dim));
         State::clear(states, dim);
-        let (keys, values) = (&kv.keys[self.head * kv.per_head..], &kv.values[self.head * kv.per_head..]);
         let seen = self.seen();
         let start = (run * RUN_KEYS).max(seen.start / KEYS * KEYS);
         for first in (start..((run + 1) * RUN_KEYS).min(seen.end)).step_by(KEYS) {
@@ -422,12 +495,12 @@ impl Unit<'_> {
                 }
             };
             let places = rows.start * group..rows.end * group;
-            let values = &values[first * kv.value_stride..];
+            let Block { keys, key_stride, values, value_stride } = kv.block(self.head, first);
             if places.len() <= FEW {
                 // They are read column by column below, which no CPU foresees; the keys are scored meanwhile.
-                fetch::rows(self.set, values, kv.value_stride, n, dim);
+                fetch::rows(self.set, values, value_stride, n, dim);
             }
-            self.score(&keys[first * kv.key_stride..], kv.key_stride, places.clone(), n, room);
+            self.score(keys, key_stride, places.clone(), n, room);
             for some in places.clone().step_by(QUERIES) {
                 let m = (places.end - some).min(QUERIES);
                 let mut terms: [Range<usize>; QUERIES] = std::array::from_fn(|_| 0..0);
@@ -435,7 +508,7 @@ impl Unit<'_> {
                     *terms = self.weigh(place, first, n, room, State(&mut states[place * numbers..][..numbers]));
                 }
                 let (a, terms) = (&room.scores[some * KEYS..], Some(&terms[..m]));
-                let gemm = Gemm { a, a_stride: KEYS, b: values, b_stride: kv.value_stride, m, n: dim, k: n, terms, add: true };
+                let gemm = Gemm { a, a_stride: KEYS, b: values, b_stride: value_stride, m, n: dim, k: n, terms, add: true };
                 gemm.into(self.set, &mut states[some * numbers..], numbers);
             }
         }

@@ -10,6 +10,7 @@ use crate::{
     },
     matrix::Plain,
     memory::{Rows, View},
+    state::DeltaRecord,
     work::{Chunks, SEGMENTS, SegmentRows, Tile, Tiles, for_each},
 };
 use std::ops::Range;
@@ -64,7 +65,7 @@ impl GatedDelta {
             for ((segment, before), cut) in segments.iter_mut().zip(&mut before).zip(&mut cuts) {
                 let rows = span(segment, self.per_row);
                 let part = out.take(&rows);
-                let (current, next) = state(segment).recurrent(self.slot);
+                let (current, next, _) = state(segment).recurrent(self.slot);
                 *before = (rows.start, current);
                 let tiles = Tiles::new(part, self.heads * self.value_dim, rows.len(), self.value_dim);
                 *cut = Some((tiles, Chunks::new(next, size)));
@@ -76,6 +77,23 @@ impl GatedDelta {
             });
         }
         out.finish();
+        for segment in frame.segments.iter_mut().filter(|segment| segment.partial) {
+            let rows = span(segment, self.per_row);
+            self.record(&run, &inputs, rows, state(segment).recurrent(self.slot).2);
+        }
+    }
+
+    /// Keeps what some rows bring to the state: see [`DeltaRecord`].
+    fn record(&self, run: &Run<'_>, inputs: &Inputs<'_>, rows: Range<usize>, record: &mut Vec<f32>) {
+        let width = DeltaRecord { key_dim: self.key_dim, value_dim: self.value_dim }.width();
+        record.resize(self.heads * rows.len() * width, 0.0);
+        let places = (0..self.heads).flat_map(|head| rows.clone().map(move |row| (head, row)));
+        for ((head, row), record) in places.zip(record.chunks_mut(width)) {
+            let (key, rest) = record.split_at_mut(self.key_dim);
+            self.unit(run.instructions, &inputs.k, row, head, 1.0, key);
+            rest[..self.value_dim].copy_from_slice(&inputs.v.row(row)[head * self.value_dim..][..self.value_dim]);
+            (rest[self.value_dim], rest[self.value_dim + 1]) = self.gates(inputs, row, head);
+        }
     }
 
     /// Decay and step of a row.

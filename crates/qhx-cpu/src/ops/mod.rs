@@ -61,7 +61,6 @@ pub(crate) struct Run<'f> {
     pub(crate) pool: &'f Pool,
     pub(crate) instructions: Instructions,
     pub(crate) bindings: Bindings,
-    pub(crate) epoch: usize,
     /// Whether only the largest numbers of the outputs are wanted.
     pub(crate) largest_only: bool,
     /// Bytes of weights read in this call.
@@ -149,6 +148,6 @@ fn span(segment: &Segment<'_>, n: usize) -> Range<usize> {
 
 /// The state of a segment; the executable has checked that it is one of ours.
 fn state<'a>(segment: &'a mut Segment<'_>) -> &'a mut CpuState {
-    let state = segment.state.as_mut().and_then(|state| state.as_any_mut().downcast_mut());
+    let state = segment.state.as_deref_mut().and_then(|state| state.downcast_mut());
     state.unwrap_or_else(|| unreachable!("checked: every segment has a state of this device"))
 }

@@ -33,12 +33,19 @@ impl Table {
         let (run, ([out], inputs, _)) = (frame.run, frame.memory.split([&self.out]));
         let positions = inputs.integers(&self.positions);
         let (rows, width) = (self.out.rows(&run.bindings), self.out.width(&run.bindings));
-        let variant = self.rotary.variant(run.epoch);
+        let first = frame.segments.first().map_or(0, |segment| segment.epoch);
+        // The last row and the epoch of each segment, where they differ; rows outside segments are padding.
+        let mixed: Vec<(usize, usize)> = match frame.segments.iter().all(|segment| segment.epoch == first) {
+            true => Vec::new(),
+            false => frame.segments.iter().map(|segment| (segment.first_row + segment.valid_rows, segment.epoch)).collect(),
+        };
+        let epoch = |row: usize| mixed.get(mixed.partition_point(|&(end, _)| end <= row)).map_or(first, |own| own.1);
         // A sine takes as long as dozens of other numbers.
         let unit = unit_rows(width * 32);
         for_each(run.pool, Chunks::new(out, unit * width), &mut [], |number, part, _| {
             for (i, part) in part.chunks_mut(width).enumerate() {
                 let (cosines, sines) = part.split_at_mut(width / 2);
+                let variant = self.rotary.variant(epoch(number * unit + i));
                 for (f, inv_freq) in variant.inv_freq.iter().enumerate() {
                     let angle = positions[self.rotary.stream(f) * rows + number * unit + i] as f32 * inv_freq;
                     let (sine, cosine) = angle.sin_cos();

@@ -48,7 +48,10 @@ impl ShortConv {
                 *own = Own { first: rows.start, rows: rows.len(), before: None };
                 cuts[0] = Some(Tiles::new(out.take(&rows), self.channels, unit, self.channels));
                 if let Some(slot) = self.slot {
-                    let (current, next) = state(segment).recurrent(slot);
+                    let (partial, (current, next, record)) = (segment.partial, state(segment).recurrent(slot));
+                    if partial {
+                        rows.clone().for_each(|row| record.extend_from_slice(x.row(row)));
+                    }
                     own.before = Some(current);
                     cuts[1] = Some(Tiles::new(next, self.channels, self.taps.len() / self.channels, self.channels));
                 }

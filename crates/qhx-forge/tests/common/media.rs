@@ -163,7 +163,7 @@ impl MediaCases {
         segments: &[usize],
     ) -> Outcome {
         let weights: Arc<dyn Weights> = Arc::new(weights.over(self.fixture.bundle().weights()));
-        let options = LoadOptions { max_rows: bindings.rows, max_soft_rows: bindings.rows, max_wanted: bindings.rows, max_segments: 1, artifacts: None };
+        let options = LoadOptions { max_rows: bindings.rows, max_soft_rows: bindings.rows, max_wanted: bindings.rows, max_segments: 1, max_state_bytes: None, artifacts: None };
         let mut executable: Box<dyn Executable> = device.load(&program, &weights, &options).unwrap();
         let inputs: Vec<InputData<'_>> = inputs
             .iter()
@@ -182,9 +182,9 @@ impl MediaCases {
         let mut taps = HashMap::new();
         let mut keep = |tap: qhx_ir::Tap<'_>| _ = taps.insert(tap.stage.to_string(), tap.values.to_vec());
         let mut call =
-            Call { bindings, inputs: &inputs, segments: &mut spans, epoch: 0, cancel: None, taps: Some(&mut keep), largest_only: false };
+            Call::new(bindings, &inputs, &mut spans, &mut outputs);
         executable.run(&mut call).unwrap();
-        let outputs = program.outputs.iter().map(|o| (o.name.to_string(), executable.output(&o.name).unwrap().to_vec())).collect();
+        let outputs = program.outputs.iter().map(|o| (o.name.to_string(), outputs.value(&o.name).unwrap().to_vec())).collect();
         Outcome { outputs, taps }
     }
 

@@ -200,10 +200,10 @@ impl Running {
         let bindings = Bindings { rows, soft_rows: 0, wanted: wanted.len() };
         let mut segments = [Segment::new(Some(&mut *self.state), 0, rows)];
         let mut call =
-            Call { bindings, inputs: &inputs, segments: &mut segments, epoch, cancel: None, taps: Some(taps), largest_only: false };
+            Call::new(bindings, &inputs, &mut segments, &mut outputs);
         self.executable.run(&mut call).unwrap();
         self.state.commit(rows).unwrap();
-        self.executable.output("logits").unwrap().to_vec()
+        outputs.value("logits").unwrap().to_vec()
     }
 }
 

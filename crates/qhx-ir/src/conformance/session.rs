@@ -55,7 +55,14 @@ impl<'c> Session<'c> {
     pub(crate) fn new(device: &dyn Device, case: &'c Case, program: &Checked, plan: &Plan) -> Result<Self, DeviceError> {
         let weights: Arc<dyn Weights> = Arc::new(case.weights.clone());
         let bindings = plan.calls.iter().map(|call| plan::inputs(case, program, call, 0).0);
-        let mut limits = LoadOptions { max_rows: 1, max_soft_rows: 0, max_wanted: 1, max_segments: plan.sessions, artifacts: None };
+        let mut limits = LoadOptions {
+            max_rows: 1,
+            max_soft_rows: 0,
+            max_wanted: 1,
+            max_segments: plan.sessions,
+            max_state_bytes: None,
+            artifacts: None,
+        };
         for b in bindings {
             limits.max_rows = limits.max_rows.max(b.rows);
             // Calls with other numbers of soft and wanted rows use the same plan: any row may be soft or wanted.
@@ -164,7 +171,7 @@ impl<'c> Session<'c> {
                     let found = found.value(&name).and_then(|all| all.get(at * width..(at + 1) * width));
                     found.is_some_and(|found| found.iter().zip(logits).all(|(a, b)| a.to_bits() == b.to_bits()))
                 }
-                (want, result) => want.of(logits).is_ok_and(|expected| answers_agree(&expected, result)),
+                (want, result) => want.of(logits).is_some_and(|expected| expected.is_ok_and(|expected| answers_agree(&expected, result))),
             };
             if !same {
                 return Err(format!("wanted row {row}: {want:?} was answered by {result:?}, which does not follow from its logits"));

@@ -225,7 +225,10 @@ impl State for FaultyState {
         match self.fault {
             Fault::CommitsAtOnce => Ok(()),
             Fault::CommitsTooFew if rows > 1 => self.inner().commit(rows - 1),
-            Fault::CommitsAllOfAPart => self.inner().commit(rows + 1).or_else(|_| self.inner().commit(rows)),
+            Fault::CommitsAllOfAPart => {
+                let mut inner = self.inner();
+                inner.commit(rows + 1).or_else(|_| inner.commit(rows))
+            }
             _ => self.inner().commit(rows),
         }
     }

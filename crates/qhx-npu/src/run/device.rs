@@ -11,9 +11,13 @@ use crate::{
     lower::{self, Work},
 };
 use qhx_ir::{
-    Artifact, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Name, Op, OpKind, Piece, Planned, Target, Weights,
+    Artifact, Checked, Device, DeviceError, DeviceInfo, Executable, Fact, LoadOptions, Machine, Name, Op, OpKind, Piece, Planned, Target,
+    Weights,
 };
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 /// How keys and values are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,8 +84,18 @@ impl NpuOptions {
     }
 }
 
-/// The Hexagon NPU, or on an x86-64 host its emulator.
+/// The Hexagon NPU, or on an x86-64 host its emulator. QNN's libraries are needed only to open it.
 pub struct NpuDevice {
+    library: Box<OpenLibrary>,
+    options: NpuOptions,
+    opened: Mutex<Option<Arc<NpuMachine>>>,
+}
+
+/// Opens QNN's libraries; the error says why they cannot be used.
+type OpenLibrary = dyn Fn() -> Result<Library, String> + Send + Sync;
+
+/// The NPU that a library drives.
+pub struct NpuMachine {
     contexts: Arc<Contexts>,
     options: NpuOptions,
 }
@@ -89,36 +103,38 @@ pub struct NpuDevice {
 impl NpuDevice {
     /// The NPU that a library drives. Nothing is opened until a graph is needed.
     pub fn new(library: &Library, options: NpuOptions) -> Result<Self, DeviceError> {
+        let library = library.clone();
+        Self::with_library(move || Ok(library.clone()), options)
+    }
+
+    /// The NPU that the library which `open` finds would drive.
+    pub fn with_library(
+        open: impl Fn() -> Result<Library, String> + Send + Sync + 'static,
+        options: NpuOptions,
+    ) -> Result<Self, DeviceError> {
         if options.prefill_rows == 0 {
             return Err(DeviceError::Resources("a graph needs at least one row".into()));
         }
-        Ok(Self { contexts: Arc::new(Contexts::new(library.device(options.arch), options.most_contexts)), options })
+        Ok(Self { library: Box::new(open), options, opened: Mutex::default() })
     }
 
-    /// The number of prepared contexts that are loaded now, of all programs.
-    pub fn loaded_contexts(&self) -> usize {
-        self.contexts.count()
+    /// [`Device::open`] with the NPU's own type.
+    pub fn machine(&self) -> Result<Arc<NpuMachine>, DeviceError> {
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(machine) = &*opened {
+            return Ok(machine.clone());
+        }
+        let library = (self.library)().map_err(|reason| DeviceError::Absent { device: self.name().into(), reason })?;
+        let contexts = Arc::new(Contexts::new(library.device(self.options.arch), self.options.most_contexts));
+        let machine = Arc::new(NpuMachine { contexts, options: self.options.clone() });
+        *opened = Some(machine.clone());
+        Ok(machine)
     }
 }
 
 impl Device for NpuDevice {
-    fn describe(&self) -> DeviceInfo {
-        let (arch, library, compile) = (self.options.arch, self.contexts.device.library(), self.options.compile());
-        let mut facts = BTreeMap::from([
-            ("arch".into(), arch.to_string()),
-            ("soc".into(), arch.soc_name().into()),
-            ("soc_model".into(), arch.soc_model().to_string()),
-            ("library".into(), library.build().to_string()),
-            ("build".into(), library.build().text.clone()),
-            ("optimization".into(), compile.optimization.to_string()),
-            ("vtcm_mb".into(), compile.vtcm_mb.to_string()),
-            ("hvx_threads".into(), compile.hvx_threads.to_string()),
-            ("dlbc".into(), compile.dlbc.to_string()),
-        ]);
-        // Patch versions of one release can load each other's binaries.
-        facts.extend(library.build().release.map(|(major, minor, _)| ("oldest_library".into(), format!("{major}.{minor}"))));
-        let what = if library.emulates() { "Hexagon NPU, emulated" } else { "Hexagon NPU" };
-        DeviceInfo { name: "npu".into(), description: format!("{what} ({arch})"), memory_bytes: None, threads: 1, facts }
+    fn name(&self) -> &str {
+        "npu"
     }
 
     fn accepts(&self, program: &Checked, op: &Op) -> Result<(), DeviceError> {
@@ -126,7 +142,8 @@ impl Device for NpuDevice {
     }
 
     fn on_host(&self, program: &Checked, op: &Op) -> bool {
-        on_host(program, op)
+        // Experts are computed in a graph: the host only fills in their weights.
+        lower::parts::work_of(program, op) == Work::Host && !matches!(op.op, OpKind::Experts { .. })
     }
 
     fn plan(&self, pieces: &[Piece<'_>], target: &Target) -> Result<Planned, DeviceError> {
@@ -134,35 +151,58 @@ impl Device for NpuDevice {
         Ok(Planned { rows, notes })
     }
 
+    fn host_weights(&self, program: &Checked) -> Vec<Name> {
+        let read = program.ops.iter().filter(|op| lower::parts::work_of(program, op) == Work::Host).flat_map(|op| op.op.weights());
+        program.weights.keys().filter(|name| read.clone().any(|read| read == *name)).cloned().collect()
+    }
+
+    fn open(&self) -> Result<Arc<dyn Machine>, DeviceError> {
+        Ok(self.machine()?)
+    }
+}
+
+impl NpuMachine {
+    /// The number of prepared contexts that are loaded now, of all programs.
+    pub fn loaded_contexts(&self) -> usize {
+        self.contexts.count()
+    }
+}
+
+impl Machine for NpuMachine {
+    fn describe(&self) -> DeviceInfo {
+        let (arch, library, compile) = (self.options.arch, self.contexts.device.library(), self.options.compile());
+        let mut facts = BTreeMap::from([
+            ("arch".into(), Fact::Text(arch.to_string())),
+            ("soc".into(), arch.soc_name().into()),
+            ("soc_model".into(), Fact::Number(arch.soc_model().into())),
+            ("library".into(), library.build().to_string().into()),
+            ("build".into(), library.build().text.clone().into()),
+            ("optimization".into(), Fact::Number(compile.optimization.into())),
+            ("vtcm_mb".into(), Fact::Number(compile.vtcm_mb.into())),
+            ("hvx_threads".into(), Fact::Number(compile.hvx_threads.into())),
+            ("dlbc".into(), Fact::Number(compile.dlbc.into())),
+        ]);
+        // Patch versions of one release can load each other's binaries.
+        facts.extend(library.build().release.map(|(major, minor, _)| ("oldest_library".into(), format!("{major}.{minor}").into())));
+        let what = if library.emulates() { "Hexagon NPU, emulated" } else { "Hexagon NPU" };
+        DeviceInfo { name: "npu".into(), description: format!("{what} ({arch})"), memory_bytes: None, threads: 1, facts }
+    }
+
     fn prepare(&self, pieces: &[Piece<'_>], weights: &Arc<dyn Weights>, target: &Target) -> Result<Vec<Artifact>, DeviceError> {
         let mut ops = pieces.iter().flat_map(|piece| piece.program.ops.iter().map(|op| (piece.program, op)));
-        ops.try_for_each(|(program, op)| self.accepts(program, op))?;
+        ops.try_for_each(|(program, op)| accepts(program, op))?;
         prepare(&self.contexts.device, pieces, weights, target, &self.options)
     }
 
-    fn host_weights(&self, program: &Checked) -> Vec<Name> {
-        host_weights(program)
-    }
-
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
-        program.ops.iter().try_for_each(|op| self.accepts(program, op))?;
+        program.ops.iter().try_for_each(|op| accepts(program, op))?;
         Ok(Box::new(NpuExecutable::new(self.contexts.clone(), program, weights, options, &self.options)?))
     }
 }
 
-pub(super) fn accepts(program: &Checked, op: &Op) -> Result<(), DeviceError> {
+fn accepts(program: &Checked, op: &Op) -> Result<(), DeviceError> {
     match lower::refusal(program, op) {
         None => Ok(()),
         Some(reason) => Err(DeviceError::Refused { device: "npu".into(), path: op.path.clone(), reason }),
     }
-}
-
-pub(super) fn on_host(program: &Checked, op: &Op) -> bool {
-    // Experts are computed in a graph: the host only fills in their weights.
-    lower::parts::work_of(program, op) == Work::Host && !matches!(op.op, OpKind::Experts { .. })
-}
-
-pub(super) fn host_weights(program: &Checked) -> Vec<Name> {
-    let read = program.ops.iter().filter(|op| lower::parts::work_of(program, op) == Work::Host).flat_map(|op| op.op.weights());
-    program.weights.keys().filter(|name| read.clone().any(|read| read == *name)).cloned().collect()
 }

@@ -18,9 +18,8 @@ use crate::{
     lower::{CONTEXT_STEP, Feed, Part, Sizes, Work, lower, parts, parts::work_of},
 };
 use half::f16;
-use qhx_ir::{Call, Checked, DeviceError, Executable, LoadOptions, Name, OpKind, State, Symbol, Tap, Traffic, Weights, WeightsRead};
+use qhx_ir::{Call, Checked, DeviceError, Executable, LoadOptions, OpKind, State, Symbol, Tap, Ticket, Traffic, Weights, WeightsRead};
 use std::{
-    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -36,7 +35,6 @@ pub(super) struct NpuExecutable {
     /// Weights that the host reads.
     tables: Tables,
     graphs: Graphs,
-    outputs: HashMap<Name, Vec<f32>>,
     meter: Meter,
     /// Why prefill graphs are not used: one could not be loaded.
     row_by_row: Option<String>,
@@ -87,22 +85,10 @@ impl NpuExecutable {
             tables,
             graphs: Graphs::new(program.name.clone(), contexts, source),
             options,
-            outputs: HashMap::new(),
             meter: Meter::default(),
             row_by_row: None,
             last_stage: None,
         })
-    }
-
-    fn check_limits(&self, call: &Call<'_>) -> Result<(), DeviceError> {
-        let (found, limit) = (call.bindings, &self.limits);
-        if found.rows > limit.max_rows || found.soft_rows > limit.max_soft_rows || found.wanted > limit.max_wanted {
-            return Err(DeviceError::Call(format!(
-                "a call of T = {}, R = {}, L = {} rows exceeds the {}, {}, {} that program `{}` was loaded for",
-                found.rows, found.soft_rows, found.wanted, limit.max_rows, limit.max_soft_rows, limit.max_wanted, self.program.name
-            )));
-        }
-        Ok(())
     }
 
     /// The row count of the graph for the next of a part's `left` remaining rows.
@@ -190,7 +176,7 @@ impl NpuExecutable {
         let mut values = Values::new(&program, call.bindings, call.inputs)?;
         // Prepared graphs have no taps except values that cross a cut anyway.
         let taps = call.taps.is_some() && matches!(self.graphs.source, Source::Compile(_));
-        let (epoch, cancel) = (call.epoch, call.cancel);
+        let cancel = call.cancel;
         let cancelled = || cancel.is_some_and(|flag| flag.load(std::sync::atomic::Ordering::Relaxed));
         let valid: Vec<usize> = call.segments.iter().flat_map(|s| s.first_row..s.first_row + s.valid_rows).collect();
         for number in 0..self.parts.len() {
@@ -228,20 +214,19 @@ impl NpuExecutable {
                     if symbol == Symbol::T {
                         for segment in call.segments.iter_mut() {
                             let state = segment.state.as_deref_mut().map(|state| NpuState::of(state, &program.slots)).transpose()?;
-                            let rows = segment.first_row..segment.first_row + segment.valid_rows;
+                            let (rows, epoch) = (segment.first_row..segment.first_row + segment.valid_rows, segment.epoch);
                             self.run_graph(number, &mut values, state, rows, (epoch, taps), &cancelled)?;
                         }
                     } else {
                         let rows = 0..call.bindings.get(symbol);
-                        self.run_graph(number, &mut values, None, rows, (epoch, taps), &cancelled)?;
+                        self.run_graph(number, &mut values, None, rows, (0, taps), &cancelled)?;
                     }
                 }
             }
             self.last_stage = Some(started.elapsed());
         }
         deliver(&program, &values, &mut call.taps);
-        self.outputs = program.outputs.iter().map(|o| (o.name.clone(), values.to_f32(&o.value))).collect();
-        Ok(())
+        call.outputs.give(&program, call.wants, |output| values.to_f32(&output.value))
     }
 }
 
@@ -316,9 +301,17 @@ impl Executable for NpuExecutable {
         Ok(Box::new(NpuState::new(&self.program.slots, context, sizes)?))
     }
 
-    fn run(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
+    fn submit(&mut self, call: &mut Call<'_>) -> Result<Ticket, DeviceError> {
         call.check(&self.program)?;
-        self.check_limits(call)?;
+        self.limits.check(&self.program, call)?;
+        match call.segments.iter().any(|segment| segment.partial) && self.program.slots.values().any(|slot| slot.is_recurrent()) {
+            true => Err(DeviceError::Call("the NPU cannot commit a part of a call's rows with recurrent slots".into())),
+            false => Ok(Ticket(0)),
+        }
+    }
+
+    /// QNN's executions block, so all work is done here.
+    fn wait(&mut self, _: Ticket, call: &mut Call<'_>) -> Result<(), DeviceError> {
         self.meter = Meter::default();
         for segment in call.segments.iter_mut() {
             if let Some(state) = &mut segment.state {
@@ -334,8 +327,9 @@ impl Executable for NpuExecutable {
         Ok(())
     }
 
-    fn output(&self, name: &str) -> Option<&[f32]> {
-        self.outputs.get(name).map(Vec::as_slice)
+    /// Graphs take the rows of one segment: the engine serves sessions in turns.
+    fn max_segments(&self) -> usize {
+        1
     }
 
     fn last_stage_time(&self) -> Option<Duration> {

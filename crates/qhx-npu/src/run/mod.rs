@@ -9,12 +9,10 @@ mod fill;
 mod graphs;
 mod host;
 mod meter;
-mod paper;
 mod plan;
 mod prepare;
 mod state;
 mod values;
 
-pub use device::{Kv, NpuDevice, NpuOptions};
-pub use paper::NpuOnPaper;
+pub use device::{Kv, NpuDevice, NpuMachine, NpuOptions};
 pub use plan::{ContextFile, Plan};

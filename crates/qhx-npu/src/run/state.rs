@@ -4,7 +4,7 @@
 use crate::lower::Sizes;
 use half::f16;
 use qhx_ir::{DeviceError, KvType, Ledger, Name, Slot, SlotData, State};
-use std::{any::Any, collections::BTreeMap, ops::Range};
+use std::{collections::BTreeMap, ops::Range};
 
 /// A session's slots. KV rows beyond `len` are provisional until they are committed; a recurrent slot has a second buffer that a call works
 /// on and a commit makes current. A KV buffer is a ring: row `n` is at index `n` modulo the buffer's rows, which only matters where a session may
@@ -111,7 +111,7 @@ impl NpuState {
 
     /// The NPU state behind `state`, which must belong to a program with these slots.
     pub(crate) fn of<'a>(state: &'a mut dyn State, slots: &BTreeMap<Name, Slot>) -> Result<&'a mut Self, DeviceError> {
-        let own = state.as_any_mut().downcast_mut::<Self>().filter(|own| own.ledger.slots() == slots);
+        let own = state.downcast_mut::<Self>().filter(|own| own.ledger.slots() == slots);
         own.ok_or_else(|| DeviceError::Call("the state belongs to another device or another program".into()))
     }
 
@@ -133,7 +133,7 @@ impl NpuState {
 
     /// Ends a successful call of `rows` valid rows.
     pub(crate) fn end(&mut self, rows: usize) {
-        self.ledger.end(rows);
+        self.ledger.end(rows, false);
     }
 
     pub(crate) fn kv(&self, slot: &Name) -> &KvRows {
@@ -200,8 +200,8 @@ impl State for NpuState {
         self.ledger.truncate(len)
     }
 
-    fn fork(&self) -> Box<dyn State> {
-        Box::new(Self { ledger: self.ledger.fork(), ..self.clone() })
+    fn fork(&self) -> Result<Box<dyn State>, DeviceError> {
+        Ok(Box::new(Self { ledger: self.ledger.fork(), ..self.clone() }))
     }
 
     fn export_rows(&self, slot: &str, first: usize) -> Result<SlotData, DeviceError> {
@@ -244,14 +244,6 @@ impl State for NpuState {
             Content::Recurrent { current, next } => 4 * (current.len() + next.len()) as u64,
         };
         self.contents.values().map(bytes).sum()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn as_any_mut(&mut self) -> &mut dyn Any {
-        self
     }
 }
 

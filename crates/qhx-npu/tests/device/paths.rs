@@ -90,9 +90,9 @@ fn gates_of_large_numbers_stay_closed_or_open() {
             let mut segments = [Segment::new(None, 0, 1)];
             let inputs = [InputData::F32(&numbers)];
             let segments = &mut segments;
-            let mut call = Call { bindings, inputs: &inputs, segments, epoch: 0, cancel: None, taps: None, largest_only: false };
+            let mut call = Call::new(bindings, &inputs, segments, &mut outputs);
             executable.run(&mut call).unwrap();
-            executable.output("y").unwrap().to_vec()
+            outputs.value("y").unwrap().to_vec()
         };
         let (found, expected) = (run(&device), run(&ReferenceDevice));
         let near = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 2e-4 + 2e-3 * b.abs());

@@ -50,7 +50,14 @@ fn models() -> impl Iterator<Item = TinyModel> {
 }
 
 fn check(model: &TinyModel, device: &NpuDevice, artifacts: Option<&std::path::Path>) {
-    let options = LoadOptions { max_rows: CALL, max_soft_rows: CALL, max_wanted: 1, max_segments: 1, artifacts: artifacts.map(Into::into) };
+    let options = LoadOptions {
+        max_rows: CALL,
+        max_soft_rows: CALL,
+        max_wanted: 1,
+        max_segments: 1,
+        max_state_bytes: None,
+        artifacts: artifacts.map(Into::into),
+    };
     let mut found = device.load(&model.program, &model.weights, &options).unwrap();
     let mut right = ReferenceDevice.load(&windowed(model), &model.weights, &options).unwrap();
     let (mut a, mut b) = (found.new_state(SESSION).unwrap(), right.new_state(SESSION).unwrap());

@@ -40,12 +40,12 @@ pub(crate) fn call(executable: &mut dyn Executable, state: &mut dyn State, rows:
         .collect();
     let segment_state: Option<&mut dyn State> = if program.slots.is_empty() { None } else { Some(&mut *state) };
     let mut segments = [Segment::new(segment_state, 0, rows)];
-    let mut call = Call { bindings, inputs: &inputs, segments: &mut segments, epoch: 0, cancel: None, taps: None, largest_only: false };
+    let mut call = Call::new(bindings, &inputs, &mut segments, &mut outputs);
     executable.run(&mut call)?;
     if !program.slots.is_empty() {
         state.commit(rows)?;
     }
-    Ok(program.outputs.iter().flat_map(|o| executable.output(&o.name).unwrap().to_vec()).collect())
+    Ok(program.outputs.iter().flat_map(|o| outputs.value(&o.name).unwrap().to_vec()).collect())
 }
 
 /// Compiles a model ahead of time, into a folder of its own.
