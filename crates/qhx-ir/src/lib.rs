@@ -7,7 +7,8 @@
 //! * [`encoding`]: how weights are stored, with a plain decoder for every encoding;
 //! * [`device`], [`call`], [`want`] and [`state`]: the interface between programs and hardware;
 //! * [`mod@reference`]: the plain interpreter that defines the meaning of every op;
-//! * [`conformance`]: the test suite that compares any device with it.
+//! * [`conformance`]: the test suite that compares any device with it;
+//! * [`random`]: reproducible random numbers.
 //!
 //! It knows no model family, no file format except the program's own JSON, and no instruction set.
 
@@ -21,6 +22,7 @@ pub mod encoding;
 pub mod ledger;
 pub mod op;
 pub mod program;
+pub mod random;
 pub mod reference;
 pub mod state;
 pub mod want;

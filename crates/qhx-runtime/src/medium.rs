@@ -6,6 +6,7 @@ use crate::{
     Encoded, Error,
     features::Features,
     media::{Frames, Image, MediaError, Sound, is_image},
+    text::Attachment,
 };
 use qhx_bundle::{
     Digest,
@@ -36,6 +37,19 @@ impl MediaKind {
             Ok(false) => Ok(Self::Audio),
             Err(problem) => Err(MediaError { name: path.display().to_string(), problem }.into()),
         }
+    }
+
+    /// What the content of a message calls a part of this kind.
+    pub fn part_type(self) -> &'static str {
+        match self {
+            Self::Image => "image",
+            Self::Audio => "audio",
+        }
+    }
+
+    /// The kind of a message's part of this type; none if it is no medium.
+    pub fn of_part(part_type: &str) -> Option<Self> {
+        [Self::Image, Self::Audio].into_iter().find(|kind| kind.part_type() == part_type)
     }
 
     /// As people call several of them.
@@ -262,6 +276,12 @@ impl MediumNumbers<'_> {
             Self::I32(numbers) => InputData::I32(numbers),
             Self::Lent(numbers) => InputData::F32(numbers),
         }
+    }
+}
+
+impl Attachment for Medium {
+    fn part_type(&self) -> &'static str {
+        self.kind().part_type()
     }
 }
 

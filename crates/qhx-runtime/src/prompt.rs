@@ -2,7 +2,7 @@
 
 use crate::{
     Error, MediaKind, Medium, Model, ModelTemplate,
-    text::{self, Chat, ChatError, Message, SpecialTokens, Tokenizer, part_type},
+    text::{self, Chat, ChatError, Message, SpecialTokens, Tokenizer},
 };
 use serde_json::json;
 use std::{
@@ -167,7 +167,7 @@ fn check_length(model: &Model, tokenizer: &Tokenizer, bytes: usize) -> Result<()
 /// All media of a conversation, in order. Each must stand in its message's content.
 fn media_of(chat: &Chat) -> Result<Vec<Medium>, Error> {
     for (place, message) in chat.messages.iter().enumerate() {
-        let parts: Vec<_> = message.media_parts().collect();
+        let parts: Vec<_> = message.part_types().filter_map(MediaKind::of_part).collect();
         if !message.media.iter().map(Medium::kind).eq(parts.iter().copied()) {
             let problem =
                 format!("its content has {} parts that are media, and {} media are given for it", parts.len(), message.media.len());
@@ -193,7 +193,7 @@ fn render(model: &Model, tokenizer: &Tokenizer, chat: &Chat, media: &[Medium]) -
             return Err(error);
         }
         let token_of = |kind| tokenizer.id_to_token(model.placeholder(kind)?.token);
-        let placeholder = |name: &str| KINDS.into_iter().find(|kind| part_type(*kind) == name).and_then(token_of);
+        let placeholder = |part: &str| MediaKind::of_part(part).and_then(token_of);
         let flat = template.prompt_flat(&chat, tokenizer, SpecialTokens::AsText, &placeholder);
         flat.ok().filter(|flat| check_counts(model, &flat.ids, media).is_ok()).ok_or(error)
     })
@@ -220,7 +220,7 @@ fn around(model: &Model, tokenizer: &Tokenizer, kind: MediaKind) -> Vec<u32> {
     let Ok(ModelTemplate { template, defaults }) = model.template() else { return alone() };
     let mut message = Message::new("user", "");
     let text = json!({ "type": "text", "text": "a" });
-    message.fields_mut().insert("content".to_owned(), json!([text, { "type": part_type(kind) }, text]));
+    message.fields_mut().insert("content".to_owned(), json!([text, { "type": kind.part_type() }, text]));
     let probe = Chat { options: defaults.clone(), ..Chat::new(vec![message]) };
     let Ok(rendered) = template.prompt(&probe, tokenizer, SpecialTokens::AsText) else { return alone() };
     let mut places = rendered.ids.iter().enumerate().filter(|(_, id)| **id == placeholder.token).map(|(at, _)| at);

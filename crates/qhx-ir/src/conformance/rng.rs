@@ -1,5 +1,7 @@
 //! The suite's own random number generator, so that a case can be reproduced from its seed on any machine.
 
+use crate::random::{STEP, mix};
+
 /// SplitMix64.
 #[derive(Clone)]
 pub(crate) struct Rng(u64);
@@ -7,7 +9,7 @@ pub(crate) struct Rng(u64);
 impl Rng {
     /// A stream of its own for each list of numbers.
     pub(crate) fn new(parts: &[u64]) -> Self {
-        let mut rng = Self(0x9e37_79b9_7f4a_7c15);
+        let mut rng = Self(STEP);
         for &part in parts {
             rng.0 = rng.next() ^ part;
         }
@@ -16,10 +18,8 @@ impl Rng {
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0 = self.0.wrapping_add(STEP);
+        mix(self.0)
     }
 
     /// 0..n.

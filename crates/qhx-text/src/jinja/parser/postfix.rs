@@ -1,0 +1,143 @@
+//! What stands behind a value: attributes, subscripts, calls, filters and tests.
+
+use super::Parser;
+use super::expression::with_steps;
+use crate::jinja::ast::{ArgumentList, Expression, Kind, Literal, Step, StepKind};
+use crate::jinja::error::{Failure, Result, fail};
+use crate::jinja::lexer::Token;
+use std::sync::Arc;
+
+impl Parser {
+    /// Attributes, subscripts and calls behind a value.
+    pub(super) fn postfix(&mut self) -> Result<Vec<Step>> {
+        let mut steps = Vec::new();
+        loop {
+            let at = self.place();
+            let kind = if self.skip(".") {
+                match self.token().clone() {
+                    Token::Name(name) => {
+                        self.next += 1;
+                        StepKind::Attribute(name)
+                    }
+                    Token::Int(index) => {
+                        let literal = Expression { at: self.place(), kind: Kind::Literal(Literal::Int(index)) };
+                        self.next += 1;
+                        StepKind::Item(literal)
+                    }
+                    _ => return self.unexpected("a name or a number behind the point"),
+                }
+            } else if self.is("[") {
+                self.nested(Self::subscript)?
+            } else if self.is("(") {
+                StepKind::Call(self.arguments()?)
+            } else {
+                return Ok(steps);
+            };
+            steps.push(Step { at, kind });
+        }
+    }
+
+    fn subscript(&mut self) -> Result<StepKind> {
+        let at = self.place();
+        self.expect("[")?;
+        let mut items = Vec::new();
+        if !self.is(":") {
+            items.push(self.expression()?);
+        }
+        if self.skip(":") {
+            let start = items.pop();
+            let stop = if self.is(":") || self.is("]") { None } else { Some(self.expression()?) };
+            let step = if self.skip(":") && !self.is("]") { Some(self.expression()?) } else { None };
+            self.expect("]")?;
+            return Ok(StepKind::Slice(Box::new([start, stop, step])));
+        }
+        while self.skip(",") {
+            items.push(self.expression()?);
+        }
+        self.expect("]")?;
+        match items.pop() {
+            Some(item) if items.is_empty() => Ok(StepKind::Item(item)),
+            Some(last) => {
+                items.push(last);
+                Ok(StepKind::Item(Expression { at, kind: Kind::Tuple(items) }))
+            }
+            None => Err(Failure::problem("a subscript is expected between `[` and `]`")),
+        }
+    }
+
+    pub(super) fn arguments(&mut self) -> Result<ArgumentList> {
+        self.nested(|parser| {
+            parser.expect("(")?;
+            let mut arguments = ArgumentList::default();
+            while !parser.is(")") {
+                parser.argument(&mut arguments)?;
+                if !parser.skip(",") {
+                    break;
+                }
+            }
+            parser.expect(")")?;
+            Ok(arguments)
+        })
+    }
+
+    fn argument(&mut self, arguments: &mut ArgumentList) -> Result<()> {
+        let misplaced = || Err(Failure::problem("this argument cannot stand behind the ones before it"));
+        if self.skip("*") {
+            if arguments.spread.is_some() || arguments.spread_named.is_some() {
+                return misplaced();
+            }
+            arguments.spread = Some(Box::new(self.expression()?));
+        } else if self.skip("**") {
+            if arguments.spread_named.is_some() {
+                return misplaced();
+            }
+            arguments.spread_named = Some(Box::new(self.expression()?));
+        } else if let (Token::Name(name), Token::Operator("=")) = (self.token().clone(), self.following()) {
+            if arguments.spread_named.is_some() {
+                return misplaced();
+            }
+            self.next += 2;
+            arguments.named.push((name, self.expression()?));
+        } else {
+            if arguments.spread.is_some() || arguments.spread_named.is_some() || !arguments.named.is_empty() {
+                return misplaced();
+            }
+            arguments.positional.push(self.expression()?);
+        }
+        Ok(())
+    }
+
+    /// A filter behind its `|`.
+    pub(super) fn filter(&mut self) -> Result<StepKind> {
+        let name = self.dotted_name()?;
+        let arguments = if self.is("(") { self.arguments()? } else { ArgumentList::default() };
+        Ok(StepKind::Filter(name, arguments))
+    }
+
+    /// A test behind its `is`. An argument may stand there without brackets.
+    pub(super) fn test(&mut self) -> Result<StepKind> {
+        let negated = self.skip_name("not");
+        let name = self.dotted_name()?;
+        let mut arguments = ArgumentList::default();
+        if self.is("(") {
+            arguments = self.arguments()?;
+        } else if self.is_name("is") {
+            fail!("tests cannot be chained with `is`");
+        } else if matches!(self.token(), Token::Name(_) | Token::Str(_) | Token::Int(_) | Token::Float(_) | Token::Operator("[" | "{"))
+            && !self.is_any_name(&["else", "or", "and"])
+        {
+            let value = self.primary()?;
+            let steps = self.postfix()?;
+            arguments.positional.push(with_steps(value, steps));
+        }
+        Ok(StepKind::Test { name, arguments, negated })
+    }
+
+    fn dotted_name(&mut self) -> Result<Arc<str>> {
+        let mut name = self.expect_name()?;
+        while self.skip(".") {
+            name = format!("{name}.{}", self.expect_name()?).into();
+        }
+        Ok(name)
+    }
+}
