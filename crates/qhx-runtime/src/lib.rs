@@ -12,7 +12,6 @@ mod features;
 mod files;
 pub mod generate;
 mod inputs;
-pub mod media;
 mod medium;
 pub mod memory;
 mod model;
@@ -43,6 +42,7 @@ pub use model::{
     check_processor,
 };
 pub use prompt::{PlacedMedium, Prompt};
+pub use qhx_media as media;
 pub use registry::DeviceChoice;
 pub use saved_chat::{restore_session, save_session};
 pub use session::{Prepared, Session, ShowLogits, ShowTap, Work};

@@ -28,7 +28,7 @@ const NAMES: &[(&str, &str)] = &[
 fn sources_mention_no_model_family() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate stands in a folder of crates");
     let mut files = Vec::new();
-    for name in ["qhx-runtime", "qhx-text", "qhx-cpu", "qhx-bundle"] {
+    for name in ["qhx-runtime", "qhx-text", "qhx-media", "qhx-cpu", "qhx-bundle"] {
         let source = crates.join(name).join("src");
         rust_files(&source, &mut files);
         assert!(files.iter().any(|file| file.starts_with(&source)), "no sources in {}", source.display());

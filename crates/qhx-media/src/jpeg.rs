@@ -2,8 +2,9 @@
 
 use super::{
     MediaProblem,
+    image_file::{self, Decoded},
     orientation::Orientation,
-    picture::{self, Decoded},
+    picture,
 };
 use zune_jpeg::{
     JpegDecoder,
@@ -36,7 +37,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Decoded, MediaProblem> {
         return Err(MediaProblem::Damaged { format: FORMAT, reason: format!("it decodes to {} bytes", pixels.len()) });
     }
     if wanted == ColorSpace::Luma {
-        pixels = picture::grey_to_rgb(&pixels);
+        pixels = image_file::grey_to_rgb(&pixels);
     }
     Ok((width, height, pixels, orientation))
 }

@@ -4,7 +4,7 @@ mod media;
 
 use media::{cases, file, fixed, numbers, size, text, worst};
 use qhx_bundle::media::AudioFrontEnd;
-use qhx_runtime::media::{Image, MAX_PIXELS, MediaProblem, Picture, Sound};
+use qhx_media::{Image, MAX_PIXELS, MediaProblem, Picture, Sound};
 
 #[test]
 fn images_decode_to_the_oracles_pixels() {

@@ -6,7 +6,7 @@ use qhx_bundle::{
     Digest,
     media::{ImageFrontEnd, PatchOrder, Patches, Placeholder, Resize},
 };
-use qhx_runtime::{media::Picture, tensors};
+use qhx_media::Picture;
 use serde_json::Value;
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
@@ -26,8 +26,10 @@ pub(crate) fn cases(section: &str) -> Vec<Value> {
 }
 
 pub(crate) fn numbers() -> BTreeMap<String, Vec<f32>> {
-    let all = tensors::read(&folder().join("numbers.safetensors")).expect("the fixture has numbers");
-    all.into_iter().map(|tensor| (tensor.name, tensor.values)).collect()
+    let file = fs::read(folder().join("numbers.safetensors")).expect("the fixture has numbers");
+    let tensors = qhx_bundle::safetensors::read_header(&file).expect("they are tensors").tensors;
+    let number = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().expect("four bytes"));
+    tensors.into_iter().map(|(name, tensor)| (name, file[tensor.range].chunks_exact(4).map(number).collect())).collect()
 }
 
 pub(crate) fn size(case: &Value, field: &str) -> usize {

@@ -1,6 +1,6 @@
 //! A sound as one stream of samples at the rate that its front end wants.
 
-use super::{Frames, MAX_SAMPLES, MAX_SOUND_BYTES, MediaError, MediaProblem, file, mel, resample, sound_file, split};
+use super::{Frames, MAX_SAMPLES, MAX_SOUND_BYTES, MediaError, MediaProblem, file, mel, resample, split};
 use qhx_bundle::media::AudioFrontEnd;
 use std::{fmt, path::Path};
 
@@ -64,9 +64,17 @@ impl fmt::Debug for Sound {
     }
 }
 
+#[cfg(feature = "sound")]
 fn decode(bytes: Vec<u8>, rate: u32) -> Result<Vec<f32>, MediaProblem> {
-    let (found, samples) = sound_file::decode(bytes)?;
+    let (found, samples) = crate::sound_file::decode(bytes)?;
     resample::to_rate(samples, found, rate)
+}
+
+/// Says what the file is, since that is all this build can do with it.
+#[cfg(not(feature = "sound"))]
+fn decode(bytes: Vec<u8>, _: u32) -> Result<Vec<f32>, MediaProblem> {
+    crate::sniff::SoundFormat::of(&bytes)?;
+    Err(MediaProblem::NotBuilt { content: "sound" })
 }
 
 /// An error unless this many samples may be kept.

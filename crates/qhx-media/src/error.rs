@@ -49,6 +49,12 @@ pub enum MediaProblem {
         /// What can be read.
         formats: &'static str,
     },
+    /// This build has no decoder for any such file.
+    #[error("is {} file, and this build of qhx has no {content} decoders (cargo feature `{content}`)", if *content == "image" { "an image" } else { "a sound" })]
+    NotBuilt {
+        /// `image` or `sound`: what it is, and the name of the cargo feature.
+        content: &'static str,
+    },
     /// The file ends too early.
     #[error("is cut off: the {format} file ends before its {content} does; copy or download it again")]
     Truncated {

@@ -42,6 +42,7 @@ impl ImageFormat {
 impl SoundFormat {
     pub(super) const ALL: &str = "WAV, FLAC, MP3 and Ogg Vorbis";
 
+    #[cfg(feature = "sound")]
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Flac => "FLAC",

@@ -4,7 +4,7 @@ mod media;
 
 use media::{cases, list, numbers, size, sound, text, worst};
 use qhx_bundle::media::AudioFrontEnd;
-use qhx_runtime::media::{Frames, MediaProblem, Sound};
+use qhx_media::{Frames, MediaProblem, Sound};
 use serde_json::Value;
 
 fn front_end(case: &Value) -> AudioFrontEnd {

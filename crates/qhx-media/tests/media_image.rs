@@ -4,7 +4,7 @@ mod media;
 
 use media::{cases, fixed, image_front_end, list, numbers, pair, picture, sha256, size, text, worst};
 use qhx_bundle::media::{ImageFrontEnd, PatchOrder, Patches};
-use qhx_runtime::media::{Grid, Image, MediaProblem};
+use qhx_media::{Grid, Image, MediaProblem};
 
 #[test]
 fn every_size_becomes_the_oracles() {

@@ -4,9 +4,13 @@
 //! ([`ImageFrontEnd`](qhx_bundle::media::ImageFrontEnd), [`AudioFrontEnd`](qhx_bundle::media::AudioFrontEnd)). Nothing here knows programs,
 //! sessions or tokens: callers ask an [`Image`] or a [`Sound`] for the numbers that a program's inputs name.
 //!
+//! The decoders of image files are behind the feature `image`, those of sound files behind `sound`; both are on by default. Without them a
+//! file is an error ([`MediaProblem::NotBuilt`]), and pixels and samples that are there already ([`Picture::from_rgb`],
+//! [`Sound::from_samples`]) are taken as ever.
+//!
 //! ```no_run
 //! # fn show(media: &qhx_bundle::media::Media) -> Result<(), Box<dyn std::error::Error>> {
-//! use qhx_runtime::media::{Image, Sound};
+//! use qhx_media::{Image, Sound};
 //! if let Some(front_end) = &media.image {
 //!     let image = Image::open("photo.jpg".as_ref(), front_end)?;
 //!     println!("{} soft rows, {} x {}", image.soft_rows(), image.blocks().rows, image.blocks().columns);
@@ -27,8 +31,12 @@ mod error;
 mod file;
 mod fourier;
 mod image;
+#[cfg(feature = "image")]
+mod image_file;
+#[cfg(feature = "image")]
 mod jpeg;
 mod mel;
+#[cfg(feature = "image")]
 mod orientation;
 mod picture;
 mod resample;
@@ -36,6 +44,7 @@ mod resize;
 mod size;
 mod sniff;
 mod sound;
+#[cfg(feature = "sound")]
 mod sound_file;
 mod split;
 
@@ -46,7 +55,7 @@ pub use picture::Picture;
 pub use sound::Sound;
 
 /// Whether the first bytes of a file are those of an image (and not of a sound); the problem is that they are of neither.
-pub(crate) fn is_image(start: &[u8]) -> Result<bool, MediaProblem> {
+pub fn is_image(start: &[u8]) -> Result<bool, MediaProblem> {
     match (sniff::ImageFormat::of(start), sniff::SoundFormat::of(start)) {
         (Ok(_), _) => Ok(true),
         (_, Ok(_)) => Ok(false),
