@@ -369,6 +369,12 @@ impl StateBytes {
     }
 }
 
+impl std::iter::Sum for StateBytes {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |a, b| Self { kv: a.kv + b.kv, recurrent: a.recurrent + b.recurrent })
+    }
+}
+
 /// Traffic between a host and the graphs of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {

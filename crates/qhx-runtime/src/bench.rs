@@ -159,8 +159,8 @@ struct Reading {
 impl Reading {
     /// Counts what the last call read.
     fn add(&mut self, model: &Model) {
-        let executable = model.executable();
-        let Some(read) = executable.weights_read() else { return };
+        let runner = model.runner();
+        let Some(read) = runner.executable.weights_read() else { return };
         self.tokens += 1;
         self.bytes += read.bytes;
         self.used.resize(read.expert_rows.len(), Vec::new());

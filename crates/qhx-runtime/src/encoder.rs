@@ -12,7 +12,7 @@ use crate::{
     registry::DeviceChoice,
 };
 use qhx_bundle::{Digest, media::Media};
-use qhx_ir::{Bindings, Call, Checked, Device, DeviceError, Dim, Executable, Generator, Segment, Tap, Weights};
+use qhx_ir::{Bindings, Call, Checked, Device, DeviceError, Dim, Executable, Generator, Outputs, Segment, Tap, Weights};
 use std::{
     collections::BTreeMap,
     ops::Range,
@@ -268,7 +268,14 @@ impl Encoders {
                 return Err(Error::MediumDoesNotFit { medium: medium.name().to_owned(), kind: tower.kind, needed, available });
             }
             let (device, placement) = placement::place_tower(&tower.program, self.choice, self.rules.as_ref(), &self.candidates)?;
-            let options = qhx_ir::LoadOptions { max_rows: rows, max_soft_rows: 0, max_wanted: 1, max_segments: 1, max_state_bytes: None, artifacts: self.artifacts.clone() };
+            let options = qhx_ir::LoadOptions {
+                max_rows: rows,
+                max_soft_rows: 0,
+                max_wanted: 1,
+                max_segments: 1,
+                max_state_bytes: None,
+                artifacts: self.artifacts.clone(),
+            };
             let executable = device.load(&tower.program, &self.weights, &options)?;
             *slot = Some(Loaded { executable, max_rows: rows, placement });
         }
@@ -343,25 +350,17 @@ impl Tower {
         let inputs: Vec<_> = numbers.iter().map(MediumNumbers::lend).collect();
         let mut segments = [Segment::new(None, 0, rows)];
         let bindings = Bindings { rows, soft_rows: 0, wanted: 0 };
+        let mut outputs = Outputs::new();
         let mut tap;
-        let taps: Option<&mut dyn FnMut(Tap<'_>)> = match taps {
-            Some(show) => {
-                tap = |it: Tap<'_>| show(it);
-                Some(&mut tap)
-            }
-            None => None,
-        };
-        executable.run(&mut Call {
-            bindings,
-            inputs: &inputs,
-            segments: &mut segments,
-            epoch: 0,
-            cancel: Some(cancel.flag()),
-            taps,
-            largest_only: false,
-        })?;
+        let mut call = Call::new(bindings, &inputs, &mut segments, &mut outputs);
+        call.cancel = Some(cancel.flag());
+        if let Some(show) = taps {
+            tap = |it: Tap<'_>| show(it);
+            call.taps = Some(&mut tap);
+        }
+        executable.run(&mut call)?;
         let wrong = |reason: String| Error::Tower { program: self.program.name.to_string(), reason };
-        let output = |name: &str| executable.output(name).map(<[f32]>::to_vec);
+        let output = |name: &str| outputs.value(name).map(<[f32]>::to_vec);
         Encoded::of(medium, [self.soft_rows(rows)?, self.width], self.deepstack, output).map_err(wrong)
     }
 }

@@ -233,6 +233,27 @@ pub enum Error {
     /// Somebody asked to stop; the session is as it was.
     #[error("cancelled")]
     Cancelled,
+    /// Too many requests wait.
+    #[error("{waiting} requests are waiting already: try again later")]
+    QueueFull {
+        /// How many.
+        waiting: usize,
+    },
+    /// The engine was stopped before the answer was complete.
+    #[error("the engine was stopped before the answer was complete")]
+    EngineStopped,
+    /// The engine failed in a step; what it had begun is lost, new requests can be made.
+    #[error("the engine failed while it worked on this answer: this is a bug; the request can be made again")]
+    EngineFailed,
+    /// A call that several answers shared failed.
+    #[error("{0}")]
+    SharedCall(String),
+    /// A thread cannot be started.
+    #[error("cannot start a thread: {source}")]
+    Thread {
+        /// What the system said.
+        source: io::Error,
+    },
     /// The device failed.
     #[error(transparent)]
     Device(DeviceError),
@@ -297,10 +318,24 @@ pub enum Error {
     Bundle(#[from] qhx_bundle::BundleError),
 }
 
+impl Error {
+    /// The same for another answer that was in the same call.
+    pub(crate) fn again(&self) -> Self {
+        match self {
+            Self::Cancelled => Self::Cancelled,
+            Self::Device(DeviceError::StatesFull { needed, limit }) => {
+                Self::Device(DeviceError::StatesFull { needed: *needed, limit: *limit })
+            }
+            other => Self::SharedCall(other.to_string()),
+        }
+    }
+}
+
 impl From<DeviceError> for Error {
     fn from(error: DeviceError) -> Self {
         match error {
             DeviceError::Cancelled => Self::Cancelled,
+            DeviceError::Absent { device, reason } => crate::registry::absent(device, reason),
             other => Self::Device(other),
         }
     }

@@ -1,12 +1,11 @@
 //! The generate loop: a prompt's ids in, tokens and text out, one by one.
 
 use crate::{
-    Cancel, Error, MediaKind, Prompt, Session, Work,
-    memory::peak_rss_bytes,
+    Cancel, Error, LogitProcessor, MediaKind, NextToken, Prompt, Session, Work,
     placement::{Fallback, PlacedStage, Placement},
-    sample::{Sampler, SamplerConfig},
-    text::{Detokenizer, StopStrings},
+    sample::SamplerConfig,
     timing::{PrefillPath, Timing, milliseconds},
+    writer::Writer,
 };
 use serde::Serialize;
 use std::time::Instant;
@@ -86,6 +85,26 @@ pub struct Generation {
     pub step_logits: Vec<f32>,
 }
 
+impl Generation {
+    /// An answer that was cancelled before it began.
+    pub(crate) fn cancelled(prompt: &Prompt, timing: Timing) -> Self {
+        Self {
+            prompt_ids: prompt.ids().to_vec(),
+            ids: Vec::new(),
+            text: String::new(),
+            finish_reason: FinishReason::Cancelled,
+            timing,
+            prefill_path: PrefillPath::Batched,
+            stages: Vec::new(),
+            fallbacks: Vec::new(),
+            note: None,
+            media: prompt.media().len(),
+            kept_rows: 0,
+            step_logits: Vec::new(),
+        }
+    }
+}
+
 /// Where a stage ran, and how often.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StageRuns {
@@ -99,7 +118,8 @@ pub struct StageRuns {
 
 /// Answers `prompt` on `session`, which keeps what it has in common with it. Each piece goes to `on_piece` as soon as it is certain.
 ///
-/// Afterwards the session holds the prompt and all chosen tokens but the last. Cancelled while the prompt is read, it holds what it held.
+/// Afterwards the session holds the prompt and all chosen tokens but the last. Cancelled while the prompt is read, it holds what it held. Many answers at once are
+/// the business of the [`crate::engine`].
 pub fn generate(
     session: &mut Session,
     prompt: &Prompt,
@@ -107,8 +127,21 @@ pub fn generate(
     cancel: &Cancel,
     on_piece: &mut dyn FnMut(Piece<'_>),
 ) -> Result<Generation, Error> {
-    session.want_largest_only(options.sampler.is_greedy() && !options.keep_logits);
-    let generation = answer(session, prompt, options, cancel, on_piece);
+    generate_with(session, prompt, options, Vec::new(), cancel, on_piece)
+}
+
+/// The same with processors in front of the sampler.
+pub fn generate_with(
+    session: &mut Session,
+    prompt: &Prompt,
+    options: &GenerateOptions,
+    processors: Vec<Box<dyn LogitProcessor>>,
+    cancel: &Cancel,
+    on_piece: &mut dyn FnMut(Piece<'_>),
+) -> Result<Generation, Error> {
+    let writer = Writer::new(session.model(), options, processors)?;
+    session.want_largest_only(writer.wants_largest());
+    let generation = answer(session, prompt, writer, cancel, on_piece);
     session.want_largest_only(false);
     generation
 }
@@ -116,71 +149,65 @@ pub fn generate(
 fn answer(
     session: &mut Session,
     prompt: &Prompt,
-    options: &GenerateOptions,
+    mut writer: Writer,
     cancel: &Cancel,
     on_piece: &mut dyn FnMut(Piece<'_>),
 ) -> Result<Generation, Error> {
     let started = Instant::now();
-    let mut answer = Answer::new(session, options)?;
-    let before = session.work();
-    let mut timing = Timing {
-        load_ms: milliseconds(session.model().load_time()),
-        encode_ms: milliseconds(prompt.encode_time()),
-        prompt_tokens: prompt.ids().len(),
-        ..Timing::default()
-    };
+    let (before, loads) = (session.work(), session.model().runner().loads);
+    let mut timing = Timing::of_prompt(session.model(), prompt);
     let mut kept_rows = 0;
     let mut prefill_path = PrefillPath::Batched;
     match session.prepare_prompt(prompt, cancel) {
         Ok(prepared) => {
             kept_rows = prepared.kept;
             prefill_path = PrefillPath::of(prepared.read, prepared.calls);
-            if let Some(reason) = session.model().executable().row_by_row() {
+            if let Some(reason) = session.model().runner().executable.row_by_row() {
                 prefill_path = PrefillPath::DecodeOverPrompt;
-                answer.note = Some(format!("prompts are processed row by row, because the prefill graph could not be loaded: {reason}"));
+                writer.note = Some(format!("prompts are processed row by row, because the prefill graph could not be loaded: {reason}"));
             }
             let encode_time = session.work().encode - before.encode;
             timing.encode_ms += milliseconds(encode_time);
             timing.prefill_ms = milliseconds(started.elapsed() - encode_time);
             let head_before = session.work().last_stage;
-            while answer.finish_reason.is_none() {
-                answer.step(session, cancel, on_piece)?;
+            while writer.finish_reason.is_none() {
+                let next = session.next_token().unwrap_or(NextToken::Logits(&[]));
+                let Some(id) = writer.choose(next, session.ids(), session.context(), on_piece)? else { break };
+                match session.append(&[id], cancel) {
+                    Ok(_) => {}
+                    Err(Error::Cancelled) => writer.finish_reason = Some(FinishReason::Cancelled),
+                    Err(error) => return Err(error),
+                }
             }
             timing.lm_head_ms = milliseconds(session.work().last_stage - head_before);
         }
-        Err(Error::Cancelled) => answer.finish_reason = Some(FinishReason::Cancelled),
+        Err(Error::Cancelled) => writer.finish_reason = Some(FinishReason::Cancelled),
         Err(error) => return Err(error),
     }
-    if let Some(first) = answer.first_token {
-        let decode = first.elapsed();
-        timing.ttft_ms = milliseconds(prompt.encode_time() + (first - started));
-        timing.decode_ms = milliseconds(decode);
-        if answer.ids.len() > 1 {
-            timing.decode_tokens_per_second = (answer.ids.len() - 1) as f64 / decode.as_secs_f64();
-        }
-    }
-    answer.flush(on_piece)?;
-    timing.generated_tokens = answer.ids.len();
-    timing.peak_rss_bytes = peak_rss_bytes();
+    timing.end(prompt, started, writer.first_token, writer.ids.len());
+    writer.flush(on_piece)?;
+    let runner = session.model().runner();
+    writer.note = writer.note.or_else(|| runner.moved.clone().filter(|_| runner.loads > loads));
+    drop(runner);
     let (stages, fallbacks) = where_it_ran(session, prompt, before);
     Ok(Generation {
         prompt_ids: prompt.ids().to_vec(),
-        ids: answer.ids,
-        text: answer.text,
-        finish_reason: answer.finish_reason.unwrap_or(FinishReason::Length),
+        ids: writer.ids,
+        text: writer.text,
+        finish_reason: writer.finish_reason.unwrap_or(FinishReason::Length),
         timing,
         prefill_path,
         stages,
         fallbacks,
-        note: answer.note,
+        note: writer.note,
         media: prompt.media().len(),
         kept_rows,
-        step_logits: answer.step_logits,
+        step_logits: writer.step_logits,
     })
 }
 
 /// The stages that worked on an answer since `before`, and how often: those of the towers whose media the prompt has, then those of the text program.
-fn where_it_ran(session: &Session, prompt: &Prompt, before: Work) -> (Vec<StageRuns>, Vec<Fallback>) {
+pub(crate) fn where_it_ran(session: &Session, prompt: &Prompt, before: Work) -> (Vec<StageRuns>, Vec<Fallback>) {
     let model = session.model();
     let work = session.work();
     let (mut stages, mut fallbacks) = (Vec::new(), Vec::new());
@@ -204,106 +231,4 @@ fn where_it_ran(session: &Session, prompt: &Prompt, before: Work) -> (Vec<StageR
     let decode = work.decode_calls - before.decode_calls;
     add(model.placement(), [work.calls - before.calls - decode, decode]);
     (stages, fallbacks)
-}
-
-/// An answer in the making.
-struct Answer<'a> {
-    options: &'a GenerateOptions,
-    eos: Vec<u32>,
-    sampler: Sampler,
-    detokenizer: Option<Detokenizer>,
-    stops: StopStrings,
-    /// Whether a stop string has come: what is still held is not part of the answer.
-    stopped: bool,
-    ids: Vec<u32>,
-    /// When the first of them was known.
-    first_token: Option<Instant>,
-    text: String,
-    step_logits: Vec<f32>,
-    finish_reason: Option<FinishReason>,
-    note: Option<String>,
-}
-
-impl<'a> Answer<'a> {
-    fn new(session: &Session, options: &'a GenerateOptions) -> Result<Self, Error> {
-        let model = session.model();
-        if !options.stop.is_empty() && model.tokenizer().is_none() {
-            return Err(Error::NoTokenizer { what: "stop strings" });
-        }
-        Ok(Self {
-            options,
-            eos: if options.ignore_eos { Vec::new() } else { model.eos().to_vec() },
-            sampler: Sampler::new(options.sampler.clone())?,
-            detokenizer: model.tokenizer().map(|tokenizer| tokenizer.detokenizer(true)),
-            stops: StopStrings::new(options.stop.iter().cloned())?,
-            stopped: false,
-            ids: Vec::with_capacity(options.max_new.min(model.context())),
-            first_token: None,
-            text: String::new(),
-            step_logits: Vec::new(),
-            finish_reason: (options.max_new == 0).then_some(FinishReason::Length),
-            note: None,
-        })
-    }
-
-    /// Chooses the next token and, unless it ends the answer, puts it into the session.
-    fn step(&mut self, session: &mut Session, cancel: &Cancel, on_piece: &mut dyn FnMut(Piece<'_>)) -> Result<(), Error> {
-        let logits = session.logits().unwrap_or_default();
-        let id = self.sampler.sample(logits, session.ids())?;
-        if self.options.keep_logits {
-            self.step_logits.extend_from_slice(logits);
-        }
-        self.ids.push(id);
-        self.first_token.get_or_insert_with(Instant::now);
-        if self.eos.contains(&id) {
-            on_piece(Piece { id: Some(id), text: "" });
-            self.finish_reason = Some(FinishReason::Stop);
-            return Ok(());
-        }
-        self.show(id, on_piece)?;
-        if self.stopped {
-            self.finish_reason = Some(FinishReason::Stop);
-        } else if self.ids.len() >= self.options.max_new {
-            self.finish_reason = Some(FinishReason::Length);
-        } else if session.len() >= session.context() {
-            self.finish_reason = Some(FinishReason::Length);
-            let context = session.context();
-            self.note = Some(format!("the context of {context} tokens is full: the answer may be cut short (raise it with --context)"));
-        } else {
-            match session.append(&[id], cancel) {
-                Ok(_) => {}
-                Err(Error::Cancelled) => self.finish_reason = Some(FinishReason::Cancelled),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
-
-    fn show(&mut self, id: u32, on_piece: &mut dyn FnMut(Piece<'_>)) -> Result<(), Error> {
-        let Some(detokenizer) = &mut self.detokenizer else {
-            on_piece(Piece { id: Some(id), text: "" });
-            return Ok(());
-        };
-        let certain = self.stops.push(detokenizer.push(id)?);
-        self.stopped = certain.by.is_some();
-        self.text.push_str(&certain.text);
-        on_piece(Piece { id: Some(id), text: &certain.text });
-        Ok(())
-    }
-
-    /// Gives out what was held back in case more would come.
-    fn flush(&mut self, on_piece: &mut dyn FnMut(Piece<'_>)) -> Result<(), Error> {
-        let Some(detokenizer) = self.detokenizer.as_mut().filter(|_| !self.stopped) else { return Ok(()) };
-        let last = self.stops.push(detokenizer.flush()?);
-        let mut rest = last.text;
-        match last.by {
-            Some(_) => self.finish_reason = Some(FinishReason::Stop),
-            None => rest += &self.stops.flush(),
-        }
-        if !rest.is_empty() {
-            on_piece(Piece { id: None, text: &rest });
-        }
-        self.text.push_str(&rest);
-        Ok(())
-    }
 }

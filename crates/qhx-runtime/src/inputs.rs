@@ -97,20 +97,15 @@ fn is_of_text(generator: &Generator) -> bool {
 }
 
 impl Inputs {
-    /// Makes the inputs of a call over `span` of `rows` that asks for the outputs of its last `wanted` rows, and lends them to `run`.
-    pub(crate) fn lend<T>(
+    /// Makes the inputs of a call over spans of rows, one after the other, and lends them to `run`.
+    pub(crate) fn lend<'r, T>(
         &mut self,
         program: &Checked,
         placeholders: &Placeholders,
-        rows: &Rows,
-        span: Range<usize>,
-        wanted: usize,
+        spans: impl Iterator<Item = RowSpan<'r>> + Clone,
         run: impl FnOnce(Bindings, &[InputData<'_>]) -> T,
     ) -> T {
-        let count = span.len();
-        self.fill(placeholders, rows, span, deepstack_count(program));
-        self.wanted.clear();
-        self.wanted.extend((count - wanted..count).map(|row| row as i32));
+        self.fill(placeholders, spans, deepstack_count(program));
 
         let mut stack = [InputData::I32(&[]); ON_STACK];
         let mut heap = Vec::new();
@@ -125,7 +120,7 @@ impl Inputs {
             // Programs with other generators are refused at load; an empty input would be refused by the call's own check.
             *data = self.get(&input.generator).unwrap_or(InputData::I32(&[]));
         }
-        run(Bindings { rows: count, soft_rows: self.soft_rows_at.len(), wanted }, lent)
+        run(Bindings { rows: self.ids.len(), soft_rows: self.soft_rows_at.len(), wanted: self.wanted.len() }, lent)
     }
 
     /// What a generator has made; none for those that make nothing of a text.
@@ -143,31 +138,44 @@ impl Inputs {
         })
     }
 
-    fn fill(&mut self, placeholders: &Placeholders, rows: &Rows, span: Range<usize>, deepstack: usize) {
-        let ids = &rows.ids()[span.clone()];
-        self.ids.clear();
-        self.ids.extend(ids.iter().map(|&id| id as i32));
-        self.ids_media_as_pad.clear();
+    fn fill<'r>(&mut self, placeholders: &Placeholders, spans: impl Iterator<Item = RowSpan<'r>> + Clone, deepstack: usize) {
         let as_pad = |&id: &u32| if placeholders.ids.contains(&id) { placeholders.pad as i32 } else { id as i32 };
-        self.ids_media_as_pad.extend(ids.iter().map(as_pad));
-        self.sequence.clear();
-        self.sequence.extend(span.clone().map(|row| row as i32));
-        self.mrope.clear();
-        for stream in 0..STREAMS {
-            self.mrope.extend(rows.positions(span.clone()).map(|position| position[stream] as i32));
+        for list in
+            [&mut self.ids, &mut self.ids_media_as_pad, &mut self.sequence, &mut self.mrope, &mut self.wanted, &mut self.soft_rows_at]
+        {
+            list.clear();
         }
         self.soft_rows.clear();
-        self.soft_rows_at.clear();
         self.deepstack.resize_with(deepstack, Vec::new);
         self.deepstack.iter_mut().for_each(Vec::clear);
-        for (run, part) in rows.runs_in(span.clone()) {
-            self.soft_rows.extend_from_slice(run.encoded.soft_rows(part.clone()));
-            self.deepstack.iter_mut().enumerate().for_each(|(number, rows)| {
-                rows.extend_from_slice(run.encoded.deepstack_rows(number, part.clone()));
-            });
-            self.soft_rows_at.extend(part.map(|row| (run.first + row - span.start) as i32));
+        for RowSpan { rows, span, wanted } in spans.clone() {
+            let (before, ids) = (self.ids.len(), &rows.ids()[span.clone()]);
+            self.ids.extend(ids.iter().map(|&id| id as i32));
+            self.ids_media_as_pad.extend(ids.iter().map(as_pad));
+            self.sequence.extend(span.clone().map(|row| row as i32));
+            self.wanted.extend((span.len() - wanted..span.len()).map(|row| (before + row) as i32));
+            for (run, part) in rows.runs_in(span.clone()) {
+                self.soft_rows.extend_from_slice(run.encoded.soft_rows(part.clone()));
+                self.deepstack.iter_mut().enumerate().for_each(|(number, rows)| {
+                    rows.extend_from_slice(run.encoded.deepstack_rows(number, part.clone()));
+                });
+                self.soft_rows_at.extend(part.map(|row| (before + run.first + row - span.start) as i32));
+            }
+        }
+        for stream in 0..STREAMS {
+            for RowSpan { rows, span, .. } in spans.clone() {
+                self.mrope.extend(rows.positions(span).map(|position| position[stream] as i32));
+            }
         }
     }
+}
+
+/// Rows of a session that a call computes, and of how many of the last of them something is wanted.
+#[derive(Clone)]
+pub(crate) struct RowSpan<'r> {
+    pub(crate) rows: &'r Rows,
+    pub(crate) span: Range<usize>,
+    pub(crate) wanted: usize,
 }
 
 /// What a text program is given in one call over all rows, for those who run it without a session.
@@ -181,7 +189,8 @@ impl WholeInputs {
         let runs: Vec<Run> = encoded.iter().map(|(first, encoded)| Run::new(*first, encoded.clone())).collect();
         rows.extend(ids, &runs);
         let mut inputs = Inputs::default();
-        inputs.fill(&Placeholders::new(media, pad), &rows, 0..ids.len(), deepstack_count(text));
+        let all = RowSpan { rows: &rows, span: 0..ids.len(), wanted: 0 };
+        inputs.fill(&Placeholders::new(media, pad), std::iter::once(all), deepstack_count(text));
         Self(inputs)
     }
 

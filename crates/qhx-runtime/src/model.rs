@@ -11,6 +11,7 @@ use crate::{
     memory::{MemoryEstimate, TowerNeed},
     placement::{self, Placement, Rules},
     registry::{self, CpuSettings, DeviceChoice, NpuSettings},
+    runner::Runner,
     text::{ChatTemplate, Tokenizer},
 };
 use qhx_bundle::{
@@ -19,7 +20,7 @@ use qhx_bundle::{
     media::{Media, Placeholder},
     target::MadeFor,
 };
-use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Dim, Executable, Generator, OpKind, State, Tap, Weights};
+use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Dim, Generator, OpKind, State, Tap, Weights};
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -31,6 +32,8 @@ use std::{
 pub const DEFAULT_CONTEXT: usize = 4096;
 /// Rows per call in prefill when nobody asks for another number.
 pub const DEFAULT_CHUNK: usize = 256;
+/// The most sessions that may share a call.
+pub(crate) const MAX_SESSIONS: usize = 256;
 
 /// How a model is to be loaded.
 #[derive(Clone, Debug)]
@@ -49,6 +52,10 @@ pub struct LoadOptions {
     pub chunk: usize,
     /// The most rows per call whose logits are wanted: 1 for generating, more for checking many rows at once.
     pub wanted: usize,
+    /// How many sessions may share a call: answers that an [`crate::engine::Engine`] makes at once.
+    pub sessions: usize,
+    /// The most bytes that the states of all sessions may have together, where the device counts them; absent: no limit.
+    pub state_bytes: Option<u64>,
     /// Load even what does not fit into memory. Weights are mapped, so it may run, slowly, from the disk.
     pub overcommit: bool,
     /// Media that are going to be encoded: what that takes counts in the estimate of memory.
@@ -67,6 +74,8 @@ impl Default for LoadOptions {
             context: None,
             chunk: DEFAULT_CHUNK,
             wanted: 1,
+            sessions: 1,
+            state_bytes: None,
             overcommit: false,
             media: Vec::new(),
             npu: NpuSettings::default(),
@@ -220,13 +229,15 @@ pub struct Model(Arc<Loaded>);
 struct Loaded {
     name: String,
     program: Checked,
-    executable: Mutex<Box<dyn Executable>>,
+    runner: Mutex<Runner>,
+    origin: Origin,
     device: DeviceInfo,
     placement: Placement,
     memory: MemoryEstimate,
     vocabulary: Vocabulary,
     context_limit: usize,
     wanted: usize,
+    sessions: usize,
     eos: Vec<u32>,
     tokenizer: Option<Tokenizer>,
     template: Option<ModelTemplate>,
@@ -236,6 +247,13 @@ struct Loaded {
     placeholders: Placeholders,
     prefill_min_rows: usize,
     load_time: Duration,
+}
+
+/// What the text program was loaded from, for the case that its device is lost.
+struct Origin {
+    devices: Vec<Arc<dyn Device>>,
+    weights: Arc<dyn Weights>,
+    options: qhx_ir::LoadOptions,
 }
 
 /// What loading would do: the choices and numbers that `inspect` shows, made without allocating anything.
@@ -269,7 +287,8 @@ impl LoadPlan {
         };
         let context = between("context", options.context.unwrap_or(DEFAULT_CONTEXT.min(context_limit)), context_limit)?;
         let chunk = between("chunk", options.chunk, 1 << 20)?.min(context);
-        let wanted = between("wanted", options.wanted, 1 << 20)?.min(chunk);
+        let sessions = between("sessions", options.sessions, MAX_SESSIONS)?;
+        let wanted = between("wanted", options.wanted, 1 << 20)?.max(sessions).min(chunk);
         let memory = MemoryEstimate::of(program, context, chunk, wanted);
         let (device, placement) = placement::place(program, options.device, options.placement.as_ref(), candidates)?;
         Ok(Self { memory: memory.with_copies(program, &placement.copies), placement, device })
@@ -341,23 +360,35 @@ impl Model {
         if !memory.fits() && !options.overcommit {
             return Err(Error::DoesNotFit(Box::new(memory)));
         }
-        let wanted = options.wanted.min(memory.chunk);
+        let sessions = options.sessions.min(memory.chunk);
+        let wanted = options.wanted.max(sessions).min(memory.chunk);
         let max_soft_rows = if inputs::soft_row_width(&program).is_some() { memory.chunk } else { 0 };
         let (prefill_min_rows, artifacts) = prepared.map_or((0, None), |p| (p.prefill_min_rows, Some(p.folder)));
-        let load = qhx_ir::LoadOptions { max_rows: memory.chunk, max_soft_rows, max_wanted: wanted, max_segments: 1, max_state_bytes: None, artifacts: artifacts.clone() };
-        let executable = Mutex::new(device.load(&program, &weights, &load)?);
+        let load = qhx_ir::LoadOptions {
+            max_rows: memory.chunk,
+            max_soft_rows,
+            max_wanted: wanted,
+            max_segments: sessions,
+            max_state_bytes: options.state_bytes,
+            artifacts: artifacts.clone(),
+        };
+        let machine = device.open()?;
+        let runner = Mutex::new(Runner::new(machine.load(&program, &weights, &load)?));
+        let origin = Origin { devices: candidates.to_vec(), weights: weights.clone(), options: load };
         let encoders = Encoders::new(&media, &towers, &program, weights, candidates.to_vec(), artifacts, options)?;
         let placeholders = Placeholders::new(&media, pad);
         Ok(Self(Arc::new(Loaded {
             name,
             program,
-            executable,
-            device: device.describe(),
+            runner,
+            origin,
+            device: machine.describe(),
             placement,
             memory,
             vocabulary,
             context_limit,
             wanted,
+            sessions,
             eos,
             tokenizer,
             template,
@@ -402,7 +433,7 @@ impl Model {
 
     /// Bytes that the device holds beside weights and sessions.
     pub fn scratch_bytes(&self) -> u64 {
-        self.executable().scratch_bytes()
+        self.runner().executable.scratch_bytes()
     }
 
     /// Rows that a session can hold.
@@ -428,6 +459,11 @@ impl Model {
     /// The most rows per call whose logits are wanted.
     pub fn wanted(&self) -> usize {
         self.0.wanted
+    }
+
+    /// How many sessions may share a call.
+    pub fn sessions(&self) -> usize {
+        self.0.sessions
     }
 
     /// How many ids and logits there are.
@@ -519,12 +555,50 @@ impl Model {
 
     /// The loaded program; calls of several sessions take turns. A device that panicked in a call is used again: what it computes is checked, and
     /// a session's rows do not live in it.
-    pub(crate) fn executable(&self) -> MutexGuard<'_, Box<dyn Executable>> {
-        self.0.executable.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn runner(&self) -> MutexGuard<'_, Runner> {
+        self.0.runner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn new_state(&self) -> Result<Box<dyn State>, Error> {
-        Ok(self.executable().new_state(self.context())?)
+    /// A fresh state, and [`Runner::loads`].
+    pub(crate) fn new_state(&self) -> Result<(Box<dyn State>, u64), Error> {
+        let runner = self.runner();
+        Ok((runner.executable.new_state(self.context())?, runner.loads))
+    }
+
+    /// The device of the text program is gone: loads it anew, on the first of the model's devices or else on the processor that takes it. Sessions compute their states again
+    /// from their rows. The error is why the device was lost, where nothing takes its place.
+    pub(crate) fn recover(&self, lost: DeviceError) -> Result<(), Error> {
+        let Origin { devices, weights, options } = &self.0.origin;
+        let processor = registry::candidates(DeviceChoice::Cpu, None).unwrap_or_default();
+        let loaded =
+            devices.iter().chain(&processor).find_map(|device| Some((device, device.load(self.program(), weights, options).ok()?)));
+        let Some((device, executable)) = loaded else { return Err(lost.into()) };
+        let mut runner = self.runner();
+        let loads = runner.loads + 1;
+        *runner =
+            Runner { loads, moved: Some(format!("{lost}; the answer was continued on {}", device.name())), ..Runner::new(executable) };
+        Ok(())
+    }
+
+    /// Whether ids can be put in.
+    pub(crate) fn check_ids(&self, ids: &[u32]) -> Result<(), Error> {
+        if ids.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        let vocabulary = self.vocabulary().ids;
+        match ids.iter().position(|&id| id as usize >= vocabulary) {
+            Some(at) => Err(Error::UnknownId { id: ids[at], at, vocabulary }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether ids can be a prompt.
+    pub(crate) fn check_prompt(&self, ids: &[u32]) -> Result<(), Error> {
+        self.check_ids(ids)?;
+        match ids.len() > self.context() {
+            true => Err(Error::PromptTooLong { prompt: ids.len(), context: self.context(), limit: self.context_limit() }),
+            false => Ok(()),
+        }
     }
 
     pub(crate) fn wrong_output(&self, rows: usize, found: Option<usize>) -> Error {

@@ -5,7 +5,7 @@
 
 mod rules;
 
-pub use crate::split::Phase;
+pub use qhx_ir::Phase;
 pub use rules::Rules;
 
 use crate::{
@@ -84,7 +84,7 @@ pub fn place(
     candidates: &[Arc<dyn Device>],
 ) -> Result<(Arc<dyn Device>, Placement), Error> {
     rules.map_or(Ok(()), Rules::check_count)?;
-    let placing = Placing { program, choice, rules, candidates, names: candidates.iter().map(|d| d.describe().name).collect() };
+    let placing = Placing { program, choice, rules, candidates, names: candidates.iter().map(|d| d.name().to_owned()).collect() };
     let mut fallbacks = Vec::new();
     let [prefill, decode] = [placing.assign(Phase::Prefill, &mut fallbacks)?, placing.assign(Phase::Decode, &mut fallbacks)?];
     let mut placement = Placement { stages: placing.stages(&prefill, &decode), fallbacks, copies: Vec::new() };

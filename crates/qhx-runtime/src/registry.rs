@@ -95,8 +95,6 @@ pub struct NpuSettings {
     pub allow_risky: bool,
     /// Effort of compiling, 1 to 3; absent: the device's own choice.
     pub optimization: Option<u32>,
-    /// Whether an NPU without libraries will do, which says what it takes and runs nothing.
-    pub on_paper: bool,
     /// Rows of the graph that takes many at once; absent: the device's own choice.
     pub prefill_rows: Option<usize>,
     /// From so many rows on it is used; absent: the device's own choice.
@@ -138,7 +136,7 @@ pub enum NpuLibraries {
 /// What this build and this machine offer: the devices that `auto` chooses from, best first, then those that are used only when asked for.
 pub fn devices() -> Vec<DeviceInfo> {
     let offered = [DeviceChoice::Auto, DeviceChoice::Npu].into_iter().filter_map(|choice| candidates(choice, None).ok());
-    offered.flatten().map(|device| device.describe()).collect()
+    offered.flatten().filter_map(|device| Some(device.open().ok()?.describe())).collect()
 }
 
 /// The devices that `choice` stands for, best first; `threads` is for devices that work with threads of this machine (absent: their own choice).
@@ -219,12 +217,7 @@ fn cpu(choice: DeviceChoice, _: CpuSettings) -> Result<Vec<Arc<dyn Device>>, Err
 
 /// The NPU, or on a machine without one its emulator: whatever QNN's library offers.
 #[cfg(feature = "npu")]
-fn npu(choice: DeviceChoice, settings: &NpuSettings) -> Result<Vec<Arc<dyn Device>>, Error> {
-    let library = match &settings.libraries {
-        None => qhx_npu::Library::open(None),
-        Some(NpuLibraries::Folder(folder)) => qhx_npu::Library::open(Some(folder)),
-        Some(NpuLibraries::Files { htp, system }) => qhx_npu::Library::open_files(htp, system),
-    };
+fn npu(_: DeviceChoice, settings: &NpuSettings) -> Result<Vec<Arc<dyn Device>>, Error> {
     let here = npu_arch()?;
     let wrong = |reason: String| Error::Option { option: "NPU", found: settings.arch.clone().unwrap_or_default(), expected: reason };
     let arch = match (&settings.arch, &here) {
@@ -234,17 +227,24 @@ fn npu(choice: DeviceChoice, settings: &NpuSettings) -> Result<Vec<Arc<dyn Devic
         (Some(arch), _) | (None, Some(arch)) => arch.parse().map_err(wrong)?,
         (None, None) => qhx_npu::NpuOptions::default().arch,
     };
-    match library {
-        Ok(library) => Ok(vec![Arc::new(qhx_npu::NpuDevice::new(&library, settings.options(arch))?)]),
-        Err(_) if settings.on_paper => Ok(vec![Arc::new(qhx_npu::NpuOnPaper(arch))]),
-        Err(e) => match &settings.libraries {
-            Some(NpuLibraries::Folder(folder)) if !folder.is_dir() => {
-                let wanted = "name that of a QAIRT release with libQnnHtp.so and libQnnSystem.so";
-                none(choice, &format!("there is no folder {}, {wanted}", folder.display()))
-            }
-            _ => none(choice, &e.to_string()),
-        },
-    }
+    let libraries = settings.libraries.clone();
+    let open = move || open_library(libraries.as_ref());
+    Ok(vec![Arc::new(qhx_npu::NpuDevice::with_library(open, settings.options(arch))?)])
+}
+
+/// QNN's library; the error says why there is none.
+#[cfg(feature = "npu")]
+fn open_library(libraries: Option<&NpuLibraries>) -> Result<qhx_npu::Library, String> {
+    let library = match libraries {
+        Some(NpuLibraries::Folder(folder)) if !folder.is_dir() => {
+            let wanted = "name that of a QAIRT release with libQnnHtp.so and libQnnSystem.so";
+            return Err(format!("there is no folder {}, {wanted}", folder.display()));
+        }
+        None => qhx_npu::Library::open(None),
+        Some(NpuLibraries::Folder(folder)) => qhx_npu::Library::open(Some(folder)),
+        Some(NpuLibraries::Files { htp, system }) => qhx_npu::Library::open_files(htp, system),
+    };
+    library.map_err(|error| error.to_string())
 }
 
 #[cfg(not(feature = "npu"))]
@@ -284,6 +284,11 @@ pub fn plain(threads: Option<usize>) -> Result<Arc<dyn Device>, Error> {
 }
 
 fn none(choice: DeviceChoice, reason: &str) -> Result<Vec<Arc<dyn Device>>, Error> {
+    Err(absent(choice.to_string(), reason.to_owned()))
+}
+
+/// The error for a device that this machine does not have.
+pub(crate) fn absent(asked: String, reason: String) -> Error {
     let offered = if cfg!(feature = "cpu") { "cpu, auto" } else { "nothing but reference" };
-    Err(Error::NoDevice { asked: choice.to_string(), reason: reason.to_owned(), offered: offered.to_owned() })
+    Error::NoDevice { asked, reason, offered: offered.to_owned() }
 }

@@ -1,7 +1,8 @@
 //! What an answer cost, in the form that `--json` prints.
 
+use crate::{Model, Prompt, memory::peak_rss_bytes};
 use serde::{Serialize, Serializer};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Where the time of an answer went.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -36,6 +37,30 @@ pub struct Timing {
 }
 
 impl Timing {
+    /// What is known before a prompt is computed.
+    pub(crate) fn of_prompt(model: &Model, prompt: &Prompt) -> Self {
+        Self {
+            load_ms: milliseconds(model.load_time()),
+            encode_ms: milliseconds(prompt.encode_time()),
+            prompt_tokens: prompt.ids().len(),
+            ..Self::default()
+        }
+    }
+
+    /// An answer of so many tokens, begun at `started`, has just ended.
+    pub(crate) fn end(&mut self, prompt: &Prompt, started: Instant, first_token: Option<Instant>, tokens: usize) {
+        if let Some(first) = first_token {
+            let decode = first.elapsed();
+            self.ttft_ms = milliseconds(prompt.encode_time() + (first - started));
+            self.decode_ms = milliseconds(decode);
+            if tokens > 1 {
+                self.decode_tokens_per_second = (tokens - 1) as f64 / decode.as_secs_f64();
+            }
+        }
+        self.generated_tokens = tokens;
+        self.peak_rss_bytes = peak_rss_bytes();
+    }
+
     /// Counts time that making rows took before the request was made: reading and scaling media.
     pub fn add_encode_time(&mut self, time: Duration) {
         self.encode_ms += milliseconds(time);

@@ -80,12 +80,12 @@ fn a_warm_sampler_allocates_nothing_and_is_faster_than_a_sort() {
         let mut sampler = Sampler::new(config).expect("settings are valid");
         // The widest row decides how much room the candidates need, so each is seen once.
         for row in &rows {
-            sampler.sample(row, &history).expect("rows are finite");
+            sampler.sample(row, &history, 0).expect("rows are finite");
         }
         let before = ALLOCATIONS.with(Cell::get);
         let mut step = 0;
         let token = shortest(|| {
-            sampler.sample(&rows[step % rows.len()], &history).expect("rows are finite");
+            sampler.sample(&rows[step % rows.len()], &history, step).expect("rows are finite");
             step += 1;
         });
         assert_eq!(ALLOCATIONS.with(Cell::get), before, "{name} allocated");

@@ -20,19 +20,6 @@ pub struct SamplerConfig {
     pub repetition_window: Option<usize>,
     /// Starting point of the random numbers: the same seed repeats the same text.
     pub seed: u64,
-    /// Whether temperature acts before or after the filters.
-    pub order: FilterOrder,
-}
-
-/// Where temperature stands among the filters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FilterOrder {
-    /// Temperature, then top-k, top-p, min-p: the order of transformers and vLLM, for which model cards give their numbers.
-    #[default]
-    TemperatureFirst,
-    /// Top-k, top-p, min-p, then temperature: the order of several local runners; a high temperature does not widen the choice.
-    TemperatureLast,
 }
 
 /// A sampling setting outside its limits.
@@ -49,16 +36,7 @@ pub struct SamplerConfigError {
 
 impl Default for SamplerConfig {
     fn default() -> Self {
-        Self {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            repetition_window: None,
-            seed: 0,
-            order: FilterOrder::default(),
-        }
+        Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, repetition_window: None, seed: 0 }
     }
 }
 

@@ -4,7 +4,6 @@
 //! by a threshold first, and the top of what remains is sorted only as far as it is needed.
 
 use super::SamplerConfig;
-use super::config::FilterOrder;
 use super::random::exp_of_negative;
 
 /// Scratch memory of the filters, kept between tokens.
@@ -27,22 +26,18 @@ impl Filter {
     pub(super) fn choose(&mut self, row: &[f32], best: usize, config: &SamplerConfig, draw: f64) -> u32 {
         let largest = f64::from(row[best]);
         let sharpness = 1.0 / f64::from(config.temperature);
-        let weight_at = |logit: f32, sharpness: f64| exp_of_negative((f64::from(logit) - largest) * sharpness);
-        let filter_sharpness = match config.order {
-            FilterOrder::TemperatureFirst => sharpness,
-            FilterOrder::TemperatureLast => 1.0,
-        };
+        let weight_of = |logit: f32| exp_of_negative((f64::from(logit) - largest) * sharpness);
         let (top_p, min_p) = (f64::from(config.top_p), f64::from(config.min_p));
 
         let total: f64 = if (1..row.len()).contains(&config.top_k) {
             largest_k(row, config.top_k, &mut self.candidates);
             for candidate in &mut self.candidates {
-                candidate.weight = weight_at(candidate.logit, filter_sharpness);
+                candidate.weight = weight_of(candidate.logit);
             }
             self.candidates.iter().map(|candidate| candidate.weight).sum()
         } else {
             self.weights.clear();
-            self.weights.extend(row.iter().map(|&logit| weight_at(logit, filter_sharpness)));
+            self.weights.extend(row.iter().map(|&logit| weight_of(logit)));
             let total: f64 = self.weights.iter().sum();
             // Tokens below (1 − p)/n of the total cannot, all together, be missed by top-p; min-p's own limit is exact.
             let unneeded = (1.0 - top_p) * total / row.len() as f64;
@@ -59,11 +54,6 @@ impl Filter {
         }
         if min_p > 0.0 {
             self.candidates.retain(|candidate| candidate.weight >= min_p);
-        }
-        if config.order == FilterOrder::TemperatureLast {
-            for candidate in &mut self.candidates {
-                candidate.weight = weight_at(candidate.logit, sharpness);
-            }
         }
 
         let mut remaining = draw * self.candidates.iter().map(|candidate| candidate.weight).sum::<f64>();

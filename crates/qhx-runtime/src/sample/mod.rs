@@ -7,21 +7,21 @@
 //! 1. **Repetition penalty**: each distinct id among the last `repetition_window` ids of the history has its logit divided by the
 //!    penalty where it is positive and multiplied where it is negative.
 //! 2. `temperature` 0 stops here: the largest logit wins, the lowest id among equals. This is exact.
-//! 3. **Temperature** divides the logits (before the filters by default, as transformers and vLLM do; after them with
-//!    [`FilterOrder::TemperatureLast`], as several local runners do).
+//! 3. **Temperature** divides the logits, before the filters, as in transformers and vLLM.
 //! 4. **Top-k** keeps the `k` largest, exactly `k`: lower ids win ties.
 //! 5. **Top-p** keeps the smallest set of the largest whose probability, among what top-k left, reaches `p`.
 //! 6. **Min-p** keeps what is at least `min_p` times as probable as the most probable.
 //! 7. One draw decides.
 //!
-//! The same logits, history, settings, seed and draw number give the same token on every platform: exponentials and random numbers are
-//! computed here with plain IEEE operations ([`random`]), never by the platform's mathematics library.
+//! The draw is a function of the seed and the token's position alone, so it does not matter how often a sampler was asked before, with whom a sequence shares its calls,
+//! or whether drafts were tried. The same logits, history, settings, seed and position give the same token on every platform: exponentials and random numbers are computed
+//! here with plain IEEE operations ([`random`]), never by the platform's mathematics library.
 
 mod config;
 mod filter;
 pub mod random;
 
-pub use config::{FilterOrder, SamplerConfig, SamplerConfigError};
+pub use config::{SamplerConfig, SamplerConfigError};
 
 use filter::Filter;
 
@@ -32,13 +32,12 @@ use filter::Filter;
 /// ```
 /// use qhx_runtime::sample::{Sampler, SamplerConfig};
 /// let mut greedy = Sampler::new(SamplerConfig::default())?;
-/// assert_eq!(greedy.sample(&[0.5, 2.0, 2.0], &[])?, 1);
+/// assert_eq!(greedy.sample(&[0.5, 2.0, 2.0], &[], 0)?, 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Sampler {
     config: SamplerConfig,
-    draws: u64,
     penalised: Vec<f32>,
     penalty_round: Vec<u32>,
     round: u32,
@@ -70,10 +69,10 @@ pub enum SampleError {
 }
 
 impl Sampler {
-    /// Checks the settings and makes a sampler that stands before its first draw.
+    /// Checks the settings and makes a sampler.
     pub fn new(config: SamplerConfig) -> Result<Self, SamplerConfigError> {
         config.validate()?;
-        Ok(Self { config, draws: 0, penalised: Vec::new(), penalty_round: Vec::new(), round: 0, filter: Filter::default() })
+        Ok(Self { config, penalised: Vec::new(), penalty_round: Vec::new(), round: 0, filter: Filter::default() })
     }
 
     /// The settings this sampler was made with.
@@ -81,20 +80,9 @@ impl Sampler {
         &self.config
     }
 
-    /// How many random draws have been taken. Draw number `n` of a seed is a fixed value, so setting this back with
-    /// [`Sampler::set_draws`] after a rollback repeats the same choices.
-    pub fn draws(&self) -> u64 {
-        self.draws
-    }
-
-    /// Continues from the given draw number.
-    pub fn set_draws(&mut self, draws: u64) {
-        self.draws = draws;
-    }
-
-    /// Chooses an id from `logits`. `history` is everything the model has read and written so far, oldest first; it matters only
+    /// Chooses the id at `position` of a sequence from `logits`. `history` is everything that stands before it, oldest first; it matters only
     /// with a repetition penalty, and ids in it that lie beyond the row are ignored.
-    pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, SampleError> {
+    pub fn sample(&mut self, logits: &[f32], history: &[u32], position: usize) -> Result<u32, SampleError> {
         let penalised = self.config.repetition_penalty != 1.0 && !history.is_empty();
         if penalised {
             self.penalise(logits, history);
@@ -104,8 +92,7 @@ impl Sampler {
         if self.config.temperature == 0.0 {
             return Ok(best as u32);
         }
-        let draw = random::uniform(self.config.seed, self.draws);
-        self.draws = self.draws.wrapping_add(1);
+        let draw = random::uniform(self.config.seed, position as u64);
         Ok(self.filter.choose(row, best, &self.config, draw))
     }
 

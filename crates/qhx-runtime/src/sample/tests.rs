@@ -13,7 +13,7 @@ fn row(length: usize, seed: u64) -> Vec<f32> {
 
 /// The filters written as their definitions: sort everything, then cut. Returns the surviving ids by rank.
 fn survivors(row: &[f32], config: &SamplerConfig) -> Vec<u32> {
-    let sharpness = if config.order == FilterOrder::TemperatureFirst { 1.0 / f64::from(config.temperature) } else { 1.0 };
+    let sharpness = 1.0 / f64::from(config.temperature);
     let mut ranked: Vec<(u32, f64)> = row.iter().enumerate().map(|(id, &logit)| (id as u32, f64::from(logit))).collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     if config.top_k > 0 {
@@ -39,20 +39,19 @@ fn survivors(row: &[f32], config: &SamplerConfig) -> Vec<u32> {
 #[test]
 fn greedy_takes_the_largest_and_the_lowest_id_among_equals() {
     let mut greedy = Sampler::new(SamplerConfig::default()).unwrap();
-    assert_eq!(greedy.sample(&[-1.0, 3.0, 3.0, 2.0], &[]), Ok(1));
-    assert_eq!(greedy.sample(&[f32::NEG_INFINITY, f32::MIN], &[]), Ok(1));
-    assert_eq!(greedy.sample(&[-0.0, 0.0], &[]), Ok(0));
-    assert_eq!(greedy.draws(), 0);
+    assert_eq!(greedy.sample(&[-1.0, 3.0, 3.0, 2.0], &[], 0), Ok(1));
+    assert_eq!(greedy.sample(&[f32::NEG_INFINITY, f32::MIN], &[], 0), Ok(1));
+    assert_eq!(greedy.sample(&[-0.0, 0.0], &[], 0), Ok(0));
 }
 
 #[test]
 fn bad_rows_are_errors() {
     let mut greedy = Sampler::new(SamplerConfig::default()).unwrap();
-    assert_eq!(greedy.sample(&[], &[]), Err(SampleError::NoLogits));
-    assert!(matches!(greedy.sample(&[1.0, f32::NAN, 2.0], &[]), Err(SampleError::NotANumber { id: 1, .. })));
-    assert!(matches!(greedy.sample(&[1.0, f32::INFINITY], &[]), Err(SampleError::NotANumber { id: 1, .. })));
-    assert_eq!(greedy.sample(&[f32::NEG_INFINITY; 3], &[]), Err(SampleError::AllForbidden { rows: 3 }));
-    assert!(matches!(sampler(|_| ()).sample(&[f32::NAN], &[]), Err(SampleError::NotANumber { id: 0, .. })));
+    assert_eq!(greedy.sample(&[], &[], 0), Err(SampleError::NoLogits));
+    assert!(matches!(greedy.sample(&[1.0, f32::NAN, 2.0], &[], 0), Err(SampleError::NotANumber { id: 1, .. })));
+    assert!(matches!(greedy.sample(&[1.0, f32::INFINITY], &[], 0), Err(SampleError::NotANumber { id: 1, .. })));
+    assert_eq!(greedy.sample(&[f32::NEG_INFINITY; 3], &[], 0), Err(SampleError::AllForbidden { rows: 3 }));
+    assert!(matches!(sampler(|_| ()).sample(&[f32::NAN], &[], 0), Err(SampleError::NotANumber { id: 0, .. })));
 }
 
 #[test]
@@ -85,7 +84,6 @@ fn filters_keep_exactly_what_their_definitions_keep() {
         |c| (c.top_k, c.top_p) = (20, 0.8),
         |c| (c.top_p, c.min_p) = (0.9, 0.05),
         |c| (c.temperature, c.top_p, c.min_p) = (2.5, 0.7, 0.1),
-        |c| (c.temperature, c.top_p, c.order) = (2.5, 0.7, FilterOrder::TemperatureLast),
     ];
     for (number, change) in settings.into_iter().enumerate() {
         for (length, seed) in [(1, 3), (5, 4), (70, 5), (300, 6)] {
@@ -93,8 +91,8 @@ fn filters_keep_exactly_what_their_definitions_keep() {
             let mut sampler = sampler(change);
             let expected = survivors(&logits, sampler.config());
             let mut drawn = std::collections::BTreeSet::new();
-            for _ in 0..40 * length.max(50) {
-                drawn.insert(sampler.sample(&logits, &[]).unwrap());
+            for position in 0..40 * length.max(50) {
+                drawn.insert(sampler.sample(&logits, &[], position).unwrap());
             }
             let allowed: std::collections::BTreeSet<u32> = expected.iter().copied().collect();
             assert!(drawn.is_subset(&allowed), "setting {number}, {length} logits: drew outside the survivors");
@@ -108,7 +106,7 @@ fn filters_keep_exactly_what_their_definitions_keep() {
 fn top_k_takes_lower_ids_among_equals() {
     let mut sampler = sampler(|c| c.top_k = 3);
     let logits = [vec![1.0; 5], vec![2.0], vec![1.0; 200]].concat();
-    let drawn: std::collections::BTreeSet<u32> = (0..500).map(|_| sampler.sample(&logits, &[]).unwrap()).collect();
+    let drawn: std::collections::BTreeSet<u32> = (0..500).map(|n| sampler.sample(&logits, &[], n).unwrap()).collect();
     assert_eq!(drawn.into_iter().collect::<Vec<_>>(), [0, 1, 5]);
 }
 
@@ -118,8 +116,8 @@ fn frequencies_follow_the_probabilities() {
     for change in [(|_| ()) as fn(&mut SamplerConfig), |c| c.top_p = 0.999_999, |c| c.top_k = 4] {
         let mut sampler = sampler(change);
         let mut counts = [0f64; 4];
-        for _ in 0..100_000 {
-            counts[sampler.sample(&logits, &[]).unwrap() as usize] += 1.0 / 100_000.0;
+        for position in 0..100_000 {
+            counts[sampler.sample(&logits, &[], position).unwrap() as usize] += 1.0 / 100_000.0;
         }
         for (count, p) in counts.iter().zip([0.5, 0.3, 0.15, 0.05]) {
             assert!((count - p).abs() < 0.01, "{counts:?}");
@@ -128,32 +126,33 @@ fn frequencies_follow_the_probabilities() {
 }
 
 #[test]
-fn temperature_sharpens_and_order_matters() {
+fn temperature_sharpens_before_the_filters() {
     let logits = [1.0, 0.0];
     let share_of_first = |change: fn(&mut SamplerConfig)| {
         let mut sampler = sampler(change);
-        (0..20_000).filter(|_| sampler.sample(&logits, &[]).unwrap() == 0).count() as f64 / 20_000.0
+        (0..20_000).filter(|&n| sampler.sample(&logits, &[], n).unwrap() == 0).count() as f64 / 20_000.0
     };
     assert!((share_of_first(|_| ()) - 0.731).abs() < 0.02);
     assert!((share_of_first(|c| c.temperature = 0.5) - 0.881).abs() < 0.02);
     assert_eq!(share_of_first(|c| c.temperature = 1e-30), 1.0);
-    // p of the first is 0.731 untempered, 0.525 at temperature 10: only in the first order does top-p 0.7 let the second in.
+    // p of the first is 0.731 untempered, 0.525 at temperature 10: so top-p 0.7 lets the second in.
     assert!(share_of_first(|c| (c.temperature, c.top_p) = (10.0, 0.7)) < 0.6);
-    assert_eq!(share_of_first(|c| (c.temperature, c.top_p, c.order) = (10.0, 0.7, FilterOrder::TemperatureLast)), 1.0);
 }
 
 #[test]
-fn seeds_repeat_and_draws_can_be_set_back() {
+fn draws_follow_from_seed_and_position() {
     let logits = row(1000, 1);
     let run = |seed| {
         let mut sampler = sampler(|c| (c.seed, c.top_p) = (seed, 0.95));
-        (0..50).map(|_| sampler.sample(&logits, &[]).unwrap()).collect::<Vec<_>>()
+        (0..50).map(|n| sampler.sample(&logits, &[], n).unwrap()).collect::<Vec<_>>()
     };
     assert_eq!(run(9), run(9));
     assert_ne!(run(9), run(10));
     let mut again = sampler(|c| (c.seed, c.top_p) = (9, 0.95));
-    again.set_draws(30);
-    assert_eq!((0..20).map(|_| again.sample(&logits, &[]).unwrap()).collect::<Vec<_>>(), run(9)[30..]);
+    assert_eq!(
+        (30..50).rev().map(|n| again.sample(&logits, &[], n).unwrap()).collect::<Vec<_>>(),
+        run(9)[30..].iter().rev().copied().collect::<Vec<_>>()
+    );
     // A fixed choice: whoever changes this changes what users' seeds reproduce.
     assert_eq!(run(9)[..4], FIXED);
 }
@@ -165,14 +164,14 @@ fn repetition_penalty_counts_an_id_once_and_only_in_the_window() {
     let mut config = SamplerConfig { repetition_penalty: 2.0, ..SamplerConfig::default() };
     let mut whole = Sampler::new(config.clone()).unwrap();
     // 3.0 falls to 1.5 however often 0 occurs; a negative logit falls too.
-    assert_eq!(whole.sample(&[3.0, 1.4], &[0, 0, 0]), Ok(0));
-    assert_eq!(whole.sample(&[3.0, 1.6], &[0, 0, 0]), Ok(1));
-    assert_eq!(whole.sample(&[-1.0, -1.5], &[0]), Ok(1));
-    assert_eq!(whole.sample(&[3.0, 1.6], &[7, u32::MAX]), Ok(0));
+    assert_eq!(whole.sample(&[3.0, 1.4], &[0, 0, 0], 0), Ok(0));
+    assert_eq!(whole.sample(&[3.0, 1.6], &[0, 0, 0], 0), Ok(1));
+    assert_eq!(whole.sample(&[-1.0, -1.5], &[0], 0), Ok(1));
+    assert_eq!(whole.sample(&[3.0, 1.6], &[7, u32::MAX], 0), Ok(0));
     config.repetition_window = Some(2);
     let mut windowed = Sampler::new(config).unwrap();
-    assert_eq!(windowed.sample(&[3.0, 1.6, 0.0], &[0, 2, 2]), Ok(0));
-    assert_eq!(windowed.sample(&[3.0, 1.6, 0.0], &[0, 2]), Ok(1));
+    assert_eq!(windowed.sample(&[3.0, 1.6, 0.0], &[0, 2, 2], 0), Ok(0));
+    assert_eq!(windowed.sample(&[3.0, 1.6, 0.0], &[0, 2], 0), Ok(1));
 }
 
 #[test]
@@ -181,6 +180,6 @@ fn forbidden_tokens_are_never_drawn() {
     logits.iter_mut().step_by(2).for_each(|logit| *logit = f32::NEG_INFINITY);
     for change in [(|_| ()) as fn(&mut SamplerConfig), |c| c.top_k = 60, |c| c.top_p = 0.999_9, |c| c.temperature = 1e30] {
         let mut sampler = sampler(change);
-        assert!((0..3000).all(|_| sampler.sample(&logits, &[]).unwrap() % 2 == 1));
+        assert!((0..3000).all(|n| sampler.sample(&logits, &[], n).unwrap() % 2 == 1));
     }
 }

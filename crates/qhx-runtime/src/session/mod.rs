@@ -11,15 +11,14 @@ mod snapshot;
 
 use crate::{
     Cancel, Encoded, Error, MediaKind, Model, Prompt,
-    inputs::Inputs,
-    placement::Phase,
     rows::{Rows, Run},
+    runner::{Purpose, Span},
 };
 use checkpoint::{Checkpoint, recurrent};
 use qhx_bundle::Digest;
-use qhx_ir::{Call, Segment, State, Tap};
+use qhx_ir::{DeviceError, IdMask, Phase, State, Tap, Want};
 use std::{
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -40,20 +39,37 @@ const AUTOMATIC_CHECKPOINTS: usize = 8;
 /// ```
 pub struct Session {
     model: Model,
-    rows: Rows,
-    state: Box<dyn State>,
+    pub(crate) rows: Rows,
+    pub(crate) state: Box<dyn State>,
+    /// [`crate::runner::Runner::loads`] of the program that `state` belongs to.
+    loads: u64,
     /// Whether `state` is of unknown content (a device failed while it was being restored) and must be made anew.
     lost: bool,
     /// The program's epoch for which `state` was computed.
-    epoch: usize,
+    pub(crate) epoch: usize,
     /// By rising length, none beyond `state`.
     checkpoints: Vec<Checkpoint>,
-    inputs: Inputs,
     /// Of the last row; empty when they are not known.
     logits: Vec<f32>,
+    /// The id and the value of the largest logit of the last row, where nothing else was wanted.
+    largest: Option<(u32, f32)>,
     /// Whether only the largest of them is wanted.
     largest_only: bool,
-    work: Work,
+    pub(crate) work: Work,
+}
+
+/// What is known of the next token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum NextToken<'a> {
+    /// All logits.
+    Logits(&'a [f32]),
+    /// The largest logit.
+    Largest {
+        /// Its id.
+        id: u32,
+        /// The logit.
+        value: f32,
+    },
 }
 
 /// What a session has made the device do so far.
@@ -76,6 +92,14 @@ pub struct Work {
 }
 
 impl Work {
+    /// Counts a call in which so many of the session's rows were computed.
+    pub(crate) fn add(&mut self, phase: Phase, rows: usize, last_stage: Duration) {
+        self.calls += 1;
+        self.decode_calls += usize::from(phase == Phase::Decode);
+        self.rows += rows;
+        self.last_stage += last_stage;
+    }
+
     /// Media of a kind that a tower encoded.
     pub fn encoded(&self, kind: MediaKind) -> usize {
         match kind {
@@ -103,27 +127,28 @@ pub type ShowTap<'a> = dyn FnMut(usize, Tap<'_>) + 'a;
 
 /// What a step reports while it runs.
 #[derive(Default)]
-struct Watch<'a> {
+pub(crate) struct Watch<'a> {
     /// Gets the logits of each wanted row with the row's number.
-    logits: Option<&'a mut ShowLogits<'a>>,
+    pub(crate) logits: Option<&'a mut ShowLogits<'a>>,
     /// Gets each stage's tap with the number of the call's first row.
-    taps: Option<&'a mut ShowTap<'a>>,
+    pub(crate) taps: Option<&'a mut ShowTap<'a>>,
 }
 
 impl Session {
     pub(crate) fn new(model: Model) -> Result<Self, Error> {
-        let state = model.new_state()?;
+        let (state, loads) = model.new_state()?;
         let rows = Rows::with_capacity(model.context());
         let logits = Vec::with_capacity(model.vocabulary().logits);
         Ok(Self {
             model,
             rows,
             state,
+            loads,
             lost: false,
             epoch: 0,
             checkpoints: Vec::new(),
-            inputs: Inputs::default(),
             logits,
+            largest: None,
             largest_only: false,
             work: Work::default(),
         })
@@ -159,14 +184,43 @@ impl Session {
         (!self.logits.is_empty()).then_some(&self.logits[..])
     }
 
-    /// From now on only the largest logit is wanted, and its place: the device may give −∞ for others, which is faster. Where all logits of several rows are
+    /// What is known of the token after the last row, if the last thing that happened to this session was a step.
+    pub fn next_token(&self) -> Option<NextToken<'_>> {
+        match self.largest {
+            Some((id, value)) => Some(NextToken::Largest { id, value }),
+            None => self.logits().map(NextToken::Logits),
+        }
+    }
+
+    /// From now on only the largest logit is wanted, and its id, which is faster: see [`Session::next_token`]. Where all logits of several rows are
     /// shown ([`Session::append_showing`]) they are all there.
     pub fn want_largest_only(&mut self, largest_only: bool) {
-        if self.largest_only && !largest_only {
-            // What stands here may lack some.
-            self.logits.clear();
-        }
         self.largest_only = largest_only;
+    }
+
+    /// What a call should give of the last row.
+    pub(crate) fn want<'m>(&self, all_logits: bool, mask: Option<&'m OnceLock<IdMask>>) -> Want<'m> {
+        match mask {
+            _ if all_logits || !self.largest_only => Want::Logits,
+            Some(mask) => Want::LargestAllowed(mask),
+            None => Want::Largest,
+        }
+    }
+
+    pub(crate) fn set_logits(&mut self, logits: &[f32]) {
+        self.largest = None;
+        self.logits.clear();
+        self.logits.extend_from_slice(logits);
+    }
+
+    pub(crate) fn set_largest(&mut self, id: u32, value: f32) {
+        self.logits.clear();
+        self.largest = Some((id, value));
+    }
+
+    fn forget_logits(&mut self) {
+        self.logits.clear();
+        self.largest = None;
     }
 
     /// What it has made the device do so far.
@@ -179,7 +233,8 @@ impl Session {
         self.state.bytes() + self.checkpoints.iter().map(Checkpoint::bytes).sum::<u64>()
     }
 
-    /// Puts `ids` in and gives the logits of the last one. Long inputs are read in chunks.
+    /// Puts `ids` in and gives the logits of the last one (none where only the largest is wanted). Long inputs are computed in chunks; a single id after others is a
+    /// decode step.
     ///
     /// On an error, cancellation included, the session is as it was.
     pub fn append(&mut self, ids: &[u32], cancel: &Cancel) -> Result<&[f32], Error> {
@@ -244,14 +299,14 @@ impl Session {
     fn prepare_rows(&mut self, ids: &[u32], runs: &[Run], cancel: &Cancel) -> Result<Prepared, Error> {
         self.check_ids(ids, 0)?;
         let common = self.rows.common_prefix(ids, runs).min(ids.len() - 1);
-        let replaced = (self.rows.clone(), self.logits.clone());
+        let replaced = (self.rows.clone(), self.logits.clone(), self.largest);
         let before = self.work;
         self.rollback(common)?;
         let new = |runs: &'_ [Run]| runs.iter().position(|run| run.end() > common).unwrap_or(runs.len());
         if let Err(error) = self.step(&ids[common..], &runs[new(runs)..], 1, cancel, &mut Watch::default()) {
-            let (rows, logits) = replaced;
+            let (rows, logits, largest) = replaced;
             self.rows.extend(&rows.ids()[common..], &rows.runs()[new(rows.runs())..]);
-            self.logits = logits;
+            (self.logits, self.largest) = (logits, largest);
             return Err(error);
         }
         let read = self.work.rows - before.rows;
@@ -296,7 +351,7 @@ impl Session {
         }
         if len < self.len() {
             self.rows.truncate(len);
-            self.logits.clear();
+            self.forget_logits();
         }
         self.settle();
         Ok(())
@@ -305,24 +360,25 @@ impl Session {
     /// Forgets everything.
     pub fn reset(&mut self) {
         self.rows.truncate(0);
-        self.logits.clear();
+        self.forget_logits();
         self.settle();
     }
 
-    /// An independent session that holds the same.
-    pub fn fork(&self) -> Self {
-        Self {
+    /// An independent session that holds the same. On the CPU the two share the memory of what they have in common.
+    pub fn fork(&self) -> Result<Self, Error> {
+        Ok(Self {
             model: self.model.clone(),
             rows: self.rows.copy_with_capacity(self.model.context()),
-            state: self.state.fork(),
+            state: self.state.fork()?,
+            loads: self.loads,
             lost: self.lost,
             epoch: self.epoch,
             checkpoints: self.checkpoints.clone(),
-            inputs: Inputs::default(),
             logits: self.logits.clone(),
+            largest: self.largest,
             largest_only: self.largest_only,
             work: self.work,
-        }
+        })
     }
 
     /// Remembers the present state, so that a rollback to here (or a little beyond) is cheap. Programs without recurrent slots need none.
@@ -331,14 +387,16 @@ impl Session {
         self.take_checkpoint(true)
     }
 
+    /// Makes the rows those of a prompt, of which the state holds the first `computed`.
+    pub(crate) fn put_in(&mut self, ids: &[u32], runs: &[Run], computed: usize) {
+        debug_assert_eq!(self.state.len(), computed);
+        self.forget_logits();
+        self.rows.truncate(0);
+        self.rows.extend(ids, runs);
+    }
+
     fn check_ids(&self, ids: &[u32], rows: usize) -> Result<(), Error> {
-        if ids.is_empty() {
-            return Err(Error::EmptyPrompt);
-        }
-        let vocabulary = self.model.vocabulary().ids;
-        if let Some(at) = ids.iter().position(|&id| id as usize >= vocabulary) {
-            return Err(Error::UnknownId { id: ids[at], at, vocabulary });
-        }
+        self.model.check_ids(ids)?;
         match (rows, self.context()) {
             (0, context) if ids.len() > context => {
                 Err(Error::PromptTooLong { prompt: ids.len(), context, limit: self.model.context_limit() })
@@ -368,16 +426,8 @@ impl Session {
     /// Computes the rows that the state lacks, and the logits of those from `first_wanted` on.
     fn compute(&mut self, first_wanted: usize, cancel: &Cancel, watch: &mut Watch<'_>) -> Result<(), Error> {
         let total = self.len();
-        let epoch = self.model.program().epoch(total);
-        if epoch != self.epoch {
-            self.forget_state();
-            self.epoch = epoch;
-        }
-        if self.lost {
-            self.checkpoints.clear();
-            self.state = self.model.new_state()?;
-            self.lost = false;
-        }
+        self.refresh()?;
+        let phase = if total - self.state.len() == 1 && total > 1 { Phase::Decode } else { Phase::Prefill };
         let most_wanted = self.model.wanted();
         let model = self.model.clone();
         let end_of_call = |first: usize| total.min(first + model.chunk_of(total - first)).min(first.max(first_wanted) + most_wanted);
@@ -391,49 +441,38 @@ impl Session {
             }
             let first = self.state.len();
             let end = end_of_call(first);
-            self.call(first..end, end.saturating_sub(first.max(first_wanted)), cancel, watch)?;
+            let wanted = end.saturating_sub(first.max(first_wanted));
+            self.call(first..end, wanted, &Purpose { phase, cancel: Some(cancel.flag()) }, watch)?;
         }
         Ok(())
     }
 
-    /// One call of the program over a span of rows, committed.
-    fn call(&mut self, span: std::ops::Range<usize>, wanted: usize, cancel: &Cancel, watch: &mut Watch<'_>) -> Result<(), Error> {
-        let Self { model, rows, state, inputs, logits, largest_only, epoch, work, .. } = self;
-        let program = model.program();
-        let mut executable = model.executable();
-        let (first, count, completes) = (span.start, span.len(), span.end == rows.len());
-        inputs.lend(program, model.placeholders(), rows, span, wanted, |bindings, inputs| {
-            let mut segments = [Segment::new(Some(&mut **state), 0, count)];
-            let mut tap;
-            let taps: Option<&mut dyn FnMut(Tap<'_>)> = match &mut watch.taps {
-                Some(show) => {
-                    tap = |it: Tap<'_>| show(first, it);
-                    Some(&mut tap)
-                }
-                None => None,
-            };
-            let (epoch, cancel, largest_only) = (*epoch, Some(cancel.flag()), *largest_only && watch.logits.is_none());
-            executable.run(&mut Call { bindings, inputs, segments: &mut segments, epoch, cancel, taps, largest_only })
-        })?;
-        let width = model.vocabulary().logits;
-        let output = match executable.output("logits") {
-            Some(output) if output.len() == wanted * width => output,
-            found => return Err(model.wrong_output(wanted, found.map(<[f32]>::len))),
-        };
-        state.commit(count)?;
-        work.calls += 1;
-        work.decode_calls += usize::from(Phase::of(count) == Phase::Decode);
-        work.rows += count;
-        work.last_stage += executable.last_stage_time().unwrap_or_default();
-        // Only the step's last call replaces them: until then the step may still fail.
-        if completes {
-            logits.clear();
-            logits.extend_from_slice(&output[output.len().saturating_sub(width)..]);
+    /// Gets the state ready to go on: forgets it where the number of rows has changed the program's constants, and makes a new one where it is lost.
+    pub(crate) fn refresh(&mut self) -> Result<(), Error> {
+        let epoch = self.model.program().epoch(self.len());
+        if epoch != self.epoch {
+            self.forget_state();
+            self.epoch = epoch;
         }
-        if let Some(show) = &mut watch.logits {
-            output.chunks_exact(width).enumerate().for_each(|(i, row)| show(first + count - wanted + i, row));
+        if self.lost || self.loads != self.model.runner().loads {
+            self.checkpoints.clear();
+            (self.state, self.loads) = self.model.new_state()?;
+            self.lost = false;
         }
         Ok(())
+    }
+
+    /// One call of the program over a span of rows, committed; none where the device was lost and the rows have to be computed again.
+    fn call(&mut self, rows: std::ops::Range<usize>, wanted: usize, purpose: &Purpose<'_>, watch: &mut Watch<'_>) -> Result<(), Error> {
+        let model = self.model.clone();
+        let result = model.runner().call(&model, &mut [Span { session: self, rows, wanted, mask: None }], purpose, watch);
+        match result {
+            Err(Error::Device(lost @ DeviceError::Lost { .. })) => {
+                model.recover(lost)?;
+                self.refresh()
+            }
+            result => result,
+        }
     }
 
     /// Brings the state back to where the rows end, or to the nearest place before it from which the next step can compute.

@@ -102,8 +102,7 @@ impl Session {
             let slots = checkpoint.slots.iter().map(|(name, data)| put(&mut content, name, data)).collect();
             checkpoints.push(CheckpointEntry { rows: checkpoint.len, kept: checkpoint.kept, slots });
         }
-        // Where only the largest is wanted, the others may not be there.
-        let logits = if self.largest_only { &[][..] } else { &self.logits };
+        let logits = &self.logits;
         content.extend(logits.iter().flat_map(|x| x.to_le_bytes()));
         let media = self.rows.runs().iter().map(|run| put_medium(&mut content, run)).collect();
         let header = Header {

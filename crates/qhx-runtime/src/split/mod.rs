@@ -9,43 +9,23 @@ use crate::placement::SlotCopy;
 use parts::Parts;
 use phases::Phases;
 use qhx_ir::{
-    Artifact, CheckError, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Name, Op, Piece, Planned, Slot, Target,
-    Weights,
+    Artifact, CheckError, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Machine, Name, Op, Phase, Piece, Planned,
+    Slot, Target, Weights,
 };
-use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     ops::Range,
     sync::Arc,
 };
 
-/// What a call is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Phase {
-    /// Reading a prompt: calls of several rows.
-    Prefill,
-    /// Writing tokens: calls of one row.
-    Decode,
-}
-
-impl Phase {
-    /// Both, in the order in which they come.
-    pub const ALL: [Self; 2] = [Self::Prefill, Self::Decode];
-
-    /// The phase of a call of so many rows.
-    pub fn of(rows: usize) -> Self {
-        if rows == 1 { Self::Decode } else { Self::Prefill }
-    }
-}
-
 /// Says which device (by its place) runs an op in a phase.
 pub type Choose = dyn Fn(&Checked, &Op, Phase) -> usize + Send + Sync;
 
-/// Devices that share the work.
+/// Devices that share the work. Each is opened when something is loaded on it.
+#[derive(Clone)]
 pub struct SplitDevice {
     devices: Vec<Arc<dyn Device>>,
-    choose: Box<Choose>,
+    choose: Arc<Choose>,
 }
 
 /// Consecutive ops on one device.
@@ -71,7 +51,7 @@ impl Run {
 impl SplitDevice {
     /// `choose` gives a place among `devices`; of a larger one the last is meant.
     pub fn new(devices: Vec<Arc<dyn Device>>, choose: impl Fn(&Checked, &Op, Phase) -> usize + Send + Sync + 'static) -> Self {
-        Self { devices, choose: Box::new(choose) }
+        Self { devices, choose: Arc::new(choose) }
     }
 
     /// The device that runs an op in a phase.
@@ -122,7 +102,7 @@ impl SplitDevice {
         let mut runs: Vec<(Run, Vec<usize>)> = Vec::new();
         let mut places: HashMap<Run, usize> = HashMap::new();
         for phase in Phase::ALL {
-            let own = rows.iter().copied().filter(|&rows| Phase::of(rows) == phase);
+            let own = rows.iter().copied().filter(|&rows| (rows == 1) == (phase == Phase::Decode));
             for run in self.runs(program, phase) {
                 let place = *places.entry(run.clone()).or_insert(runs.len());
                 if place == runs.len() {
@@ -157,16 +137,8 @@ impl SplitDevice {
 }
 
 impl Device for SplitDevice {
-    fn describe(&self) -> DeviceInfo {
-        let all: Vec<DeviceInfo> = self.devices.iter().map(|device| device.describe()).collect();
-        let names: Vec<&str> = all.iter().map(|info| info.name.as_str()).collect();
-        DeviceInfo {
-            name: "split".into(),
-            description: names.join(" and "),
-            memory_bytes: None,
-            threads: all.iter().map(|info| info.threads).max().unwrap_or(1),
-            facts: BTreeMap::from([("devices".into(), names.join(", "))]),
-        }
+    fn name(&self) -> &str {
+        "split"
     }
 
     fn accepts(&self, program: &Checked, op: &Op) -> Result<(), DeviceError> {
@@ -190,20 +162,38 @@ impl Device for SplitDevice {
         Ok(all)
     }
 
-    fn prepare(&self, pieces: &[Piece<'_>], weights: &Arc<dyn Weights>, target: &Target) -> Result<Vec<Artifact>, DeviceError> {
-        let mut all = Vec::new();
-        self.for_each_device(pieces, |device, own| {
-            all.extend(device.prepare(own, weights, target)?);
-            Ok(())
-        })?;
-        Ok(all)
-    }
-
     fn host_weights(&self, program: &Checked) -> Vec<Name> {
         // A program that cannot be cut cannot be loaded either, and says so there.
         let pieces = self.pieces(program, &[]).unwrap_or_default();
         let own: BTreeSet<Name> = pieces.iter().flat_map(|piece| self.devices[piece.device].host_weights(&piece.program)).collect();
         own.into_iter().collect()
+    }
+
+    fn open(&self) -> Result<Arc<dyn Machine>, DeviceError> {
+        Ok(Arc::new(self.clone()))
+    }
+}
+
+impl Machine for SplitDevice {
+    fn describe(&self) -> DeviceInfo {
+        let names: Vec<&str> = self.devices.iter().map(|device| device.name()).collect();
+        let threads = self.devices.iter().filter_map(|device| device.open().ok()).map(|machine| machine.describe().threads);
+        DeviceInfo {
+            name: "split".into(),
+            description: names.join(" and "),
+            memory_bytes: None,
+            threads: threads.max().unwrap_or(1),
+            facts: BTreeMap::from([("devices".into(), names.join(", ").into())]),
+        }
+    }
+
+    fn prepare(&self, pieces: &[Piece<'_>], weights: &Arc<dyn Weights>, target: &Target) -> Result<Vec<Artifact>, DeviceError> {
+        let mut all = Vec::new();
+        self.for_each_device(pieces, |device, own| {
+            all.extend(device.open()?.prepare(own, weights, target)?);
+            Ok(())
+        })?;
+        Ok(all)
     }
 
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
@@ -213,7 +203,10 @@ impl Device for SplitDevice {
             return Ok(many);
         }
         let LoadOptions { max_soft_rows, max_wanted, .. } = *options;
-        let single = LoadOptions { max_rows: 1, max_soft_rows: max_soft_rows.min(1), max_wanted: max_wanted.min(1), ..options.clone() };
+        // A row for each session.
+        let rows = options.max_segments.min(options.max_rows);
+        let single =
+            LoadOptions { max_rows: rows, max_soft_rows: max_soft_rows.min(rows), max_wanted: max_wanted.min(rows), ..options.clone() };
         let one = self.load_runs(&decode, program, weights, &single)?;
         Ok(Box::new(Phases::new(program, many, one)))
     }

@@ -1,8 +1,9 @@
 //! A program in parts that run one after the other, each on its own device: what crosses a cut is handed on, every part keeps its own slots.
 
-use qhx_ir::{Call, Checked, DType, DeviceError, Executable, InputData, Ledger, Name, Segment, SlotData, State, Tap};
+use qhx_ir::{
+    Call, Checked, DType, DeviceError, Executable, InputData, Ledger, Name, Outputs, Segment, SlotData, State, StateBytes, Tap, Ticket,
+};
 use std::{
-    any::Any,
     collections::{BTreeMap, HashMap},
     sync::Arc,
     time::Duration,
@@ -14,6 +15,8 @@ pub(super) struct Parts {
     parts: Vec<Part>,
     /// The part that makes each output of the program, in its order.
     outputs: Vec<usize>,
+    /// The part that makes the output of wanted rows.
+    answers: Option<usize>,
     homes: Arc<Homes>,
 }
 
@@ -21,6 +24,8 @@ struct Part {
     executable: Box<dyn Executable>,
     /// Where each of its inputs comes from.
     sources: Vec<Source>,
+    /// What its last call gave.
+    outputs: Outputs,
 }
 
 enum Source {
@@ -58,18 +63,19 @@ impl Parts {
             }
         }
         let outputs = program.outputs.iter().map(|o| makers.get(&o.name).copied().ok_or_else(|| broken("no part gives", &o.name)));
-        let outputs = outputs.collect::<Result<_, _>>()?;
-        let parts = parts.into_iter().zip(all_sources).map(|(executable, sources)| Part { executable, sources });
-        Ok(Self { program: program.clone(), outputs, homes: Arc::new(homes), parts: parts.collect() })
+        let outputs: Vec<usize> = outputs.collect::<Result<_, _>>()?;
+        let answers = program.wanted_output().map(|(place, _)| outputs[place]);
+        let parts = parts.into_iter().zip(all_sources).map(|(executable, sources)| Part { executable, sources, outputs: Outputs::new() });
+        Ok(Self { program: program.clone(), outputs, answers, homes: Arc::new(homes), parts: parts.collect() })
     }
 
     /// Runs one part on what the call and the parts before it bring.
     fn run_part(&mut self, number: usize, call: &mut Call<'_>) -> Result<(), DeviceError> {
         let (before, rest) = self.parts.split_at_mut(number);
-        let Some(Part { executable, sources }) = rest.first_mut() else { unreachable!("called for a part") };
+        let Some(Part { executable, sources, outputs }) = rest.first_mut() else { unreachable!("called for a part") };
         let program = executable.program().clone();
         let made = |by: usize, name: &Name| {
-            let numbers = before[by].executable.output(name);
+            let numbers = before[by].outputs.value(name);
             numbers.ok_or_else(|| DeviceError::Call(format!("`{name}` was not given by the device that makes it")))
         };
         // Whole numbers cross a cut as floats.
@@ -90,9 +96,9 @@ impl Parts {
         }
         let mut segments = Vec::with_capacity(call.segments.len());
         for segment in call.segments.iter_mut() {
-            let (first_row, valid_rows) = (segment.first_row, segment.valid_rows);
+            let Segment { first_row, valid_rows, epoch, partial, .. } = *segment;
             let state = PartsState::of(segment, &self.homes)?.and_then(|own| own.parts[number].as_deref_mut());
-            segments.push(Segment::new(state.map(|state| state as &mut dyn State), first_row, valid_rows));
+            segments.push(Segment { state: state.map(|state| state as &mut dyn State), first_row, valid_rows, epoch, partial });
         }
         let mut tap;
         let taps: Option<&mut dyn FnMut(Tap<'_>)> = match &mut call.taps {
@@ -102,8 +108,10 @@ impl Parts {
             }
             None => None,
         };
-        let Call { bindings, epoch, cancel, .. } = *call;
-        executable.run(&mut Call { bindings, inputs: &inputs, segments: &mut segments, epoch, cancel, taps, largest_only: false })
+        // What crosses a cut is needed whole.
+        let wants = if self.answers == Some(number) { call.wants } else { &[] };
+        let Call { bindings, phase, cancel, .. } = *call;
+        executable.run(&mut Call { bindings, phase, inputs: &inputs, segments: &mut segments, wants, outputs, cancel, taps })
     }
 }
 
@@ -121,8 +129,12 @@ impl Executable for Parts {
         Ok(Box::new(PartsState { ledger: Ledger::new(&self.program.slots, context), parts, homes: self.homes.clone() }))
     }
 
-    fn run(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
+    fn submit(&mut self, call: &mut Call<'_>) -> Result<Ticket, DeviceError> {
         call.check(&self.program)?;
+        Ok(Ticket(0))
+    }
+
+    fn wait(&mut self, _: Ticket, call: &mut Call<'_>) -> Result<(), DeviceError> {
         for segment in call.segments.iter_mut() {
             if let Some(state) = PartsState::of(segment, &self.homes)? {
                 state.begin()?;
@@ -135,17 +147,31 @@ impl Executable for Parts {
             self.run_part(number, call)?;
         }
         for segment in call.segments.iter_mut() {
-            let rows = segment.valid_rows;
+            let (rows, partial) = (segment.valid_rows, segment.partial);
             if let Some(state) = PartsState::of(segment, &self.homes)? {
-                state.ledger.end(rows);
+                state.ledger.end(rows, partial);
             }
+        }
+        call.outputs.start(&self.program);
+        for (place, (output, &part)) in self.program.outputs.iter().zip(&self.outputs).enumerate() {
+            call.outputs.put(place).extend_from_slice(self.parts[part].outputs.value(&output.name).unwrap_or_default());
+        }
+        if let Some(part) = self.answers {
+            call.outputs.replace_answers(self.parts[part].outputs.rows().to_vec());
         }
         Ok(())
     }
 
-    fn output(&self, name: &str) -> Option<&[f32]> {
-        let place = self.program.outputs.iter().position(|output| &*output.name == name)?;
-        self.parts[self.outputs[place]].executable.output(name)
+    fn max_segments(&self) -> usize {
+        self.parts.iter().map(|part| part.executable.max_segments()).min().unwrap_or(1)
+    }
+
+    fn commits_partly(&self) -> bool {
+        self.parts.iter().all(|part| part.executable.commits_partly())
+    }
+
+    fn state_bytes(&self) -> Option<StateBytes> {
+        self.parts.iter().map(|part| part.executable.state_bytes()).sum()
     }
 
     fn last_stage_time(&self) -> Option<Duration> {
@@ -172,7 +198,7 @@ impl PartsState {
     /// The state of a segment, which must be one of the executable with these homes.
     fn of<'a>(segment: &'a mut Segment<'_>, homes: &Arc<Homes>) -> Result<Option<&'a mut Self>, DeviceError> {
         let Some(state) = &mut segment.state else { return Ok(None) };
-        let own = state.as_any_mut().downcast_mut::<Self>().filter(|own| Arc::ptr_eq(&own.homes, homes));
+        let own = state.downcast_mut::<Self>().filter(|own| Arc::ptr_eq(&own.homes, homes));
         own.map(Some).ok_or_else(|| DeviceError::Call("the state belongs to another device or another program".into()))
     }
 
@@ -215,9 +241,9 @@ impl State for PartsState {
         self.ledger.truncate(len)
     }
 
-    fn fork(&self) -> Box<dyn State> {
-        let parts = self.parts.iter().map(|part| part.as_ref().map(|part| part.fork()));
-        Box::new(Self { ledger: self.ledger.fork(), parts: parts.collect(), homes: self.homes.clone() })
+    fn fork(&self) -> Result<Box<dyn State>, DeviceError> {
+        let parts = self.parts.iter().map(|part| part.as_ref().map(|part| part.fork()).transpose());
+        Ok(Box::new(Self { ledger: self.ledger.fork(), parts: parts.collect::<Result<_, _>>()?, homes: self.homes.clone() }))
     }
 
     fn export_rows(&self, slot: &str, first: usize) -> Result<SlotData, DeviceError> {
@@ -244,13 +270,5 @@ impl State for PartsState {
 
     fn bytes(&self) -> u64 {
         self.parts.iter().flatten().map(|part| part.bytes()).sum()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn as_any_mut(&mut self) -> &mut dyn Any {
-        self
     }
 }

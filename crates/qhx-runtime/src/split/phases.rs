@@ -1,9 +1,10 @@
 //! One program loaded twice: for reading prompts and for writing tokens. A session's state moves between the two when the phase changes, in canonical
 //! form, and of the rows only those that the other side has not seen.
 
-use super::Phase;
-use qhx_ir::{Call, Checked, DeviceError, Executable, Name, Segment, SlotData, State, Tap, Traffic, WeightsRead};
-use std::{any::Any, sync::Arc, time::Duration};
+use qhx_ir::{
+    Call, Checked, DeviceError, Executable, Name, Phase, Segment, SlotData, State, StateBytes, Tap, Ticket, Traffic, WeightsRead,
+};
+use std::{sync::Arc, time::Duration};
 
 /// The two loaded programs.
 pub(super) struct Phases {
@@ -35,16 +36,20 @@ impl Executable for Phases {
         Ok(Box::new(PhasesState { slots: self.slots.clone(), states: [prefill?, decode?], active: Phase::Prefill }))
     }
 
-    fn run(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
+    fn submit(&mut self, call: &mut Call<'_>) -> Result<Ticket, DeviceError> {
         call.check(&self.program)?;
-        let phase = Phase::of(call.bindings.rows);
+        Ok(Ticket(0))
+    }
+
+    fn wait(&mut self, _: Ticket, call: &mut Call<'_>) -> Result<(), DeviceError> {
+        let phase = call.phase;
         let mut segments = Vec::with_capacity(call.segments.len());
-        for Segment { state, first_row, valid_rows } in call.segments.iter_mut() {
+        for Segment { state, first_row, valid_rows, epoch, partial } in call.segments.iter_mut() {
             let state = match state {
                 Some(state) => Some(PhasesState::of(&mut **state, &self.slots)?.enter(phase)?),
                 None => None,
             };
-            segments.push(Segment { state, first_row: *first_row, valid_rows: *valid_rows });
+            segments.push(Segment { state, first_row: *first_row, valid_rows: *valid_rows, epoch: *epoch, partial: *partial });
         }
         let mut tap;
         let taps: Option<&mut dyn FnMut(Tap<'_>)> = match &mut call.taps {
@@ -54,22 +59,23 @@ impl Executable for Phases {
             }
             None => None,
         };
-        let Call { bindings, inputs, epoch, cancel, .. } = *call;
-        self.executables[phase as usize].run(&mut Call {
-            bindings,
-            inputs,
-            segments: &mut segments,
-            epoch,
-            cancel,
-            taps,
-            largest_only: call.largest_only,
-        })?;
+        let Call { bindings, inputs, wants, cancel, .. } = *call;
+        let (segments, outputs) = (&mut segments, &mut *call.outputs);
+        self.executables[phase as usize].run(&mut Call { bindings, phase, inputs, segments, wants, outputs, cancel, taps })?;
         self.last = phase;
         Ok(())
     }
 
-    fn output(&self, name: &str) -> Option<&[f32]> {
-        self.last().output(name)
+    fn max_segments(&self) -> usize {
+        self.executables.iter().map(|executable| executable.max_segments()).min().unwrap_or(1)
+    }
+
+    fn commits_partly(&self) -> bool {
+        self.executables.iter().all(|executable| executable.commits_partly())
+    }
+
+    fn state_bytes(&self) -> Option<StateBytes> {
+        self.executables.iter().map(|executable| executable.state_bytes()).sum()
     }
 
     fn last_stage_time(&self) -> Option<Duration> {
@@ -103,7 +109,7 @@ struct PhasesState {
 
 impl PhasesState {
     fn of<'a>(state: &'a mut dyn State, slots: &Arc<[Name]>) -> Result<&'a mut Self, DeviceError> {
-        let own = state.as_any_mut().downcast_mut::<Self>().filter(|own| Arc::ptr_eq(&own.slots, slots));
+        let own = state.downcast_mut::<Self>().filter(|own| Arc::ptr_eq(&own.slots, slots));
         own.ok_or_else(|| DeviceError::Call("the state belongs to another device or another program".into()))
     }
 
@@ -159,8 +165,9 @@ impl State for PhasesState {
         self.forget_from(len)
     }
 
-    fn fork(&self) -> Box<dyn State> {
-        Box::new(Self { slots: self.slots.clone(), states: self.states.each_ref().map(|state| state.fork()), active: self.active })
+    fn fork(&self) -> Result<Box<dyn State>, DeviceError> {
+        let [prefill, decode] = self.states.each_ref().map(|state| state.fork());
+        Ok(Box::new(Self { slots: self.slots.clone(), states: [prefill?, decode?], active: self.active }))
     }
 
     fn export_rows(&self, slot: &str, first: usize) -> Result<SlotData, DeviceError> {
@@ -182,13 +189,5 @@ impl State for PhasesState {
 
     fn bytes(&self) -> u64 {
         self.states.iter().map(|state| state.bytes()).sum()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn as_any_mut(&mut self) -> &mut dyn Any {
-        self
     }
 }

@@ -172,7 +172,7 @@ struct StageSum {
 impl<'a> Replay<'a> {
     fn new(model: &'a Model, parity: &Parity) -> Self {
         let device = model.device();
-        let instructions = device.facts.get("instructions").map_or(String::new(), |set| format!(", {set}"));
+        let instructions = device.text("instructions").map_or(String::new(), |set| format!(", {set}"));
         let report = Report {
             passed: false,
             result: String::new(),

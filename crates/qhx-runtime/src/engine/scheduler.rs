@@ -1,0 +1,393 @@
+//! The engine's thread: who computes what in the next step.
+
+use super::{
+    Shared,
+    prefixes::{self, Prefixes, Start},
+    task::{Job, Task},
+};
+use crate::{
+    Error, Model,
+    runner::{Purpose, Span},
+    session::Watch,
+};
+use qhx_ir::{DeviceError, Phase};
+use std::{
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// With recurrent slots, what was computed is kept every so many rows of a prompt.
+const KEEP_EVERY: usize = 1024;
+/// A request waits for a prefix that is being computed if that saves it at least so many rows.
+const WORTH_WAITING: usize = 32;
+/// Rows of a prompt that are computed beside running answers before it is known how long a row takes.
+const FIRST_ROWS: usize = 16;
+
+pub(super) struct Scheduler {
+    shared: Arc<Shared>,
+    model: Model,
+    waiting: Vec<Job>,
+    /// In the order in which they began.
+    active: Vec<Task>,
+    prefixes: Prefixes,
+    pace: Pace,
+    /// Rows computed since this was last told.
+    rows: u64,
+    /// Answers that can be made at once.
+    sessions: usize,
+    /// Whether calls are shared by several answers.
+    batches: bool,
+    /// Whether prefill and decode run on different devices, so that their rows cannot share a call.
+    phases_apart: bool,
+}
+
+/// How long things take here.
+#[derive(Default)]
+struct Pace {
+    /// Of one more row of a prompt.
+    row: Option<Duration>,
+    /// Of a step in which all answers choose a token.
+    decode: Duration,
+}
+
+/// The rows of a task in the next step.
+struct Planned {
+    task: usize,
+    rows: Range<usize>,
+    phase: Phase,
+}
+
+impl Scheduler {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        let model = shared.model.clone();
+        let sessions = model.sessions();
+        let batches = model.runner().executable.max_segments() > 1;
+        Self {
+            prefixes: Prefixes::new(model.program()),
+            phases_apart: model.placement().stages.iter().any(|stage| stage.phase.is_some()),
+            waiting: Vec::new(),
+            active: Vec::new(),
+            pace: Pace::default(),
+            rows: 0,
+            sessions,
+            batches,
+            shared,
+            model,
+        }
+    }
+
+    /// Works until the engine is stopped.
+    pub(super) fn run(mut self) {
+        while self.take_requests() {
+            let stepped = catch_unwind(AssertUnwindSafe(|| self.step()));
+            if stepped.is_err() {
+                // A panic of a device or of a caller's processor: nobody can say what the states hold.
+                self.active.drain(..).for_each(|task| task.fail(Error::EngineFailed));
+                self.prefixes.clear();
+            }
+            self.publish();
+        }
+    }
+
+    /// Waits for something to do. Takes what has come; whether the engine goes on.
+    fn take_requests(&mut self) -> bool {
+        let shared = self.shared.clone();
+        let mut queue = shared.queue();
+        loop {
+            if queue.stopped {
+                return false;
+            }
+            self.waiting.extend(queue.jobs.drain(..));
+            if !self.waiting.is_empty() || !self.active.is_empty() {
+                return true;
+            }
+            queue = shared.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn step(&mut self) {
+        self.drop_cancelled();
+        self.admit();
+        self.refresh();
+        let decodes = self.active.iter().any(Task::decodes);
+        let planned = self.plan();
+        if planned.is_empty() {
+            return;
+        }
+        let started = Instant::now();
+        let (prompt_rows, calls) = (planned.iter().filter(|p| p.phase == Phase::Prefill).map(|p| p.rows.len()).sum(), self.calls(planned));
+        let failed: Vec<_> = calls.iter().filter_map(|call| Some((call, self.call(call).err()?))).collect();
+        self.give_up(&failed);
+        self.pace.learn(started.elapsed(), prompt_rows, decodes);
+        if decodes {
+            let mut queue = self.shared.queue();
+            queue.stats.longest_step = queue.stats.longest_step.max(started.elapsed());
+        }
+        self.keep_prefixes();
+        self.choose();
+    }
+
+    fn drop_cancelled(&mut self) {
+        for job in self.waiting.extract_if(.., |job| job.cancel.is_cancelled()) {
+            job.cancelled();
+        }
+        let cancelled: Vec<Task> = self.active.extract_if(.., |task| task.is_cancelled()).collect();
+        cancelled.into_iter().for_each(|task| self.retire(task, true));
+    }
+
+    /// Begins the requests for which there is a place, first come, first served. One that has a beginning in common with a prompt that is being computed waits for it.
+    fn admit(&mut self) {
+        let mut next = 0;
+        while next < self.waiting.len() && self.active.len() < self.sessions {
+            if self.is_being_computed(next) {
+                next += 1;
+                continue;
+            }
+            let job = self.waiting.remove(next);
+            match self.session_for(&job) {
+                Ok((session, reused)) => {
+                    let mut task = job.begin(session, reused);
+                    task.prepare_choice();
+                    self.shared.queue().stats.reused_rows += reused as u64;
+                    self.active.push(task);
+                }
+                Err(error) => job.refuse(error),
+            }
+        }
+    }
+
+    /// Whether a running task is computing rows that a waiting one needs; it is told to keep them.
+    fn is_being_computed(&mut self, job: usize) -> bool {
+        let job = &self.waiting[job];
+        if job.alone {
+            return false;
+        }
+        let (ids, epoch) = (job.prompt.ids(), self.model.program().epoch(job.prompt.ids().len()));
+        let there = self.prefixes.longest(ids, &job.runs, epoch, job.scope);
+        for task in self.active.iter_mut().filter(|task| !task.alone && task.scope == job.scope && task.session.epoch == epoch) {
+            let prompt = task.prompt.ids().len();
+            let common = task.rows().common_prefix(ids, &job.runs).min(ids.len() - 1).min(prompt);
+            if common >= there + WORTH_WAITING && task.done() < common {
+                task.keep_at.insert(common);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// A session that holds as much of a prompt as is there.
+    fn session_for(&mut self, job: &Job) -> Result<(crate::Session, usize), Error> {
+        let mut session = self.model.session()?;
+        let ids = job.prompt.ids();
+        session.epoch = self.model.program().epoch(ids.len());
+        if job.alone {
+            return Ok((session, 0));
+        }
+        let kept = self.prefixes.start(ids, &job.runs, session.epoch, job.scope);
+        // A running task has rows, too, from any of which a program without recurrent slots can go on.
+        let sources = self.active.iter().filter(|task| !task.alone && task.scope == job.scope && task.session.epoch == session.epoch);
+        let running = sources
+            .filter(|_| !self.prefixes.are_recurrent())
+            .map(|task| (task, task.rows().common_prefix(ids, &job.runs).min(ids.len() - 1).min(task.done())));
+        let best = running.max_by_key(|(_, rows)| *rows).filter(|(_, rows)| *rows > kept.as_ref().map_or(0, |kept| kept.rows));
+        let start = match best {
+            Some((task, rows)) => prefixes::fork(&*task.session.state, rows).ok().map(|state| Start { state, rows }).or(kept),
+            None => kept,
+        };
+        let reused = start.map_or(0, |Start { state, rows }| {
+            session.state = state;
+            rows
+        });
+        Ok((session, reused))
+    }
+
+    /// Gets all states ready to go on.
+    fn refresh(&mut self) {
+        let mut failed = Vec::new();
+        for (place, task) in self.active.iter_mut().enumerate() {
+            failed.extend(task.session.refresh().err().map(|error| (place, error)));
+        }
+        for (place, error) in failed.into_iter().rev() {
+            self.active.remove(place).fail(error);
+        }
+    }
+
+    /// The rows of the next step: one of each answer that is being made, then rows of prompts, first come, first served.
+    fn plan(&self) -> Vec<Planned> {
+        let mut planned: Vec<Planned> = Vec::new();
+        for (task, decoding) in self.active.iter().enumerate().filter(|(_, task)| task.decodes() && task.left() == 1) {
+            planned.push(Planned { task, rows: decoding.done()..decoding.session.len(), phase: Phase::Decode });
+        }
+        let decoding = planned.len();
+        let mut room = self.model.chunk().saturating_sub(if self.phases_apart || !self.batches { 0 } else { decoding });
+        if decoding > 0 {
+            room = room.min(self.pace.rows_within(self.shared.options.step_time, self.model.chunk()));
+        }
+        // Also answers whose rows have to be computed again.
+        for (task, reading) in self.active.iter().enumerate().filter(|(_, task)| !task.decodes() || task.left() > 1) {
+            if room == 0 {
+                break;
+            }
+            let (done, end) = (reading.done(), reading.session.len());
+            let next_kept = match self.prefixes.are_recurrent() {
+                true => (done / KEEP_EVERY + 1) * KEEP_EVERY,
+                false => end,
+            };
+            let next_kept = reading.keep_at.range(done + 1..).next().copied().unwrap_or(end).min(next_kept);
+            let chunk = self.model.chunk_of(end - done).min(room);
+            let rows = done..end.min(done + chunk).min(next_kept);
+            room -= rows.len();
+            planned.push(Planned { task, rows, phase: Phase::Prefill });
+        }
+        planned
+    }
+
+    /// The calls that compute planned rows.
+    fn calls(&self, planned: Vec<Planned>) -> Vec<Vec<Planned>> {
+        if !self.batches {
+            return planned.into_iter().map(|one| vec![one]).collect();
+        }
+        let (decode, prefill): (Vec<_>, Vec<_>) =
+            planned.into_iter().partition(|planned| self.phases_apart && planned.phase == Phase::Decode);
+        [decode, prefill].into_iter().filter(|call| !call.is_empty()).collect()
+    }
+
+    /// Runs a call. Where memory is short, prefixes are given up until it is not.
+    fn call(&mut self, planned: &[Planned]) -> Result<(), Error> {
+        loop {
+            let phase = if planned.iter().all(|planned| planned.phase == Phase::Decode) { Phase::Decode } else { Phase::Prefill };
+            // Whoever is alone in a call may stop it in the middle.
+            let alone = match planned {
+                [only] => Some(self.active[only.task].cancel.clone()),
+                _ => None,
+            };
+            let mut by_task: Vec<Option<&mut Task>> = self.active.iter_mut().map(Some).collect();
+            let mut spans = Vec::with_capacity(planned.len());
+            for Planned { task, rows, .. } in planned {
+                let Some(Task { session, mask, .. }) = by_task[*task].take() else { continue };
+                let wanted = usize::from(rows.end == session.len());
+                spans.push(Span { session, rows: rows.clone(), wanted, mask: mask.as_ref() });
+            }
+            let purpose = Purpose { phase, cancel: alone.as_ref().map(|cancel| cancel.flag()) };
+            let result = self.model.runner().call(&self.model, &mut spans, &purpose, &mut Watch::default());
+            drop(spans);
+            if result.is_ok() {
+                self.rows += planned.iter().map(|planned| planned.rows.len() as u64).sum::<u64>();
+            }
+            match result {
+                Err(Error::Device(DeviceError::StatesFull { .. })) if self.prefixes.evict() => {}
+                // All that was computed is gone; it is computed again from the rows.
+                Err(Error::Device(lost @ DeviceError::Lost { .. })) => {
+                    self.prefixes.clear();
+                    return self.model.recover(lost);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Ends tasks whose calls failed: where memory is short, the last that began; else all that were in the call. Who was cancelled ends with the next step.
+    fn give_up(&mut self, failed: &[(&Vec<Planned>, Error)]) {
+        let mut ended: Vec<(usize, &Error)> = Vec::new();
+        for (call, error) in failed {
+            match error {
+                Error::Cancelled => {}
+                Error::Device(DeviceError::StatesFull { .. }) => ended.extend(call.iter().map(|p| p.task).max().map(|task| (task, error))),
+                _ => ended.extend(call.iter().map(|planned| (planned.task, error))),
+            }
+        }
+        ended.sort_unstable_by_key(|(task, _)| std::cmp::Reverse(*task));
+        for (task, error) in ended {
+            self.active.remove(task).fail(error.again());
+        }
+    }
+
+    /// Keeps what tasks have computed where others may go on from: at ends of prompts, where another request parts from it, and with recurrent slots every so many rows.
+    fn keep_prefixes(&mut self) {
+        for task in self.active.iter_mut().filter(|task| !task.alone && !task.decodes()) {
+            let (done, prompt) = (task.done(), task.prompt.ids().len());
+            let asked = task.keep_at.remove(&done);
+            let by_itself = done == prompt || self.prefixes.are_recurrent() && done % KEEP_EVERY == 0;
+            if done > task.reused && (asked || by_itself) {
+                // Without it others only compute more.
+                let _ = self.prefixes.keep(task.rows(), &*task.session.state, task.session.epoch, task.scope);
+            }
+        }
+        self.make_room();
+    }
+
+    /// Gives up prefixes beyond the bytes that may be kept.
+    fn make_room(&mut self) {
+        let most = self.shared.options.prefix_bytes;
+        let held = |prefixes: &Prefixes| match self.model.runner().executable.state_bytes() {
+            Some(bytes) => bytes.total(),
+            None => prefixes.bytes(),
+        };
+        while held(&self.prefixes) > most && self.prefixes.evict() {}
+    }
+
+    /// Chooses tokens for the tasks whose rows are all computed; those that end make place.
+    fn choose(&mut self) {
+        let mut ended = Vec::new();
+        for (place, task) in self.active.iter_mut().enumerate().filter(|(_, task)| task.left() == 0) {
+            match task.choose() {
+                Ok(true) => task.prepare_choice(),
+                Ok(false) => ended.push((place, None)),
+                Err(error) => ended.push((place, Some(error))),
+            }
+        }
+        for (place, error) in ended.into_iter().rev() {
+            let task = self.active.remove(place);
+            match error {
+                None => self.retire(task, false),
+                Some(error) => task.fail(error),
+            }
+        }
+    }
+
+    /// Ends an answer. What it computed is kept: a next turn begins with it.
+    fn retire(&mut self, task: Task, cancelled: bool) {
+        let (scope, alone) = (task.scope, task.alone);
+        let session = task.end(cancelled);
+        if !alone {
+            let _ = self.prefixes.keep(&session.rows, &*session.state, session.epoch, scope);
+            drop(session);
+            self.make_room();
+        }
+    }
+
+    /// Tells what the engine does.
+    fn publish(&mut self) {
+        let bytes = self.model.runner().executable.state_bytes().unwrap_or_default();
+        let mut queue = self.shared.queue();
+        queue.stats.steps += 1;
+        queue.stats.rows += std::mem::take(&mut self.rows);
+        queue.stats.active = self.active.len();
+        queue.stats.waiting = queue.jobs.len() + self.waiting.len();
+        queue.stats.prefixes = self.prefixes.len();
+        (queue.stats.kv_bytes, queue.stats.recurrent_bytes) = (bytes.kv, bytes.recurrent);
+    }
+}
+
+impl Pace {
+    /// A step with so many rows of prompts took so long.
+    fn learn(&mut self, time: Duration, prompt_rows: usize, decodes: bool) {
+        match prompt_rows {
+            0 => self.decode = time,
+            rows => {
+                let more = if decodes { time.saturating_sub(self.decode) } else { time };
+                // Later rows of a prompt take longer: they attend to more.
+                self.row = Some(more.div_f64(rows as f64));
+            }
+        }
+    }
+
+    /// Rows of prompts that fit into a step beside running answers.
+    fn rows_within(&self, time: Duration, most: usize) -> usize {
+        let Some(row) = self.row else { return FIRST_ROWS.min(most) };
+        let left = time.saturating_sub(self.decode).as_secs_f64();
+        ((left / row.as_secs_f64().max(1e-9)) as usize).clamp(1, most)
+    }
+}

@@ -1,0 +1,179 @@
+//! A request on its way: first a job that waits, then a task with a session.
+
+use super::{AnswerPiece, Request, answer::Sender};
+use crate::{
+    Cancel, Error, FinishReason, Generation, Model, NextToken, Piece, Prompt, Session, Work,
+    generate::where_it_ran,
+    rows::{Rows, Run},
+    timing::{PrefillPath, Timing, milliseconds},
+    writer::Writer,
+};
+use qhx_ir::IdMask;
+use std::{
+    collections::BTreeSet,
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
+
+/// A request that waits.
+pub(super) struct Job {
+    pub(super) prompt: Prompt,
+    /// Its media, encoded.
+    pub(super) runs: Vec<Run>,
+    pub(super) scope: u64,
+    pub(super) alone: bool,
+    pub(super) cancel: Cancel,
+    sender: Sender,
+    writer: Writer,
+    encode_time: Duration,
+    asked: Instant,
+}
+
+impl Job {
+    /// Checks a request and encodes its media.
+    pub(super) fn new(model: &Model, request: Request, sender: Sender, asked: Instant) -> Result<Self, Error> {
+        let Request { prompt, options, processors, cancel, scope, alone } = request;
+        model.check_prompt(prompt.ids())?;
+        let writer = Writer::new(model, &options, processors)?;
+        let began = Instant::now();
+        let encode = |placed: &crate::PlacedMedium| Ok(Run::new(placed.first(), model.encode(placed.medium(), &cancel)?));
+        let runs = prompt.media().iter().map(encode).collect::<Result<_, Error>>()?;
+        Ok(Self { prompt, runs, scope, alone, cancel, sender, writer, encode_time: began.elapsed(), asked })
+    }
+
+    /// Ends it before it began.
+    pub(super) fn cancelled(self) {
+        let mut timing = Timing { encode_ms: milliseconds(self.encode_time), ..Timing::default() };
+        timing.prompt_tokens = self.prompt.ids().len();
+        self.sender.end(Ok(Generation::cancelled(&self.prompt, timing)));
+    }
+
+    /// Begins to answer on a session that holds the first `reused` rows of the prompt; the others are put in, to be computed.
+    pub(super) fn begin(self, mut session: Session, reused: usize) -> Task {
+        let Self { prompt, runs, scope, alone, cancel, sender, writer, encode_time, asked } = self;
+        session.put_in(prompt.ids(), &runs, reused);
+        session.want_largest_only(writer.wants_largest());
+        let mut timing = Timing::of_prompt(session.model(), &prompt);
+        timing.encode_ms += milliseconds(encode_time);
+        let before = session.work();
+        let began = Instant::now();
+        let keep_at = BTreeSet::new();
+        Task { session, prompt, scope, alone, cancel, reused, keep_at, mask: None, sender, writer, before, timing, asked, began }
+    }
+
+    /// Ends it with an error.
+    pub(super) fn refuse(self, error: Error) {
+        self.sender.refuse(error);
+    }
+}
+
+/// A request that is being answered.
+pub(super) struct Task {
+    /// Holds the rows of the prompt and of what was chosen; its state is as far as it was computed.
+    pub(super) session: Session,
+    pub(super) prompt: Prompt,
+    pub(super) scope: u64,
+    pub(super) alone: bool,
+    pub(super) cancel: Cancel,
+    /// Rows of the prompt that were there.
+    pub(super) reused: usize,
+    /// Rows at which what was computed is to be kept: others begin alike up to there.
+    pub(super) keep_at: BTreeSet<usize>,
+    /// What may be chosen next, where the device chooses among some ids.
+    pub(super) mask: Option<OnceLock<IdMask>>,
+    sender: Sender,
+    writer: Writer,
+    before: Work,
+    timing: Timing,
+    asked: Instant,
+    /// When the prompt was begun.
+    began: Instant,
+}
+
+impl Task {
+    /// Rows that are computed.
+    pub(super) fn done(&self) -> usize {
+        self.session.state.len()
+    }
+
+    /// Rows that are yet to be computed.
+    pub(super) fn left(&self) -> usize {
+        self.session.len() - self.done()
+    }
+
+    /// Whether the prompt is computed and tokens are being chosen.
+    pub(super) fn decodes(&self) -> bool {
+        self.session.len() > self.prompt.ids().len()
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.cancel.is_cancelled()
+    }
+
+    /// Asks the processors what may follow. They may take their time: the device is not waiting for the answer yet.
+    pub(super) fn prepare_choice(&mut self) {
+        let mask = self.writer.mask(self.session.ids());
+        self.session.want_largest_only(mask.is_some() || self.writer.wants_largest());
+        self.mask = mask.map(OnceLock::from);
+    }
+
+    /// All rows are computed: chooses the next token and puts it in. Whether the answer goes on.
+    pub(super) fn choose(&mut self) -> Result<bool, Error> {
+        if !self.decodes() && self.writer.first_token.is_none() {
+            self.timing.prefill_ms = milliseconds(self.began.elapsed());
+        }
+        if self.writer.finish_reason.is_some() {
+            return Ok(false);
+        }
+        let sender = &self.sender;
+        let mut send = |piece: Piece<'_>| sender.send(AnswerPiece { id: piece.id, text: piece.text.to_owned() });
+        let next = self.session.next_token().unwrap_or(NextToken::Logits(&[]));
+        let chosen = self.writer.choose(next, self.session.ids(), self.session.context(), &mut send)?;
+        if let Some(id) = chosen {
+            self.session.rows.extend(&[id], &[]);
+        }
+        Ok(chosen.is_some())
+    }
+
+    /// Ends the answer, and gives back the session.
+    pub(super) fn end(mut self, cancelled: bool) -> Session {
+        if cancelled {
+            self.writer.finish_reason = Some(FinishReason::Cancelled);
+        }
+        self.timing.end(&self.prompt, self.asked, self.writer.first_token, self.writer.ids.len());
+        let sender = &self.sender;
+        let flushed = self.writer.flush(&mut |piece| sender.send(AnswerPiece { id: piece.id, text: piece.text.to_owned() }));
+        let (stages, fallbacks) = where_it_ran(&self.session, &self.prompt, self.before);
+        let work = self.session.work();
+        let prefilled = self.prompt.ids().len() - self.reused;
+        let calls = work.calls - self.before.calls - (work.decode_calls - self.before.decode_calls);
+        self.timing.lm_head_ms = milliseconds(work.last_stage - self.before.last_stage);
+        let Writer { ids, text, finish_reason, note, step_logits, .. } = self.writer;
+        let generation = Generation {
+            prompt_ids: self.prompt.ids().to_vec(),
+            ids,
+            text,
+            finish_reason: finish_reason.unwrap_or(FinishReason::Length),
+            timing: self.timing,
+            prefill_path: PrefillPath::of(prefilled, calls),
+            stages,
+            fallbacks,
+            note,
+            media: self.prompt.media().len(),
+            kept_rows: self.reused,
+            step_logits,
+        };
+        self.sender.end(flushed.map(|()| generation));
+        self.session
+    }
+
+    /// Ends it with an error.
+    pub(super) fn fail(self, error: Error) {
+        self.sender.refuse(error);
+    }
+
+    /// The rows that the request was made with.
+    pub(super) fn rows(&self) -> &Rows {
+        &self.session.rows
+    }
+}
