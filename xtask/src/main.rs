@@ -23,7 +23,7 @@ const HELP: &str = "cargo xtask COMMAND
   man             write man pages to target/man and shell completions to target/completions
   attack [CLASS…] [--seconds N] [--seed S]
                   hostile files of each class against the libraries and the binary, a minute each; --help says more
-  builtin         forge the model inside the binary anew from demo/qwen3_5
+  builtin         forge the model inside the library and the binary anew from demo/qwen3_5
   bench-peers [NAME…]
                   speed beside llama.cpp, in one run, on SmolLM2 and the four full-size models; needs disk and minutes
   fullsize [NAME] full-size models with seeded weights against the oracle; needs disk and minutes
@@ -77,11 +77,11 @@ fn demo(prompt: &str) -> Result<(), Failure> {
     run(&mut qhx)
 }
 
-/// The bundle that `qhx` carries.
+/// The bundle that the library and the binary carry.
 fn builtin() -> Result<(), Failure> {
     let mut qhx = cargo();
     qhx.args(["run", "--release", "--package", "qhx-cli", "--bin", "qhx", "--"]);
-    run(qhx.args(["forge", "demo/qwen3_5", "--precision", "w8", "--out", "crates/qhx-cli/builtin", "--force"]))
+    run(qhx.args(["forge", "demo/qwen3_5", "--precision", "w8", "--out", "crates/qhx/builtin", "--force"]))
 }
 
 /// Man pages and completions, for packages. The binary writes them from its own definitions.

@@ -8,7 +8,7 @@ use crate::{
     manifest::{FileEntry, MANIFEST_FILE, MAX_MANIFEST_BYTES},
     safetensors::{Header, StoredTensor, description, read_header},
     source::{Opened, Source},
-    verified::{Verified, cache_dir},
+    verified::Verified,
 };
 use qhx_ir::{ALIGNMENT, Bytes, Checked, Name, Program, Weight, WeightTensor, Weights};
 use std::{
@@ -44,7 +44,7 @@ pub struct Bundle {
 pub struct OpenOptions {
     /// When large files are hashed.
     pub verify: Verify,
-    /// The folder that remembers which files were found whole; `None`: none does.
+    /// The folder that remembers which files were found whole; absent, the default: none does, and large files are hashed each time.
     pub cache_dir: Option<PathBuf>,
     /// Ends the hashing of large files when set.
     pub cancel: Option<Arc<AtomicBool>>,
@@ -63,7 +63,7 @@ pub enum Verify {
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { verify: Verify::Once, cache_dir: cache_dir(), cancel: None }
+        Self { verify: Verify::Once, cache_dir: None, cancel: None }
     }
 }
 

@@ -38,5 +38,4 @@ pub use error::BundleError;
 pub use hash::Digest;
 pub use manifest::{Manifest, ManifestError};
 pub use path::{BundlePath, PathError};
-pub use verified::cache_dir;
 pub use write::{BundleWriter, Staged, TargetWriter, TemporaryFolder, TensorSpec, WriteOptions};

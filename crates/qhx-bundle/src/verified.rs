@@ -9,7 +9,6 @@ use crate::{
 };
 use std::{
     collections::HashSet,
-    env,
     fs::{self, OpenOptions},
     io::Write,
     path::{Path, PathBuf},
@@ -19,15 +18,6 @@ use std::{
 const FILE: &str = "verified.txt";
 /// Beyond this many bytes the older lines are forgotten, up to half of it.
 const MAX_BYTES: u64 = 1 << 20;
-
-/// Where qhx keeps what it can make again: `QHX_CACHE_DIR`, or `qhx` in the user's cache folder. `None` where the system tells neither.
-pub fn cache_dir() -> Option<PathBuf> {
-    let folder = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    folder("QHX_CACHE_DIR")
-        .or_else(|| folder("XDG_CACHE_HOME").map(|path| path.join("qhx")))
-        .or_else(|| folder("LOCALAPPDATA").map(|path| path.join("qhx").join("cache")))
-        .or_else(|| folder("HOME").map(|path| path.join(".cache").join("qhx")))
-}
 
 /// The files that were found whole.
 pub(crate) struct Verified {

@@ -6,11 +6,11 @@ use crate::{
     interrupt::Interrupt,
     load::load_model,
     media::MediaFlags,
-    model_ref::open_model,
+    open::open_model,
     output::{self, Stream},
     sessions::SessionFlags,
     units::{show_number, show_seconds, show_speed},
-    windows::Windows,
+    windows::{self, Windows},
 };
 use qhx_bundle::Bundle;
 use qhx_runtime::{
@@ -64,7 +64,7 @@ impl Request<'_> {
         };
         let options = &self.options;
         let mut generation = match &windows {
-            Windows::Several(_) => windows.answer(&mut input, &mut session, options, interrupt, !self.json)?,
+            Windows::Several(windows) => windows::answer(windows, &mut input, &mut session, options, interrupt, !self.json)?,
             Windows::None => {
                 let prompt = input.prompt(&model)?;
                 let mut answer =

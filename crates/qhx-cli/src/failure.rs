@@ -1,6 +1,6 @@
 //! What went wrong, as the user sees it: one readable block on stderr and an exit code.
 
-use crate::output;
+use crate::{hints, output};
 use qhx_runtime::Error as RuntimeError;
 use std::{any::Any, borrow::Cow, error::Error, ffi::OsString, process::ExitCode};
 
@@ -40,9 +40,9 @@ impl Failure {
         self
     }
 
-    /// Says where it went wrong.
-    pub(crate) fn within(mut self, place: &str) -> Self {
-        self.message = format!("{place}: {}", self.message);
+    /// Puts the place where it went wrong before the message.
+    pub(crate) fn after(mut self, place: &str) -> Self {
+        self.message.insert_str(0, place);
         self
     }
 
@@ -116,14 +116,19 @@ impl<E: Error + 'static> From<E> for Failure {
         if is_usage(&error) {
             failure.code = Self::USAGE;
         }
+        failure.hint = hints::hint(&error);
         failure
     }
 }
 
 /// Errors of the libraries that only a flag can cause.
 fn is_usage(error: &dyn Any) -> bool {
+    let of_library = match error.downcast_ref() {
+        Some(qhx::Error::Runtime(error)) => Some(error),
+        _ => None,
+    };
     matches!(
-        error.downcast_ref(),
+        of_library.or_else(|| error.downcast_ref()),
         Some(
             RuntimeError::UnknownDevice { .. }
                 | RuntimeError::Placement { .. }

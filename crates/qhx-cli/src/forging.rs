@@ -2,9 +2,9 @@
 
 use crate::{
     failure::Failure,
+    hints::is_full,
     interrupt::Interrupt,
-    output,
-    progress::{ForgeBar, GateBar, show_left},
+    progress::{ForgeBar, GateBar, tell_time},
 };
 use qhx_bundle::{BundleError, parity::GateKind};
 use qhx_forge::{
@@ -12,10 +12,7 @@ use qhx_forge::{
     forge_with_targets, gate::suite::GivenPrompt,
 };
 use qhx_runtime::{Error, verify::VerifyError};
-use std::{cell::RefCell, io::ErrorKind, path::Path, time::Duration};
-
-/// Gates that take less begin without a word.
-const WORTH_TELLING: Duration = Duration::from_secs(5);
+use std::{cell::RefCell, path::Path, time::Duration};
 
 /// Where a bundle goes and how it is stored.
 #[derive(Clone, Copy)]
@@ -120,13 +117,6 @@ pub(crate) fn measured(material: &Material, order: Order<'_>, gate: GateOrder, t
     gated.map_err(|error| explain(error, order))
 }
 
-/// Says how long the gate will take, where somebody has to wait for it.
-fn tell_time(left: Duration) {
-    if left >= WORTH_TELLING {
-        output::dim_note(&format!("comparing the bundle with the f32 model: about {}", show_left(left)));
-    }
-}
-
 fn explain(error: ForgeError, order: Order<'_>) -> Failure {
     match &error {
         ForgeError::Run(Error::Cancelled)
@@ -135,12 +125,9 @@ fn explain(error: ForgeError, order: Order<'_>) -> Failure {
         ForgeError::Bundle(BundleError::Exists(_)) if !order.replace => {
             Failure::from(error).hint("--force replaces a bundle that is there already")
         }
-        ForgeError::Bundle(BundleError::Io { source, .. }) => match source.kind() {
-            ErrorKind::StorageFull | ErrorKind::FileTooLarge | ErrorKind::QuotaExceeded => {
-                Failure::from(error).hint("nothing was left behind; make room, or choose another place with --out")
-            }
-            _ => error.into(),
-        },
+        ForgeError::Bundle(BundleError::Io { source, .. }) if is_full(source) => {
+            Failure::from(error).hint("nothing was left behind; make room, or choose another place with --out")
+        }
         _ => error.into(),
     }
 }

@@ -1,16 +1,13 @@
 //! What goes in: ids, a text to continue, or a conversation, with images and sounds. From flags to a prompt.
 
-use crate::{
-    failure::Failure,
-    media::{MediaFlags, open_parts},
-};
+use crate::{failure::Failure, media::MediaFlags};
 use clap::Args;
+use qhx::messages::{self, MessagesError};
 use qhx_bundle::{Bundle, files::read_given, manifest::ChatMode};
 use qhx_runtime::{
     Error, Medium, Model, Prompt,
-    text::{Chat, ChatError, Message},
+    text::{Chat, Message},
 };
-use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 /// The longest prompt that is read from a file or from stdin: far more than any model's context holds.
@@ -111,10 +108,7 @@ impl Input {
             }
             Text::Chat(chat, file) => {
                 needs_template(bundle)?;
-                for (place, message) in chat.messages.iter_mut().enumerate() {
-                    let within = |failure: Failure| failure.within(&format!("{}: message {}", file.display(), place + 1));
-                    open_parts(message, bundle).map_err(within)?;
-                }
+                messages::open_media(chat, bundle).map_err(|error| in_file(file, error))?;
             }
             Text::User(..) => needs_template(bundle)?,
             Text::Ids(_) | Text::Completion(_) => {}
@@ -169,7 +163,7 @@ impl Input {
     }
 
     /// The prompt for a model.
-    pub(crate) fn prompt(&self, model: &Model) -> Result<Prompt, Failure> {
+    pub(crate) fn prompt(&self, model: &Model) -> Result<Prompt, Error> {
         Ok(match (&self.text, self.conversation()) {
             (Text::Ids(ids), _) => Prompt::from_ids_with_media(model, ids.clone(), &self.media)?,
             (Text::Completion(text), _) => Prompt::completion_with_media(model, text, &self.media)?,
@@ -202,33 +196,12 @@ pub(crate) fn needs_template(bundle: &Bundle) -> Result<(), Failure> {
 
 /// A list of messages, or an object with `messages` and what else templates take.
 fn read_chat(file: &Path) -> Result<Chat, Failure> {
-    let place = file.display();
-    let mut chat = conversation(None);
-    let messages = match serde_json::from_str(&read_text(file)?).map_err(|e| Failure::work(format!("{place} is not valid JSON: {e}")))? {
-        Value::Object(mut fields) => {
-            let messages = fields.remove("messages").ok_or_else(|| Failure::work(format!("{place} has no `messages`")))?;
-            chat.tools = fields.remove("tools").filter(|tools| !tools.is_null());
-            chat.documents = fields.remove("documents").filter(|documents| !documents.is_null());
-            if let Some(options) = fields.remove("chat_template_kwargs") {
-                let Value::Object(options) = options else {
-                    return Err(Failure::work(format!("{place}: `chat_template_kwargs` must be an object")));
-                };
-                chat.options = options;
-            }
-            if let Some(field) = fields.keys().next() {
-                let known = "`messages`, `tools`, `documents` and `chat_template_kwargs`";
-                return Err(Failure::work(format!("{place}: unknown field `{field}`")).hint(format!("known fields are {known}")));
-            }
-            messages
-        }
-        list => list,
-    };
-    let wrong = |error: ChatError| Failure::work(format!("{place}: {error}"));
-    chat.messages = Message::list_from_json(messages).map_err(wrong)?;
-    if chat.messages.is_empty() {
-        return Err(wrong(ChatError::NoMessages));
-    }
-    Ok(chat)
+    messages::parse(&read_text(file)?).map_err(|error| in_file(file, error))
+}
+
+fn in_file(file: &Path, error: MessagesError) -> Failure {
+    let between = if matches!(error, MessagesError::Json(_) | MessagesError::NoMessages) { " " } else { ": " };
+    Failure::from(error).after(&format!("{}{between}", file.display()))
 }
 
 /// Nothing to read is no prompt.

@@ -6,24 +6,24 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod answer;
-mod builtin;
 mod commands;
 mod contexts;
 mod cost;
 mod failure;
 mod flags;
 mod foreign;
-mod forge_lock;
 mod forging;
+mod hints;
 mod input;
 mod interrupt;
 mod lines;
 mod load;
 mod media;
-mod model_ref;
 mod names;
+mod open;
 mod output;
 mod peak;
+mod places;
 mod progress;
 mod published;
 mod sessions;

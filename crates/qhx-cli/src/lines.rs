@@ -1,7 +1,6 @@
 //! Messages from a person at a terminal, with editing and a history, or from a pipe, line by line.
 
-use crate::{failure::Failure, input::MAX_INPUT_BYTES, output};
-use qhx_bundle::cache_dir;
+use crate::{failure::Failure, input::MAX_INPUT_BYTES, output, places::places};
 use rustyline::{Config, DefaultEditor, error::ReadlineError};
 use std::{
     fs,
@@ -193,7 +192,7 @@ fn too_long() -> Failure {
 
 /// Where the history is kept, for its owner's eyes: the editor makes the file unreadable for others.
 fn history_file() -> Option<PathBuf> {
-    let cache = cache_dir()?;
+    let cache = places().cache?;
     fs::create_dir_all(&cache).ok()?;
     Some(cache.join("chat_history"))
 }

@@ -1,57 +1,9 @@
-//! From a path to a model that is ready, with everything that can be said on the way.
+//! From an open bundle to a model that is ready, with everything that can be said on the way.
 
-use crate::{
-    builtin,
-    failure::Failure,
-    interrupt::Interrupt,
-    model_ref::{ModelKind, kind_of},
-    output,
-};
-use qhx_bundle::{
-    Bundle, BundleError, OpenOptions,
-    manifest::{MANIFEST_FILE, TEXT_PROGRAM},
-    manifest_in,
-    parity::REJECTED,
-    target::MadeFor,
-};
-use qhx_runtime::{DeviceChoice, LoadOptions, LoadPlan, Model, registry, verify::verdict};
+use crate::{failure::Failure, output};
+use qhx_bundle::{Bundle, manifest::TEXT_PROGRAM, parity::REJECTED};
+use qhx_runtime::{LoadOptions, LoadPlan, Model, verify::verdict};
 use std::path::Path;
-
-/// Opens a bundle; what else the path may be is told.
-pub(crate) fn open_bundle(path: &Path, interrupt: &Interrupt) -> Result<Bundle, Failure> {
-    if builtin::is_meant(path) {
-        return builtin::open();
-    }
-    let options = OpenOptions { cancel: Some(interrupt.flag()), ..OpenOptions::default() };
-    Bundle::open_with(path, &options).map_err(|error| match (&error, kind_of(path)) {
-        (BundleError::NotABundle { .. }, Some(ModelKind::Folder | ModelKind::Gguf)) => {
-            let message = format!("{} is a checkpoint, not a bundle", path.display());
-            Failure::work(message).hint(format!("forge it first: qhx forge {} --out BUNDLE", path.display()))
-        }
-        (BundleError::NotABundle { .. }, _) => {
-            Failure::from(error).hint("a bundle is a folder with a qhx.json; `qhx forge SRC --out DIR` makes one")
-        }
-        _ => error.into(),
-    })
-}
-
-/// Opens what a device runs of a bundle: for the NPU the folder of its generation, where there is one that it can load.
-pub(crate) fn open_for(path: &Path, device: DeviceChoice, interrupt: &Interrupt) -> Result<Bundle, Failure> {
-    if device != DeviceChoice::Npu || !path.join(MANIFEST_FILE).is_file() {
-        return open_bundle(path, interrupt);
-    }
-    let arches = registry::npu_arch()?.map_or_else(|| vec!["v81".to_owned(), "v79".to_owned()], |arch| vec![arch]);
-    // Folders with a precision behind the generation are for those who ask for them.
-    for folder in arches.iter().map(|arch| path.join(arch)).filter(|folder| manifest_in(folder).is_some()) {
-        let bundle = open_bundle(&folder, interrupt)?;
-        let for_phones = bundle.manifest().plan.as_ref().is_some_and(|plan| plan.made_for == MadeFor::Phone);
-        if !(for_phones && registry::npu_is_emulated()) {
-            return Ok(bundle);
-        }
-        output::dim_note(&format!("{} is made for phones: the emulator compiles the bundle instead", folder.display()));
-    }
-    open_bundle(path, interrupt)
-}
 
 /// Loads a bundle's text program. What it will need is told before, what runs elsewhere than preferred after.
 pub(crate) fn load_model(bundle: &Bundle, options: &LoadOptions) -> Result<Model, Failure> {

@@ -1,10 +1,11 @@
 //! The progress of forging and of gates, on stderr. Hidden where stderr is no terminal.
 
-use crate::{foreign::shown_in_line, units::show_count};
+use crate::{foreign::shown_in_line, output, units::show_count};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use qhx_forge::{GateProgress, Progress};
 use std::{
     fmt::Write,
+    path::Path,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -96,6 +97,36 @@ impl GateBar {
 impl Drop for GateBar {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+    }
+}
+
+/// What a person sees while another process forges: a line, and on a terminal the time that has passed.
+pub(crate) struct Waiting(ProgressBar);
+
+impl Waiting {
+    pub(crate) fn new(place: &Path) -> Self {
+        let name = place.file_name().unwrap_or_default().to_string_lossy();
+        output::dim_note(&format!("another qhx process is forging {name}: waiting for it"));
+        let style = ProgressStyle::with_template("{spinner} {elapsed}").unwrap_or_else(|_| ProgressStyle::default_spinner());
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10)).with_style(style);
+        bar.enable_steady_tick(Duration::from_millis(100));
+        Self(bar)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// Gates that take less begin without a word.
+const WORTH_TELLING: Duration = Duration::from_secs(5);
+
+/// Says how long the gate will take, where somebody has to wait for it.
+pub(crate) fn tell_time(left: Duration) {
+    if left >= WORTH_TELLING {
+        output::dim_note(&format!("comparing the bundle with the f32 model: about {}", show_left(left)));
     }
 }
 

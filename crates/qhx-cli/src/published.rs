@@ -9,6 +9,7 @@ use crate::{
     load::load_model,
     media::MediaFlags,
     output,
+    places::places,
 };
 use qhx_bundle::{Bundle, BundleError, OpenOptions};
 use qhx_runtime::{
@@ -76,7 +77,7 @@ pub(crate) fn run(arguments: &[OsString], interrupt: &Interrupt) -> Result<(), F
 }
 
 fn open(manifest: &Path, root: &Path, interrupt: &Interrupt) -> Result<Bundle, Failure> {
-    let options = OpenOptions { cancel: Some(interrupt.flag()), ..OpenOptions::default() };
+    let options = OpenOptions { cache_dir: places().cache, cancel: Some(interrupt.flag()), ..OpenOptions::default() };
     Bundle::open_in(manifest, root, &options).map_err(|error| match &error {
         BundleError::File { .. } if manifest.parent().is_some_and(|beside| beside != root) => {
             let hint = "ARTIFACTS_ROOT is the folder with the files that the manifest names, usually the manifest's own";

@@ -33,7 +33,7 @@ fn it_is_what_the_forge_makes() {
     let out = folder.path().join("builtin");
     let source = repository().join("demo/qwen3_5");
     succeed(["forge", source.to_str().unwrap(), "--out", out.to_str().unwrap(), "--precision", "w8"]);
-    let (made, kept) = (files(&out), files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("builtin")));
+    let (made, kept) = (files(&out), files(&repository().join("crates/qhx/builtin")));
     assert_eq!(made.keys().collect::<Vec<_>>(), kept.keys().collect::<Vec<_>>());
     for (path, bytes) in made {
         assert!(bytes == kept[&path], "{} has changed: run `cargo xtask builtin`", path.display());

@@ -84,7 +84,7 @@ fn a_model_that_is_not_there_is_no_prompt() {
         ("smol", "looks like a model that does not exist"),
         ("./missing.gguf", "looks like a model that does not exist"),
         ("models/missing.gguf", "looks like a model that does not exist"),
-        ("HuggingFaceTB/SmolLM2-135M-Instruct", "`hf download HuggingFaceTB/SmolLM2-135M-Instruct --local-dir DIR`"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "`hf download HuggingFaceTB/SmolLM2-135M-Instruct`"),
         ("buitlin", "did you mean builtin?"),
         ("notes", "it is a folder with neither qhx.json nor config.json"),
     ] {
@@ -101,6 +101,29 @@ fn a_model_that_is_not_there_is_no_prompt() {
     failed(run(&["tiny-lama"]), 2, &["did you mean tiny-llama.gguf?"]);
     failed(run(&["tiny-llama.gguf"]), 2, &["the prompt is missing: tiny-llama.gguf is a model"]);
     failed(run(&["a", "--", "b", "c"]), 2, &["more than one prompt"]);
+}
+
+#[test]
+fn repositories_are_found_in_the_hugging_face_cache() {
+    let folder = scratch();
+    let snapshot = folder.path().join("hub/models--some-org--tiny-llama/snapshots/0123abcd");
+    let run = |arguments: &[&str]| {
+        let mut command = qhx(arguments);
+        command.current_dir(folder.path()).env("HF_HOME", folder.path()).env("QHX_CACHE_DIR", folder.path().join("cache"));
+        ran(command.output().unwrap())
+    };
+    let generate = ["generate", "some-org/tiny-llama", "--ids", "5", "--max-new", "2", "--json"];
+    let missing = ["there is no model at some-org/tiny-llama", "models--some-org--tiny-llama", "does not download models yet"];
+    failed(run(&generate), 1, &[&missing[..], &["`hf download some-org/tiny-llama`"]].concat());
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::copy(fixture("llama-gguf").join("model.gguf"), snapshot.join("tiny.gguf")).unwrap();
+    fs::create_dir_all(folder.path().join("hub/models--some-org--tiny-llama/refs")).unwrap();
+    fs::write(folder.path().join("hub/models--some-org--tiny-llama/refs/main"), "0123abcd").unwrap();
+    let found = run(&generate);
+    assert!(found.code == Some(0) && found.stderr.contains("(once)"), "{found:?}");
+    // It goes by its own name, and not by that of the file or of the commit.
+    let inspected = run(&["inspect", "some-org/tiny-llama", "--json"]);
+    assert!(inspected.stdout.contains("\"tiny-llama\"") && !inspected.stderr.contains("(once)"), "{inspected:?}");
 }
 
 #[test]

@@ -32,6 +32,11 @@ impl Cancel {
         self.0.load(Ordering::Relaxed)
     }
 
+    /// The flag itself, shared: as opening and forging bundles take it.
+    pub fn shared(&self) -> Arc<AtomicBool> {
+        self.0.clone()
+    }
+
     /// The flag itself, as devices take it.
     pub fn flag(&self) -> &AtomicBool {
         &self.0

@@ -5,7 +5,7 @@ use crate::{
     flags::{MAX_CHUNK, MAX_THREADS, MAX_TOKENS, PinFlag, PlacementFlag, count, count_or_none},
     interrupt::Interrupt,
     load::load_model,
-    model_ref::open_model,
+    open::open_model,
     output,
     table::{Align, Table, facts},
     units::{show_bandwidth, show_bytes, show_count},

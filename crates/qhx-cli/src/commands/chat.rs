@@ -8,13 +8,13 @@ use crate::{
     interrupt::Interrupt,
     lines::{Line, Lines},
     load::load_model,
-    media,
-    model_ref::open_model,
+    open::open_model,
     output,
     settings::Settings,
     units::show_number,
 };
 use clap::Args;
+use qhx::messages::open_medium;
 use qhx_bundle::Bundle;
 use qhx_runtime::{Conversation, Error, FinishReason, Generation, MediaKind, Medium, Model, Piece, text::Message};
 use serde::Serialize;
@@ -234,7 +234,7 @@ impl Talk<'_> {
                 output::note(&format!("{problem}: `{model}` takes {takes}"));
                 return Ok(());
             }
-            self.attached.push(media::open(kind, unquoted(file), &self.bundle)?);
+            self.attached.push(open_medium(kind, unquoted(file), &self.bundle)?);
         }
         output::dim_note(&format!("attached to the next message: {}", self.show_attached()));
         Ok(())

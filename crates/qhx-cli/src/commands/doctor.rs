@@ -4,12 +4,14 @@ use crate::{
     contexts,
     failure::Failure,
     flags::{MAX_TOKENS, count},
+    hints::advice,
     interrupt::Interrupt,
-    load::{open_bundle, open_for},
-    model_ref::advice,
+    open::{open_bundle, open_for},
     output,
+    places::places,
 };
 use clap::Args;
+use qhx::{Error, Source};
 use qhx_bundle::{Bundle, manifest::TEXT_PROGRAM};
 use qhx_npu::probe::{Finding, Probe, State, Surroundings};
 use qhx_runtime::{DeviceChoice, LoadOptions, LoadPlan, check_processor, registry};
@@ -75,8 +77,10 @@ impl Doctor {
     }
 
     fn report(&self, interrupt: &Interrupt) -> Result<Report, Failure> {
-        if let Some(path) = self.bundle.as_deref().filter(|path| !path.exists() && !crate::builtin::is_meant(path)) {
-            return Err(Failure::work(format!("{} does not exist", path.display())).hint(advice(path)));
+        if let Some(path) = self.bundle.as_deref().filter(|path| !path.exists())
+            && let Err(Error::NotFound(missing)) = Source::find(path, &places())
+        {
+            return Err(Failure::work(format!("{} does not exist", path.display())).hint(advice(&missing)));
         }
         // A manifest is a file too.
         let is_context = self.bundle.as_deref().is_some_and(|path| path.is_file() && path.extension().is_some_and(|kind| kind == "bin"));

@@ -6,14 +6,15 @@ use crate::{
     failure::Failure,
     forging::{self, GateOrder, Order},
     interrupt::Interrupt,
-    model_ref::{ModelKind, kind_of},
     output,
     peak::{Peak, PeakMemory},
+    places::places,
     table::{Align, Table, facts},
     targets::{TargetFlags, TargetReport},
     units::{show_bytes, show_count, show_seconds},
 };
 use clap::{Args, ValueEnum, builder::ArgPredicate};
+use qhx::Source;
 use qhx_bundle::{
     Bundle, BundlePath, OpenOptions, Verify,
     manifest::{FileEntry, IgnoredTensors, Manifest},
@@ -102,18 +103,23 @@ enum PrecisionChoice {
 
 impl Forge {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
-        if kind_of(&self.source) == Some(ModelKind::Bundle) {
-            return Err(Failure::work(format!("{} is a bundle already", self.source.display()))
-                .hint("forge from the checkpoint that it was made from"));
-        }
+        let source = match Source::find(&self.source, &places()) {
+            Ok(Source::Checkpoint(checkpoint)) => checkpoint.path,
+            Ok(_) => {
+                return Err(Failure::work(format!("{} is a bundle already", self.source.display()))
+                    .hint("forge from the checkpoint that it was made from"));
+            }
+            // The forge says what is wrong with a file that is there.
+            Err(_) => self.source.clone(),
+        };
         self.bundle.check()?;
         if self.bundle.plan {
-            return self.bundle.print_plan(&plan::material(&self.source)?);
+            return self.bundle.print_plan(&plan::material(&source)?);
         }
         if self.bundle.gate == Some(Gate::None) {
             output::note("note: --gate none: the bundle is not checked and carries no oracle, so `qhx verify` cannot replay it");
         }
-        self.bundle.make(&Material::open(&self.source)?, true, interrupt)
+        self.bundle.make(&Material::open(&source)?, true, interrupt)
     }
 }
 

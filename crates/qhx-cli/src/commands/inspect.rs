@@ -6,7 +6,7 @@ use crate::{
     failure::Failure,
     flags::ExecutionFlags,
     interrupt::Interrupt,
-    model_ref::open_model,
+    open::open_model,
     output,
     table::{Align, Table, facts},
     units::{show_bytes, show_count},

@@ -4,13 +4,15 @@ use crate::{
     answer::Request,
     failure::Failure,
     flags::{DecodingFlags, ExecutionFlags, MAX_TOKENS, count_or_none},
+    hints::advice,
     input::{Input, not_empty, read_text},
     interrupt::Interrupt,
     media::MediaFlags,
-    model_ref::{advice, found_at, kind_of},
     names::looks_like_model,
+    places::places,
 };
 use clap::Args;
+use qhx::{Error, Source};
 use std::{
     ffi::{OsStr, OsString},
     path::Path,
@@ -82,21 +84,21 @@ impl Run {
 
     /// A single argument: a prompt for the built-in model, unless it is a model or was meant as one.
     fn prompt_alone<'a>(&self, only: &'a OsStr) -> Result<(Option<&'a OsStr>, String), Failure> {
-        let path = Path::new(only);
-        match kind_of(path) {
+        let (path, places) = (Path::new(only), places());
+        match Source::find(path, &places) {
             // The sound is the message.
-            Some(_) if self.media.has_sound() => Ok((Some(only), String::new())),
-            Some(_) => Err(Failure::usage(format!("the prompt is missing: {} is a model", path.display()))
+            Ok(_) if self.media.has_sound() => Ok((Some(only), String::new())),
+            Ok(_) => Err(Failure::usage(format!("the prompt is missing: {} is a model", path.display()))
                 .hint(format!("qhx run {} \"PROMPT\"", path.display()))),
-            None if path.exists() || only.to_str().is_some_and(looks_like_model) => {
+            Err(Error::NotFound(missing)) if path.exists() || only.to_str().is_some_and(|word| looks_like_model(word, &places)) => {
                 let problem = match path.exists() {
-                    true => format!("{} is not a model: it is {}; and there is no prompt", path.display(), found_at(path)),
+                    true => format!("{} is not a model: it is {}; and there is no prompt", path.display(), missing.found),
                     false => format!("{} looks like a model that does not exist; and there is no prompt", path.display()),
                 };
-                let hint = format!("{}; if it is meant as the prompt: qhx run -- {:?}", advice(path), path.display().to_string());
+                let hint = format!("{}; if it is meant as the prompt: qhx run -- {:?}", advice(&missing), path.display().to_string());
                 Err(Failure::usage(problem).hint(hint))
             }
-            None => Ok((None, read_prompt(only)?)),
+            Err(_) => Ok((None, read_prompt(only)?)),
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     interrupt::Interrupt,
     load::load_model,
     media::MediaFlags,
-    model_ref::open_model,
+    open::open_model,
     output,
     table::{Align, Table},
 };

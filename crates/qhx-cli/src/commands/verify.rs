@@ -1,7 +1,7 @@
 //! `qhx verify`: whether a bundle still gives its recorded results on this machine.
 
 use crate::{
-    failure::Failure, flags::ExecutionFlags, interrupt::Interrupt, load::load_model, model_ref::open_model, output, progress::GateBar,
+    failure::Failure, flags::ExecutionFlags, interrupt::Interrupt, load::load_model, open::open_model, output, progress::GateBar,
     table::facts,
 };
 use clap::Args;

@@ -35,10 +35,11 @@ pub(crate) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// The command with a cache of its own.
+/// The command with caches of its own.
 pub(crate) fn qhx(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_qhx"));
     command.args(arguments).env("QHX_CACHE_DIR", SCRATCH.path().join("cache")).stdin(Stdio::null());
+    command.env("HF_HOME", SCRATCH.path().join("huggingface")).env_remove("HF_HUB_CACHE");
     command
 }
 

@@ -1,0 +1,43 @@
+#![doc = include_str!("../README.md")]
+
+/// The README's example is run, too.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
+
+pub mod builtin;
+mod cache;
+mod chat;
+mod completion;
+mod error;
+mod forge_lock;
+mod hub;
+pub mod messages;
+mod model;
+mod names;
+mod opener;
+mod places;
+mod reference;
+mod settings;
+mod stream;
+pub mod windows;
+
+pub use chat::Chat;
+pub use completion::Completion;
+pub use error::{Error, Found, NotFound};
+pub use hub::is_repository;
+pub use model::{Model, ModelOptions};
+pub use names::suggestions;
+pub use opener::{OpenEvent, Opened, Opener};
+pub use places::Places;
+pub use reference::{Checkpoint, Source};
+pub use stream::Stream;
+
+pub use qhx_bundle as bundle;
+pub use qhx_forge as forge;
+pub use qhx_ir as ir;
+pub use qhx_runtime as runtime;
+pub use qhx_runtime::{
+    Cancel, DeviceChoice, FinishReason, GenerateOptions, Generation, MediaKind, Medium, Piece, bench, media, placement, sample, text,
+    trace, verify,
+};

@@ -1,0 +1,245 @@
+//! A model that is loaded, and how it is to be loaded.
+
+use crate::{Chat, Completion, Error, OpenEvent, Opener, Places, messages};
+use qhx_bundle::Bundle;
+use qhx_runtime::{
+    Cancel, DeviceChoice, Generation, LoadOptions, MediaKind, Medium,
+    media::{Image, Sound},
+    placement::Rules,
+    registry::NpuSettings,
+    text::SpecialTokens,
+    verify,
+};
+use std::{path::Path, sync::Arc};
+
+/// A loaded model. Clones share it, and any number of threads may use it.
+///
+/// ```
+/// # fn main() -> Result<(), qhx::Error> {
+/// let model = qhx::Model::open("builtin")?;
+/// assert_eq!(model.chat().ask("What is the capital of France?")?.text, "The capital of France is Paris.");
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Model {
+    loaded: qhx_runtime::Model,
+    bundle: Arc<Bundle>,
+}
+
+impl Model {
+    /// Opens and loads the model that `reference` names, on the best device, with default settings; [`Model::options`] has the others.
+    ///
+    /// A reference is the path of a bundle, of a Hugging Face folder or of a GGUF file; `org/name` for a repository in the Hugging Face cache; or
+    /// `builtin`. A checkpoint is forged into the user's cache the first time, which takes a while, and found there from then on.
+    pub fn open(reference: impl AsRef<Path>) -> Result<Self, Error> {
+        Self::options().open(reference)
+    }
+
+    /// How a model is to be opened and loaded.
+    pub fn options<'a>() -> ModelOptions<'a> {
+        ModelOptions::default()
+    }
+
+    /// What people call it.
+    pub fn name(&self) -> &str {
+        self.loaded.name()
+    }
+
+    /// What it takes, in words: `text and images`.
+    pub fn takes(&self) -> String {
+        self.loaded.takes()
+    }
+
+    /// Tokens that a conversation can have, its answers included.
+    pub fn context(&self) -> usize {
+        self.loaded.context()
+    }
+
+    /// A conversation that has not begun. A model without a chat template refuses when it is asked something: see [`Model::complete`].
+    pub fn chat(&self) -> Chat {
+        Chat::new(self.clone())
+    }
+
+    /// A conversation that was saved with [`Chat::save`], bit for bit where it was left.
+    pub fn restore_chat(&self, path: impl AsRef<Path>) -> Result<Chat, Error> {
+        Chat::restore(self.clone(), path.as_ref())
+    }
+
+    /// Continues a text, without a chat template: the most probable tokens, at most 256 of them.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), qhx::Error> {
+    /// let model = qhx::Model::open("builtin")?;
+    /// println!("{}", model.complete("Once")?.text);
+    /// # Ok(()) }
+    /// ```
+    pub fn complete(&self, text: impl Into<String>) -> Result<Generation, Error> {
+        self.completion(text).answer()
+    }
+
+    /// The same with a say in how tokens are chosen and when to stop, and with streaming.
+    pub fn completion(&self, text: impl Into<String>) -> Completion {
+        Completion::new(self.clone(), text.into())
+    }
+
+    /// The ids of a text, with the special tokens that the tokenizer adds by itself. Special tokens that are written out in the text stay text.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), qhx::Error> {
+    /// let model = qhx::Model::open("builtin")?;
+    /// let ids = model.tokenize("The capital of France")?;
+    /// assert_eq!(model.detokenize(&ids)?, "The capital of France");
+    /// # Ok(()) }
+    /// ```
+    pub fn tokenize(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let tokenizer = self.loaded.tokenizer().ok_or(qhx_runtime::Error::NoTokenizer { what: "a text" })?;
+        Ok(tokenizer.encode(text, true, SpecialTokens::AsText).map_err(qhx_runtime::Error::from)?)
+    }
+
+    /// The text of ids, without special tokens.
+    pub fn detokenize(&self, ids: &[u32]) -> Result<String, Error> {
+        let tokenizer = self.loaded.tokenizer().ok_or(qhx_runtime::Error::NoTokenizer { what: "a text" })?;
+        Ok(tokenizer.decode(ids, true).map_err(qhx_runtime::Error::from)?)
+    }
+
+    /// Reads an image file (PNG, JPEG, WebP, GIF) for this model.
+    pub fn image(&self, path: impl AsRef<Path>) -> Result<Medium, Error> {
+        Ok(messages::open_medium(MediaKind::Image, path.as_ref(), &self.bundle)?)
+    }
+
+    /// Reads a sound file (WAV, FLAC, MP3, Ogg Vorbis) for this model. One longer than the model takes at once is an error: see [`windows`](crate::windows).
+    pub fn sound(&self, path: impl AsRef<Path>) -> Result<Medium, Error> {
+        Ok(messages::open_medium(MediaKind::Audio, path.as_ref(), &self.bundle)?)
+    }
+
+    /// Decodes the bytes of an image file. `name` is for errors.
+    pub fn image_from_bytes(&self, name: &str, bytes: &[u8]) -> Result<Medium, Error> {
+        let front_end = self.loaded.media().image.as_ref().ok_or_else(|| self.takes_no(MediaKind::Image))?;
+        let image = Image::decode(name, bytes, front_end).map_err(qhx_runtime::Error::from)?;
+        Ok(Medium::image(name, image, front_end))
+    }
+
+    /// Decodes the bytes of a sound file. `name` is for errors.
+    pub fn sound_from_bytes(&self, name: &str, bytes: Vec<u8>) -> Result<Medium, Error> {
+        let front_end = self.loaded.media().audio.as_ref().ok_or_else(|| self.takes_no(MediaKind::Audio))?;
+        let sound = Sound::decode(name, bytes, front_end).map_err(qhx_runtime::Error::from)?;
+        Ok(Medium::sound(name, &sound, front_end)?)
+    }
+
+    fn takes_no(&self, kind: MediaKind) -> Error {
+        qhx_runtime::Error::NotTaken { model: self.name().to_owned(), kind, takes: self.takes() }.into()
+    }
+
+    /// Answers the prompts of the oracle that the bundle carries and compares tokens, logits and stages with what was recorded when it was made.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), qhx::Error> {
+    /// # #[cfg(feature = "cpu")] {
+    /// let report = qhx::Model::open("builtin")?.verify()?;
+    /// assert!(report.passed, "{}", report.result);
+    /// # }
+    /// # Ok(()) }
+    /// ```
+    pub fn verify(&self) -> Result<verify::Report, Error> {
+        Ok(verify::replay(&self.bundle, &self.loaded, &Cancel::new(), &mut |_, _| {})?)
+    }
+
+    /// The bundle that it was loaded from.
+    pub fn bundle(&self) -> &Bundle {
+        &self.bundle
+    }
+
+    /// The model as the runtime knows it: sessions, logits, placement, memory.
+    pub fn runtime(&self) -> &qhx_runtime::Model {
+        &self.loaded
+    }
+}
+
+/// How a model is to be opened and loaded. What is not set is chosen for the model and the machine.
+///
+/// ```
+/// # fn main() -> Result<(), qhx::Error> {
+/// let model = qhx::Model::options().threads(2).context(512).open("builtin")?;
+/// assert_eq!(model.context(), 512);
+/// # Ok(()) }
+/// ```
+#[must_use]
+pub struct ModelOptions<'a> {
+    load: LoadOptions,
+    opener: Opener<'a>,
+}
+
+impl Default for ModelOptions<'_> {
+    fn default() -> Self {
+        Self { load: LoadOptions::default(), opener: Opener::new(Places::default()) }
+    }
+}
+
+impl<'a> ModelOptions<'a> {
+    /// Where it runs.
+    pub fn device(self, device: DeviceChoice) -> Self {
+        Self { load: LoadOptions { device, ..self.load }, opener: self.opener.device(device) }
+    }
+
+    /// CPU threads.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.load.threads = Some(threads);
+        self
+    }
+
+    /// The longest conversation, in tokens. The default is the model's own limit, at most 4,096: memory grows with it.
+    pub fn context(mut self, tokens: usize) -> Self {
+        self.load.context = Some(tokens);
+        self
+    }
+
+    /// Prompt tokens per call.
+    pub fn chunk(mut self, tokens: usize) -> Self {
+        self.load.chunk = tokens;
+        self
+    }
+
+    /// Which stage runs where.
+    pub fn placement(mut self, rules: Rules) -> Self {
+        self.load.placement = Some(rules);
+        self
+    }
+
+    /// Loads the model even if it does not fit into memory: it may run, slowly, from the disk.
+    pub fn overcommit(mut self) -> Self {
+        self.load.overcommit = true;
+        self
+    }
+
+    /// Where QNN's libraries are, and what the NPU is to be.
+    pub fn npu(mut self, settings: NpuSettings) -> Self {
+        self.load.npu = settings;
+        self
+    }
+
+    /// Where models are looked for and kept.
+    pub fn places(self, places: Places) -> Self {
+        Self { opener: self.opener.places(places), ..self }
+    }
+
+    /// Lets another thread stop the opening.
+    pub fn cancel(self, cancel: Cancel) -> Self {
+        Self { opener: self.opener.cancel(cancel), ..self }
+    }
+
+    /// Tells what is done on the way, with the progress of forging.
+    pub fn on_event(self, on_event: impl FnMut(OpenEvent<'_>) + 'a) -> Self {
+        Self { opener: self.opener.on_event(on_event), ..self }
+    }
+
+    /// Opens and loads the model that `reference` names: see [`Model::open`].
+    pub fn open(mut self, reference: impl AsRef<Path>) -> Result<Model, Error> {
+        let bundle = self.opener.open(reference)?.bundle;
+        self.load(bundle)
+    }
+
+    /// Loads a bundle that is open.
+    pub fn load(self, bundle: Bundle) -> Result<Model, Error> {
+        Ok(Model { loaded: qhx_runtime::Model::load(&bundle, &self.load)?, bundle: Arc::new(bundle) })
+    }
+}

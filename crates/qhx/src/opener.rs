@@ -1,0 +1,160 @@
+//! From a reference to an open bundle, with whatever has to be made on the way.
+
+use crate::{
+    Error, Places, Source, builtin,
+    cache::{self, Forging},
+    reference::at_path,
+};
+use qhx_bundle::{Bundle, BundleError, OpenOptions, manifest::MANIFEST_FILE, manifest_in, parity::GateResult, target::MadeFor};
+use qhx_forge::{GateProgress, Progress};
+use qhx_runtime::{Cancel, DeviceChoice, registry};
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+/// Something worth telling about while a model is opened.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum OpenEvent<'a> {
+    /// Another process is forging this very checkpoint; its bundle will be used.
+    Waiting {
+        /// Where the bundle will be.
+        place: &'a Path,
+    },
+    /// A checkpoint is being forged into the cache, once.
+    Forging {
+        /// The checkpoint.
+        source: &'a Path,
+        /// Where the bundle will be.
+        place: &'a Path,
+    },
+    /// The cache has the bundle, but it cannot be used; it is forged again.
+    ForgingAgain {
+        /// What is wrong with it.
+        reason: &'a Error,
+    },
+    /// A folder in the cache that holds files of somebody else was renamed.
+    Kept {
+        /// Where it was.
+        place: &'a Path,
+        /// Where it is.
+        kept: &'a Path,
+        /// Why it was not replaced.
+        reason: &'a str,
+    },
+    /// How far writing the bundle is.
+    Writing(Progress<'a>),
+    /// How far comparing it with the checkpoint is.
+    Gating(GateProgress<'a>),
+    /// It passed its gate.
+    Passed(&'a GateResult),
+    /// A folder for phones is not used, because this machine emulates the NPU and compiles the bundle instead.
+    ForPhonesOnly {
+        /// The folder.
+        folder: &'a Path,
+    },
+}
+
+/// Opens what references name.
+///
+/// ```
+/// # fn main() -> Result<(), qhx::Error> {
+/// let opened = qhx::Opener::new(qhx::Places::none()).open("builtin")?;
+/// println!("{}", opened.bundle.manifest().model.name);
+/// # Ok(()) }
+/// ```
+pub struct Opener<'a> {
+    places: Places,
+    device: DeviceChoice,
+    cancel: Cancel,
+    on_event: Box<dyn FnMut(OpenEvent<'_>) + 'a>,
+}
+
+/// A bundle that is open.
+#[non_exhaustive]
+pub struct Opened {
+    /// The bundle.
+    pub bundle: Bundle,
+    /// How long opening it took, without forging it.
+    pub time: Duration,
+}
+
+impl<'a> Opener<'a> {
+    /// Looks in these places, for the device that is best.
+    pub fn new(places: Places) -> Self {
+        Self { places, device: DeviceChoice::Auto, cancel: Cancel::new(), on_event: Box::new(|_| {}) }
+    }
+
+    /// Looks in other places.
+    pub fn places(self, places: Places) -> Self {
+        Self { places, ..self }
+    }
+
+    /// Opens what this device runs: for the NPU the arch folder of a bundle, where there is one for it.
+    pub fn device(self, device: DeviceChoice) -> Self {
+        Self { device, ..self }
+    }
+
+    /// Lets another thread stop it.
+    pub fn cancel(self, cancel: Cancel) -> Self {
+        Self { cancel, ..self }
+    }
+
+    /// Tells what is done on the way.
+    pub fn on_event(self, on_event: impl FnMut(OpenEvent<'_>) + 'a) -> Self {
+        Self { on_event: Box::new(on_event), ..self }
+    }
+
+    /// Opens the bundle that a reference stands for. A checkpoint is forged into the cache first, with a quick gate, and found there from then on.
+    pub fn open(&mut self, reference: impl AsRef<Path>) -> Result<Opened, Error> {
+        let mut source = Source::find(reference, &self.places)?;
+        if let Source::Checkpoint(checkpoint) = &source {
+            source = Source::Bundle(self.forged(checkpoint)?);
+        }
+        let started = Instant::now();
+        let bundle = match &source {
+            Source::Bundle(path) => self.bundle_for_device(path)?,
+            _ => builtin::open()?,
+        };
+        Ok(Opened { bundle, time: started.elapsed() })
+    }
+
+    /// Opens the bundle at a path; anything else is an error.
+    pub fn bundle(&mut self, path: &Path) -> Result<Bundle, Error> {
+        if builtin::is_meant(path) {
+            return builtin::open();
+        }
+        let options = OpenOptions { cache_dir: self.places.cache.clone(), cancel: Some(self.cancel.shared()), ..OpenOptions::default() };
+        Bundle::open_with(path, &options).map_err(|error| match (&error, at_path(path)) {
+            (BundleError::NotABundle { .. }, Some(Source::Checkpoint(_))) => Error::NotForged { path: path.to_path_buf() },
+            _ => error.into(),
+        })
+    }
+
+    /// Opens what the device runs of the bundle at a path.
+    pub fn bundle_for_device(&mut self, path: &Path) -> Result<Bundle, Error> {
+        if self.device != DeviceChoice::Npu || !path.join(MANIFEST_FILE).is_file() {
+            return self.bundle(path);
+        }
+        let arches = registry::npu_arch()?.map_or_else(|| vec!["v81".to_owned(), "v79".to_owned()], |arch| vec![arch]);
+        // Folders with a precision behind the generation are for those who ask for them.
+        for folder in arches.iter().map(|arch| path.join(arch)).filter(|folder| manifest_in(folder).is_some()) {
+            let bundle = self.bundle(&folder)?;
+            let for_phones = bundle.manifest().plan.as_ref().is_some_and(|plan| plan.made_for == MadeFor::Phone);
+            if !(for_phones && registry::npu_is_emulated()) {
+                return Ok(bundle);
+            }
+            (self.on_event)(OpenEvent::ForPhonesOnly { folder: &folder });
+        }
+        self.bundle(path)
+    }
+
+    /// Where the cache has the bundle of a checkpoint.
+    fn forged(&mut self, checkpoint: &crate::Checkpoint) -> Result<PathBuf, Error> {
+        let place = cache::place_of(checkpoint, &self.places)?;
+        let Self { places, cancel, on_event, .. } = self;
+        Forging { source: &checkpoint.path, place: &place, places, cancel, on_event }.once()?;
+        Ok(place)
+    }
+}
