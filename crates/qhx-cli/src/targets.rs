@@ -130,7 +130,7 @@ impl TargetFlags {
         let order = |arch: &String| {
             let settings = NpuSettings { arch: Some(arch.clone()), ..self.settings()? };
             let devices = candidates_for(DeviceChoice::Npu, rules.as_ref(), CpuSettings::default(), &settings)?;
-            let own = devices.iter().find(|device| device.describe().name == DeviceChoice::Npu.name()).cloned();
+            let own = devices.iter().find(|device| device.name() == DeviceChoice::Npu.name()).cloned();
             let nothing =
                 || Failure::usage("--placement leaves nothing to the NPU").hint("name `npu` for something, or leave out --target");
             Ok(TargetOrder {
@@ -184,7 +184,6 @@ impl TargetFlags {
             ring: self.kv == Some(Kv::Ring),
             allow_risky: self.allow_risky,
             optimization: self.optimize,
-            on_paper: false,
         })
     }
 

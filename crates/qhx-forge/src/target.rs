@@ -11,8 +11,8 @@ use qhx_bundle::{
     target::{Finalize, KvForm, MadeFor, PreparedProgram, TargetPlan},
 };
 use qhx_ir::{
-    Artifact, Checked, Device, DeviceError, DeviceInfo, Encoding, Executable, LoadOptions, Name, Op, OpKind, Piece, Planned, Target,
-    Weights,
+    Artifact, Checked, Device, DeviceError, DeviceInfo, Encoding, Executable, LoadOptions, Machine, Name, Op, OpKind, Piece, Planned,
+    Target, Weights,
 };
 use qhx_runtime::{
     DeviceChoice,
@@ -70,6 +70,7 @@ pub struct TargetPlacement {
 }
 
 /// Each program on the devices on which it was placed.
+#[derive(Clone)]
 struct Placed {
     own: Arc<dyn Device>,
     programs: BTreeMap<String, Arc<dyn Device>>,
@@ -86,8 +87,8 @@ impl Placed {
 }
 
 impl Device for Placed {
-    fn describe(&self) -> DeviceInfo {
-        self.own.describe()
+    fn name(&self) -> &str {
+        self.own.name()
     }
 
     fn accepts(&self, program: &Checked, op: &Op) -> Result<(), DeviceError> {
@@ -102,12 +103,31 @@ impl Device for Placed {
         self.named(&target.program).plan(pieces, target)
     }
 
-    fn prepare(&self, pieces: &[Piece<'_>], weights: &Arc<dyn Weights>, target: &Target) -> Result<Vec<Artifact>, DeviceError> {
-        self.named(&target.program).prepare(pieces, weights, target)
-    }
-
     fn host_weights(&self, program: &Checked) -> Vec<Name> {
         self.of(program).host_weights(program)
+    }
+
+    fn open(&self) -> Result<Arc<dyn Machine>, DeviceError> {
+        Ok(Arc::new(self.clone()))
+    }
+}
+
+impl Machine for Placed {
+    fn describe(&self) -> DeviceInfo {
+        match self.own.open() {
+            Ok(machine) => machine.describe(),
+            Err(absent) => DeviceInfo {
+                name: self.own.name().to_owned(),
+                description: absent.to_string(),
+                memory_bytes: None,
+                threads: 0,
+                facts: BTreeMap::new(),
+            },
+        }
+    }
+
+    fn prepare(&self, pieces: &[Piece<'_>], weights: &Arc<dyn Weights>, target: &Target) -> Result<Vec<Artifact>, DeviceError> {
+        self.named(&target.program).open()?.prepare(pieces, weights, target)
     }
 
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
@@ -288,10 +308,10 @@ impl TargetOrder {
 
     /// The same as it was asked for.
     fn wished(&self, root: &Manifest) -> Result<Manifest, ForgeError> {
-        let facts = self.device.describe().facts;
+        let device = self.device.open().map_err(failed)?.describe();
         let missing = |fact: &str| ForgeError::Target(format!("the device does not tell its `{fact}`"));
-        let fact = |name: &str| facts.get(name).cloned().ok_or_else(|| missing(name));
-        let number = |name: &str| fact(name)?.parse::<u32>().map_err(|_| missing(name));
+        let fact = |name: &str| device.text(name).map(str::to_owned).ok_or_else(|| missing(name));
+        let number = |name: &str| device.number(name).and_then(|number| u32::try_from(number).ok()).ok_or_else(|| missing(name));
         let context = session_length(self.context, root.model.context_length)?;
         let mut manifest = root.clone();
         manifest.model.dsp_arch = Some(fact("arch")?);
@@ -321,7 +341,7 @@ impl TargetOrder {
                 optimization: number("optimization")?,
                 vtcm_mb: number("vtcm_mb")?,
                 hvx_threads: number("hvx_threads")?,
-                dlbc: fact("dlbc")? == "true",
+                dlbc: number("dlbc")? == 1,
             },
             notes: Vec::new(),
             programs: BTreeMap::new(),
@@ -388,7 +408,9 @@ impl TargetOrder {
         let folder = Some(writer.path().to_path_buf());
         let target = Target { folder, cancel: Some(cancel.clone()), ..self.target(program, bundle.manifest()) };
         let (mut graphs, mut contexts) = (Vec::new(), Vec::new());
-        for artifact in self.device.prepare(&[Piece { program, rows }], &bundle.weights(), &target).map_err(failed)? {
+        for artifact in
+            self.device.open().map_err(failed)?.prepare(&[Piece { program, rows }], &bundle.weights(), &target).map_err(failed)?
+        {
             let file = path(&artifact.name)?;
             writer.adopt(&file)?;
             if artifact.name.ends_with(".json") {

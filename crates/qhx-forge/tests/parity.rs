@@ -29,7 +29,7 @@ fn every_fixture_equals_the_oracle() {
 
 fn check_prompt(fixture: &Fixture, prompt: &Prompt, device: &dyn Device) {
     let (program, ids, greedy) = (fixture.program(), &prompt.ids, &prompt.greedy);
-    let name = format!("{} on {}: {}", fixture.name, device.describe().name, prompt.name);
+    let name = format!("{} on {}: {}", fixture.name, device.name(), prompt.name);
     let close = |what: &str, found: &[f32], expected: &[f32], tolerance: f32| {
         let difference = relative_difference(found, expected);
         assert!(difference <= tolerance, "{name}: {what} differs by {difference}");

@@ -3,7 +3,7 @@
 mod common;
 
 use common::Fixture;
-use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Executable, Op, Weights};
+use qhx_ir::{Checked, Device, DeviceError, Machine, Op};
 use qhx_runtime::{
     Cancel, DeviceChoice, GenerateOptions, LoadOptions, Model, ModelParts, Prompt, Session, generate, placement::Rules, registry,
 };
@@ -16,21 +16,16 @@ const CHUNK: usize = 16;
 struct Other(Arc<dyn Device>);
 
 impl Device for Other {
-    fn describe(&self) -> DeviceInfo {
-        DeviceInfo { name: "other".into(), ..self.0.describe() }
+    fn name(&self) -> &str {
+        "other"
     }
 
     fn accepts(&self, program: &Checked, op: &Op) -> Result<(), DeviceError> {
         self.0.accepts(program, op)
     }
 
-    fn load(
-        &self,
-        program: &Checked,
-        weights: &Arc<dyn Weights>,
-        options: &qhx_ir::LoadOptions,
-    ) -> Result<Box<dyn Executable>, DeviceError> {
-        self.0.load(program, weights, options)
+    fn open(&self) -> Result<Arc<dyn Machine>, DeviceError> {
+        self.0.open()
     }
 }
 
@@ -68,7 +63,7 @@ fn logits(model: &Model, ids: &[u32]) -> Vec<Vec<f32>> {
     session.checkpoint().unwrap();
     write(&mut session, &ids[44..]);
     session.rollback(44).unwrap();
-    let mut fork = session.fork();
+    let mut fork = session.fork().unwrap();
     write(&mut session, &[1, 2, 3]);
     write(&mut session, &[4]);
     write(&mut fork, &ids[44..46]);

@@ -58,7 +58,7 @@ fn disturbed_sessions_go_on_as_if_nothing_had_happened() {
         // Two ways from one point, and a way through a file.
         let mut session = undisturbed();
         session.append(&ids[..50], &Cancel::new()).unwrap();
-        let mut fork = session.fork();
+        let mut fork = session.fork().unwrap();
         fork.append(&[1, 2, 3], &Cancel::new()).unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         session.save(file.path()).unwrap();

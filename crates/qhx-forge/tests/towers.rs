@@ -40,7 +40,7 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
 #[test]
 fn towers_equal_the_oracle() {
     each_fixture(|cases, device| {
-        let place = format!("{} on {}", cases.fixture.name, device.describe().name);
+        let place = format!("{} on {}", cases.fixture.name, device.name());
         for (medium, (program, soft_rows)) in &cases.media {
             let program = cases.fixture.bundle().program(program).unwrap_or_else(|| panic!("{place}: no program for {medium}"));
             let outcome = cases.encode(device, (**program).clone(), &Overlay::default(), &[medium]);
@@ -111,7 +111,7 @@ fn prompts_with_media_equal_the_oracle() {
     each_fixture(|cases, device| {
         let text = cases.fixture.program();
         for prompt in &cases.prompts {
-            let name = format!("{} on {}: {}", cases.fixture.name, device.describe().name, prompt.name);
+            let name = format!("{} on {}: {}", cases.fixture.name, device.name(), prompt.name);
             // Soft rows, then deepstack rows, of all media one after the other.
             let mut rows: Vec<Vec<f32>> = Vec::new();
             for medium in &prompt.media {

@@ -11,7 +11,7 @@ fn conforms(arch: Arch, cases: usize, only: Option<&str>) {
     let options = Options::from_environment();
     let only = options.only.clone().or(only.map(str::to_owned));
     let cases = if std::env::var_os("QHX_CONFORMANCE_CASES").is_some() { options.cases } else { cases };
-    let summary = run(&device, &Options { half: true, cases, only, ..options }, &mut |case| {
+    let summary = run(&device, &Options { half: true, cases, only, max_segments: 3, partial_commits: false, ..options }, &mut |case| {
         if !matches!(case.outcome, Outcome::Passed { .. }) {
             println!("{case}");
         }

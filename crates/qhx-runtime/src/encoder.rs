@@ -124,7 +124,9 @@ impl Encoded {
 
 /// The towers of a model.
 pub(crate) struct Encoders {
-    towers: Vec<Tower>,
+    towers: Arc<Towers>,
+    /// Of each tower what is loaded.
+    loaded: Vec<Mutex<Option<Loaded>>>,
     candidates: Vec<Arc<dyn Device>>,
     choice: DeviceChoice,
     rules: Option<Rules>,
@@ -144,7 +146,43 @@ struct Tower {
     /// Numbers of a soft row, and how many deepstack outputs the text program wants.
     width: usize,
     deepstack: usize,
-    loaded: Mutex<Option<Loaded>>,
+}
+
+/// The towers of a model: what it takes beside text, and how many rows that becomes. Needs no device.
+pub(crate) struct Towers(Vec<Tower>);
+
+impl Towers {
+    /// The towers that `media` names, checked against the text program that reads what they make.
+    pub(crate) fn new(media: &Media, programs: &BTreeMap<String, Checked>, text: &Checked) -> Result<Self, Error> {
+        Ok(Self(FrontEnd::all(media).map(|front_end| Tower::new(front_end, programs, text)).collect::<Result<_, _>>()?))
+    }
+
+    /// What media the model takes.
+    pub(crate) fn kinds(&self) -> impl Iterator<Item = MediaKind> {
+        self.0.iter().map(|tower| tower.kind)
+    }
+
+    /// How many soft rows a medium has.
+    pub(crate) fn soft_rows(&self, model: &str, medium: &Medium) -> Result<usize, Error> {
+        let (_, tower) = self.tower(model, medium)?;
+        medium.features().map_or_else(|| tower.soft_rows(medium.rows()), |features| Ok(features.rows))
+    }
+
+    /// The program that encodes media of a kind.
+    pub(crate) fn program(&self, kind: MediaKind) -> Option<&Checked> {
+        self.0.iter().find(|tower| tower.kind == kind).map(|tower| &tower.program)
+    }
+
+    /// The tower of a medium and its place.
+    fn tower(&self, model: &str, medium: &Medium) -> Result<(usize, &Tower), Error> {
+        let kind = medium.kind();
+        let tower = self.0.iter().enumerate().find(|(_, tower)| tower.kind == kind);
+        let (place, tower) = tower.ok_or_else(|| Error::NotTaken { model: model.to_owned(), kind, takes: takes(self.kinds()) })?;
+        match medium.is_for(&tower.front_end) {
+            true => Ok((place, tower)),
+            false => Err(Error::OtherFrontEnd { medium: medium.name().to_owned(), model: model.to_owned() }),
+        }
+    }
 }
 
 struct Loaded {
@@ -157,51 +195,31 @@ struct Loaded {
 const MAX_MADE_BYTES: usize = 256 << 20;
 
 impl Encoders {
-    /// The towers that `media` names, checked against the text program that reads what they make.
     pub(crate) fn new(
-        media: &Media,
-        programs: &BTreeMap<String, Checked>,
-        text: &Checked,
+        towers: Arc<Towers>,
         weights: Arc<dyn Weights>,
         candidates: Vec<Arc<dyn Device>>,
         artifacts: Option<PathBuf>,
         options: &LoadOptions,
-    ) -> Result<Self, Error> {
+    ) -> Self {
         let LoadOptions { device: choice, overcommit, .. } = *options;
-        let rules = options.placement.clone();
-        let towers = FrontEnd::all(media).map(|front_end| Tower::new(front_end, programs, text)).collect::<Result<_, _>>()?;
-        Ok(Self { towers, candidates, choice, rules, overcommit, weights, artifacts, made: Mutex::default() })
-    }
-
-    /// What media the model takes.
-    pub(crate) fn kinds(&self) -> impl Iterator<Item = MediaKind> {
-        self.towers.iter().map(|tower| tower.kind)
-    }
-
-    /// How many soft rows a medium has.
-    pub(crate) fn soft_rows(&self, model: &str, medium: &Medium) -> Result<usize, Error> {
-        let tower = self.tower(model, medium)?;
-        medium.features().map_or_else(|| tower.soft_rows(medium.rows()), |features| Ok(features.rows))
-    }
-
-    /// The program that encodes media of a kind.
-    pub(crate) fn program(&self, kind: MediaKind) -> Option<&Checked> {
-        self.towers.iter().find(|tower| tower.kind == kind).map(|tower| &tower.program)
+        let (rules, loaded) = (options.placement.clone(), towers.0.iter().map(|_| Mutex::default()).collect());
+        Self { towers, loaded, candidates, choice, rules, overcommit, weights, artifacts, made: Mutex::default() }
     }
 
     /// Where the stages of a tower run, once it is loaded.
     pub(crate) fn placement(&self, kind: MediaKind) -> Option<Placement> {
-        let tower = self.towers.iter().find(|tower| tower.kind == kind)?;
-        lock(&tower.loaded).as_ref().map(|loaded| loaded.placement.clone())
+        let place = self.towers.0.iter().position(|tower| tower.kind == kind)?;
+        lock(&self.loaded[place]).as_ref().map(|loaded| loaded.placement.clone())
     }
 
     /// The soft rows of a medium, and whether a tower had to be run for them.
     pub(crate) fn encode(&self, model: &str, medium: &Medium, cancel: &Cancel) -> Result<(Arc<Encoded>, bool), Error> {
-        let tower = self.tower(model, medium)?;
+        self.towers.tower(model, medium)?;
         if let Some(encoded) = self.find(medium) {
             return Ok((self.keep(encoded), false));
         }
-        let encoded = Arc::new(self.run(tower, medium, cancel, None)?);
+        let encoded = Arc::new(self.run(model, medium, cancel, None)?);
         Ok((self.keep(encoded), true))
     }
 
@@ -213,19 +231,8 @@ impl Encoders {
         cancel: &Cancel,
         taps: &mut dyn FnMut(Tap<'_>),
     ) -> Result<Arc<Encoded>, Error> {
-        let tower = self.tower(model, medium)?;
-        let encoded = Arc::new(self.run(tower, medium, cancel, Some(taps))?);
+        let encoded = Arc::new(self.run(model, medium, cancel, Some(taps))?);
         Ok(self.keep(encoded))
-    }
-
-    fn tower(&self, model: &str, medium: &Medium) -> Result<&Tower, Error> {
-        let kind = medium.kind();
-        let tower = self.towers.iter().find(|tower| tower.kind == kind);
-        let tower = tower.ok_or_else(|| Error::NotTaken { model: model.to_owned(), kind, takes: takes(self.kinds()) })?;
-        match medium.is_for(&tower.front_end) {
-            true => Ok(tower),
-            false => Err(Error::OtherFrontEnd { medium: medium.name().to_owned(), model: model.to_owned() }),
-        }
     }
 
     fn find(&self, medium: &Medium) -> Option<Arc<Encoded>> {
@@ -245,14 +252,15 @@ impl Encoders {
         encoded
     }
 
-    fn run(&self, tower: &Tower, medium: &Medium, cancel: &Cancel, taps: Option<&mut dyn FnMut(Tap<'_>)>) -> Result<Encoded, Error> {
+    fn run(&self, model: &str, medium: &Medium, cancel: &Cancel, taps: Option<&mut dyn FnMut(Tap<'_>)>) -> Result<Encoded, Error> {
+        let (place, tower) = self.towers.tower(model, medium)?;
         if cancel.is_cancelled() {
             return Err(Error::Cancelled);
         }
         if let Some(features) = medium.features() {
             return tower.staged(medium, features);
         }
-        let mut loaded = lock(&tower.loaded);
+        let mut loaded = lock(&self.loaded[place]);
         let loaded = self.load(tower, &mut loaded, medium)?;
         tower.run(&mut *loaded.executable, medium, cancel, taps)
     }
@@ -298,7 +306,7 @@ impl Tower {
         let takes_places = text.inputs.iter().any(|input| input.generator == Generator::SoftRowsAt);
         let width = soft_row_width(text).filter(|_| takes_places);
         let width = width.ok_or_else(|| wrong("the text program takes no soft rows".into()))?;
-        let tower = Self { kind, front_end, program, width, deepstack: deepstack_count(text), loaded: Mutex::default() };
+        let tower = Self { kind, front_end, program, width, deepstack: deepstack_count(text) };
         let names = (0..tower.deepstack).map(deepstack_name).filter(|_| tower.kind == MediaKind::Image);
         for name in std::iter::once(SOFT_ROWS.to_owned()).chain(names) {
             let found = tower.output(&name).map(|shape| shape.to_vec());

@@ -13,6 +13,7 @@ mod features;
 mod files;
 pub mod generate;
 mod inputs;
+mod language;
 mod medium;
 pub mod memory;
 mod model;
@@ -40,10 +41,10 @@ pub use error::Error;
 pub use features::staged_media;
 pub use generate::{FinishReason, GenerateOptions, Generation, Piece, generate, generate_with};
 pub use inputs::WholeInputs;
+pub use language::{Language, Vocabulary};
 pub use medium::{MediaKind, Medium, MediumNumbers};
 pub use model::{
-    DEFAULT_CHUNK, DEFAULT_CONTEXT, LoadOptions, LoadPlan, Model, ModelParts, ModelTemplate, Prepared as PreparedFiles, Vocabulary,
-    check_processor,
+    DEFAULT_CHUNK, DEFAULT_CONTEXT, LoadOptions, LoadPlan, Model, ModelParts, ModelTemplate, Prepared as PreparedFiles, check_processor,
 };
 pub use processor::{LogitBias, LogitProcessor};
 pub use prompt::{PlacedMedium, Prompt};

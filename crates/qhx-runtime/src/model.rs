@@ -4,10 +4,10 @@
 //! model family: everything that differs between models is data of the bundle.
 
 use crate::{
-    Cancel, Error, Session,
+    Cancel, Error, Language, Session,
     encoder::{Encoded, Encoders},
-    inputs::{self, Placeholders},
-    medium::{MediaKind, Medium, takes},
+    inputs,
+    medium::{MediaKind, Medium},
     memory::{MemoryEstimate, TowerNeed},
     placement::{self, Placement, Rules},
     registry::{self, CpuSettings, DeviceChoice, NpuSettings},
@@ -17,12 +17,13 @@ use crate::{
 use qhx_bundle::{
     Bundle, BundlePath, Manifest,
     manifest::{ChatMode, TEXT_PROGRAM},
-    media::{Media, Placeholder},
+    media::Media,
     target::MadeFor,
 };
-use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Dim, Generator, OpKind, State, Tap, Weights};
+use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, State, Tap, Weights};
 use std::{
     collections::BTreeMap,
+    ops::Deref,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -213,38 +214,22 @@ impl ModelParts {
     }
 }
 
-/// Sizes that ids and logits of a model have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Vocabulary {
-    /// Ids that may be put in: `0..ids`.
-    pub ids: usize,
-    /// Numbers in a row of logits.
-    pub logits: usize,
-}
-
 /// A loaded model. Clones share it.
 #[derive(Clone)]
 pub struct Model(Arc<Loaded>);
 
 struct Loaded {
-    name: String,
+    language: Language,
     program: Checked,
     runner: Mutex<Runner>,
     origin: Origin,
     device: DeviceInfo,
     placement: Placement,
     memory: MemoryEstimate,
-    vocabulary: Vocabulary,
-    context_limit: usize,
     wanted: usize,
     sessions: usize,
-    eos: Vec<u32>,
-    tokenizer: Option<Tokenizer>,
-    template: Option<ModelTemplate>,
     fingerprint: String,
-    media: Media,
     encoders: Encoders,
-    placeholders: Placeholders,
     prefill_min_rows: usize,
     load_time: Duration,
 }
@@ -307,6 +292,14 @@ pub fn check_processor(bundle: &Bundle) -> Result<(), Error> {
     }
 }
 
+impl Deref for Model {
+    type Target = Language;
+
+    fn deref(&self) -> &Language {
+        &self.0.language
+    }
+}
+
 impl Model {
     /// Opens the bundle at `path` and loads its text program.
     pub fn open(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self, Error> {
@@ -349,14 +342,13 @@ impl Model {
     }
 
     fn load_among(parts: ModelParts, options: &LoadOptions, candidates: &[Arc<dyn Device>], started: Instant) -> Result<Self, Error> {
-        let ModelParts { name, program, weights, context_limit, eos, tokenizer, template, fingerprint, media, towers, pad, prepared } =
-            parts;
-        let vocabulary = check_text_program(&program)?;
         if let Some(rules) = &options.placement {
-            rules.check(std::iter::once(&program).chain(towers.values()))?;
+            rules.check(std::iter::once(&parts.program).chain(parts.towers.values()))?;
         }
-        let plan = LoadPlan::among(&program, context_limit, options, candidates)?;
-        let LoadPlan { placement, memory, device } = plan.counting(&towers, &options.media);
+        let plan = LoadPlan::among(&parts.program, parts.context_limit, options, candidates)?;
+        let LoadPlan { placement, memory, device } = plan.counting(&parts.towers, &options.media);
+        let language = Language::with_context(&parts, memory.context)?;
+        let ModelParts { program, weights, fingerprint, prepared, .. } = parts;
         if !memory.fits() && !options.overcommit {
             return Err(Error::DoesNotFit(Box::new(memory)));
         }
@@ -375,27 +367,19 @@ impl Model {
         let machine = device.open()?;
         let runner = Mutex::new(Runner::new(machine.load(&program, &weights, &load)?));
         let origin = Origin { devices: candidates.to_vec(), weights: weights.clone(), options: load };
-        let encoders = Encoders::new(&media, &towers, &program, weights, candidates.to_vec(), artifacts, options)?;
-        let placeholders = Placeholders::new(&media, pad);
+        let encoders = Encoders::new(language.towers.clone(), weights, candidates.to_vec(), artifacts, options);
         Ok(Self(Arc::new(Loaded {
-            name,
+            language,
             program,
             runner,
             origin,
             device: machine.describe(),
             placement,
             memory,
-            vocabulary,
-            context_limit,
             wanted,
             sessions,
-            eos,
-            tokenizer,
-            template,
             fingerprint,
-            media,
             encoders,
-            placeholders,
             prefill_min_rows,
             load_time: started.elapsed(),
         })))
@@ -404,11 +388,6 @@ impl Model {
     /// A fresh session.
     pub fn session(&self) -> Result<Session, Error> {
         Session::new(self.clone())
-    }
-
-    /// What people call it.
-    pub fn name(&self) -> &str {
-        &self.0.name
     }
 
     /// The text program.
@@ -436,16 +415,6 @@ impl Model {
         self.runner().executable.scratch_bytes()
     }
 
-    /// Rows that a session can hold.
-    pub fn context(&self) -> usize {
-        self.0.memory.context
-    }
-
-    /// The longest session that the model was made for.
-    pub fn context_limit(&self) -> usize {
-        self.0.context_limit
-    }
-
     /// Rows per call in prefill.
     pub fn chunk(&self) -> usize {
         self.0.memory.chunk
@@ -466,54 +435,6 @@ impl Model {
         self.0.sessions
     }
 
-    /// How many ids and logits there are.
-    pub fn vocabulary(&self) -> Vocabulary {
-        self.0.vocabulary
-    }
-
-    /// Ids that end an answer.
-    pub fn eos(&self) -> &[u32] {
-        &self.0.eos
-    }
-
-    /// Text to ids and back.
-    pub fn tokenizer(&self) -> Option<&Tokenizer> {
-        self.0.tokenizer.as_ref()
-    }
-
-    /// How a conversation becomes text; the error says that this model has no such way.
-    pub fn template(&self) -> Result<&ModelTemplate, Error> {
-        self.0.template.as_ref().ok_or_else(|| Error::NoTemplate { model: self.0.name.clone() })
-    }
-
-    /// What it takes beside text, and how.
-    pub fn media(&self) -> &Media {
-        &self.0.media
-    }
-
-    /// What it takes, in words: `text and images`.
-    pub fn takes(&self) -> String {
-        takes(self.0.encoders.kinds())
-    }
-
-    /// How media of a kind stand among the tokens; none where the model does not take them.
-    pub fn placeholder(&self, kind: MediaKind) -> Option<&Placeholder> {
-        match kind {
-            MediaKind::Image => self.0.media.image.as_ref().map(|front_end| &front_end.placeholder),
-            MediaKind::Audio => self.0.media.audio.as_ref().map(|front_end| &front_end.placeholder),
-        }
-    }
-
-    /// How many soft rows a medium becomes: as many placeholders stand for it.
-    pub fn soft_rows(&self, medium: &Medium) -> Result<usize, Error> {
-        self.0.encoders.soft_rows(&self.0.name, medium)
-    }
-
-    /// A medium of which a session holds what its tower made.
-    pub(crate) fn restored_medium(&self, name: String, encoded: &Encoded) -> Result<Medium, Error> {
-        Medium::restored(name, encoded, &self.0.name, &self.0.media)
-    }
-
     /// The soft rows of a medium. What was made lately is not made again.
     pub fn encode(&self, medium: &Medium, cancel: &Cancel) -> Result<Arc<Encoded>, Error> {
         Ok(self.encode_counted(medium, cancel)?.0)
@@ -521,26 +442,17 @@ impl Model {
 
     /// The same, and whether a tower had to be run.
     pub(crate) fn encode_counted(&self, medium: &Medium, cancel: &Cancel) -> Result<(Arc<Encoded>, bool), Error> {
-        self.0.encoders.encode(&self.0.name, medium, cancel)
+        self.0.encoders.encode(self.name(), medium, cancel)
     }
 
     /// The soft rows of a medium, made in any case, with what every stage of the tower made on the way.
     pub fn encode_traced(&self, medium: &Medium, cancel: &Cancel, taps: &mut dyn FnMut(Tap<'_>)) -> Result<Arc<Encoded>, Error> {
-        self.0.encoders.encode_traced(&self.0.name, medium, cancel, taps)
-    }
-
-    /// The program that encodes media of a kind.
-    pub fn tower_program(&self, kind: MediaKind) -> Option<&Checked> {
-        self.0.encoders.program(kind)
+        self.0.encoders.encode_traced(self.name(), medium, cancel, taps)
     }
 
     /// Where the stages of a tower run; none before it has been used.
     pub fn tower_placement(&self, kind: MediaKind) -> Option<Placement> {
         self.0.encoders.placement(kind)
-    }
-
-    pub(crate) fn placeholders(&self) -> &Placeholders {
-        &self.0.placeholders
     }
 
     /// What ties saved sessions to this model.
@@ -573,60 +485,15 @@ impl Model {
         let loaded =
             devices.iter().chain(&processor).find_map(|device| Some((device, device.load(self.program(), weights, options).ok()?)));
         let Some((device, executable)) = loaded else { return Err(lost.into()) };
-        let mut runner = self.runner();
-        let loads = runner.loads + 1;
-        *runner =
-            Runner { loads, moved: Some(format!("{lost}; the answer was continued on {}", device.name())), ..Runner::new(executable) };
+        self.runner().replace(executable, format!("{lost}; the answer was continued on {}", device.name()));
         Ok(())
     }
 
-    /// Whether ids can be put in.
-    pub(crate) fn check_ids(&self, ids: &[u32]) -> Result<(), Error> {
-        if ids.is_empty() {
-            return Err(Error::EmptyPrompt);
-        }
-        let vocabulary = self.vocabulary().ids;
-        match ids.iter().position(|&id| id as usize >= vocabulary) {
-            Some(at) => Err(Error::UnknownId { id: ids[at], at, vocabulary }),
-            None => Ok(()),
-        }
-    }
-
-    /// Whether ids can be a prompt.
-    pub(crate) fn check_prompt(&self, ids: &[u32]) -> Result<(), Error> {
-        self.check_ids(ids)?;
-        match ids.len() > self.context() {
-            true => Err(Error::PromptTooLong { prompt: ids.len(), context: self.context(), limit: self.context_limit() }),
-            false => Ok(()),
-        }
-    }
-
     pub(crate) fn wrong_output(&self, rows: usize, found: Option<usize>) -> Error {
-        let (name, width) = (&self.0.device.name, self.0.vocabulary.logits);
+        let (name, width) = (&self.0.device.name, self.vocabulary().logits);
         Error::Device(DeviceError::Call(match found {
             Some(found) => format!("device {name} gave {found} logits for {rows} rows of {width}"),
             None => format!("device {name} gave no output `logits`"),
         }))
     }
-}
-
-/// Whether a text session can run `program`: it reads ids, gives logits of wanted rows, and asks for nothing that only media bring.
-fn check_text_program(program: &Checked) -> Result<Vocabulary, Error> {
-    let not_text = |reason: &str| Error::NotText { program: program.name.to_string(), reason: reason.to_owned() };
-    inputs::check(program)?;
-    let logits = program.outputs.iter().find(|o| &*o.name == "logits").ok_or_else(|| not_text("it has no output `logits`"))?;
-    let logits = match program.value_type(&logits.value).shape[..] {
-        [Dim::L, Dim::Fixed(logits)] => logits,
-        _ => return Err(not_text("its output `logits` must have the shape [L, vocabulary]")),
-    };
-    let is_ids = |name: &str| {
-        let by = program.inputs.iter().find(|i| &*i.name == name).map(|i| &i.generator);
-        matches!(by, Some(Generator::Ids | Generator::IdsMediaAsPad))
-    };
-    let tables = program.ops.iter().filter_map(|op| match &op.op {
-        OpKind::Embed { ids, table, .. } if is_ids(ids) => program.weights[table].shape.first(),
-        _ => None,
-    });
-    let ids = *tables.min().ok_or_else(|| not_text("no op looks up token ids"))?;
-    Ok(Vocabulary { ids: ids.min(i32::MAX as usize), logits })
 }

@@ -1,7 +1,7 @@
 //! What is put in: ids, and the media that some of them stand for.
 
 use crate::{
-    Error, MediaKind, Medium, Model, ModelTemplate,
+    Error, Language, MediaKind, Medium, ModelTemplate,
     text::{self, Chat, ChatError, Message, SpecialTokens, Tokenizer},
 };
 use serde_json::json;
@@ -46,7 +46,7 @@ impl Prompt {
     }
 
     /// These ids as they are, with as many placeholders among them as the media have soft rows, those of each medium together.
-    pub fn from_ids_with_media(model: &Model, ids: Vec<u32>, media: &[Medium]) -> Result<Self, Error> {
+    pub fn from_ids_with_media(model: &Language, ids: Vec<u32>, media: &[Medium]) -> Result<Self, Error> {
         let mut placed = Vec::with_capacity(media.len());
         for kind in KINDS.into_iter().filter(|_| !media.is_empty()) {
             let of_kind: Vec<_> = media.iter().filter(|medium| medium.kind() == kind).collect();
@@ -75,12 +75,12 @@ impl Prompt {
     }
 
     /// A text to be continued, with the special tokens that the tokenizer itself adds and no template. Special tokens written out in the text stay text.
-    pub fn completion(model: &Model, text: &str) -> Result<Self, Error> {
+    pub fn completion(model: &Language, text: &str) -> Result<Self, Error> {
         Self::completion_with_media(model, text, &[])
     }
 
     /// The same with media before the text. Each stands as the model's chat template, if it has one, writes it within a text.
-    pub fn completion_with_media(model: &Model, text: &str, media: &[Medium]) -> Result<Self, Error> {
+    pub fn completion_with_media(model: &Language, text: &str, media: &[Medium]) -> Result<Self, Error> {
         let started = Instant::now();
         let tokenizer = model.tokenizer().ok_or(Error::NoTokenizer { what: "a text prompt" })?;
         check_length(model, tokenizer, text.len())?;
@@ -99,7 +99,7 @@ impl Prompt {
     }
 
     /// A conversation, by the model's chat template. Special tokens written out in messages stay text, unless a message is trusted.
-    pub fn chat(model: &Model, chat: &Chat) -> Result<Self, Error> {
+    pub fn chat(model: &Language, chat: &Chat) -> Result<Self, Error> {
         let started = Instant::now();
         let tokenizer = model.tokenizer().ok_or(Error::NoTokenizer { what: "a conversation" })?;
         check_length(model, tokenizer, chat.text_bytes())?;
@@ -112,7 +112,7 @@ impl Prompt {
     }
 
     /// Puts as many placeholders as each medium needs where `ids` has one for it.
-    fn expanded(model: &Model, ids: &[u32], media: &[Medium], started: Instant) -> Result<Self, Error> {
+    fn expanded(model: &Language, ids: &[u32], media: &[Medium], started: Instant) -> Result<Self, Error> {
         let mut prompt = Self::default();
         if media.is_empty() {
             // Placeholders that stand for nothing are ids like any other.
@@ -158,7 +158,7 @@ impl Prompt {
 const SLACK_BYTES: usize = 1 << 20;
 
 /// Refuses a text that is longer than the context by far, before it is rendered and encoded.
-fn check_length(model: &Model, tokenizer: &Tokenizer, bytes: usize) -> Result<(), Error> {
+fn check_length(model: &Language, tokenizer: &Tokenizer, bytes: usize) -> Result<(), Error> {
     let (context, limit) = (model.context(), model.context_limit());
     let most = context.saturating_mul(tokenizer.longest_token()).saturating_add(SLACK_BYTES);
     if bytes > most { Err(Error::TextTooLong { bytes, most, context, limit }) } else { Ok(()) }
@@ -179,7 +179,7 @@ fn media_of(chat: &Chat) -> Result<Vec<Medium>, Error> {
 
 /// The conversation by the template: content as it is given or, where the template fails on that or does not write a placeholder for each medium, as
 /// one text.
-fn render(model: &Model, tokenizer: &Tokenizer, chat: &Chat, media: &[Medium]) -> Result<text::Prompt, Error> {
+fn render(model: &Language, tokenizer: &Tokenizer, chat: &Chat, media: &[Medium]) -> Result<text::Prompt, Error> {
     let ModelTemplate { template, defaults } = model.template()?;
     let mut chat = chat.clone();
     for (name, value) in defaults {
@@ -200,7 +200,7 @@ fn render(model: &Model, tokenizer: &Tokenizer, chat: &Chat, media: &[Medium]) -
 }
 
 /// Whether there is one placeholder for each medium. Without media any number is right.
-fn check_counts(model: &Model, ids: &[u32], media: &[Medium]) -> Result<(), Error> {
+fn check_counts(model: &Language, ids: &[u32], media: &[Medium]) -> Result<(), Error> {
     for kind in KINDS.into_iter().filter(|_| !media.is_empty()) {
         let Some(placeholder) = model.placeholder(kind) else { continue };
         let found = ids.iter().filter(|id| **id == placeholder.token).count();
@@ -214,7 +214,7 @@ fn check_counts(model: &Model, ids: &[u32], media: &[Medium]) -> Result<(), Erro
 }
 
 /// The placeholder of a kind with the control tokens that the chat template writes directly around it in the middle of a text.
-fn around(model: &Model, tokenizer: &Tokenizer, kind: MediaKind) -> Vec<u32> {
+fn around(model: &Language, tokenizer: &Tokenizer, kind: MediaKind) -> Vec<u32> {
     let Some(placeholder) = model.placeholder(kind) else { return Vec::new() };
     let alone = || vec![placeholder.token];
     let Ok(ModelTemplate { template, defaults }) = model.template() else { return alone() };

@@ -44,6 +44,11 @@ impl Runner {
         Self { executable, inputs: Inputs::default(), outputs: Outputs::new(), loads: 0, moved: None }
     }
 
+    /// From now on calls go to a program that was loaded anew.
+    pub(crate) fn replace(&mut self, executable: Box<dyn Executable>, why: String) {
+        *self = Self { loads: self.loads + 1, moved: Some(why), ..Self::new(executable) };
+    }
+
     /// One call over rows of several sessions. Each session's rows are committed; the last row's logits are kept where a session's span ends with its last row.
     pub(crate) fn call(
         &mut self,

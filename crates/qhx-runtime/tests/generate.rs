@@ -212,7 +212,7 @@ fn a_repetition_penalty_sees_the_prompt_and_the_answer() {
     assert_ne!(penalised.ids, answer(&model, &prompt, &greedy(10)).ids);
     for (n, logits) in penalised.step_logits.chunks_exact(VOCABULARY).enumerate() {
         let history = [&prompt[..], &penalised.ids[..n]].concat();
-        assert_eq!(Sampler::new(sampler.clone()).unwrap().sample(logits, &history).unwrap(), penalised.ids[n]);
+        assert_eq!(Sampler::new(sampler.clone()).unwrap().sample(logits, &history, history.len()).unwrap(), penalised.ids[n]);
     }
 }
 

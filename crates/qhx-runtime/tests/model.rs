@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Kind, VOCABULARY, device_choices, ids, model, options, parts};
-use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Executable, Op, Weights, reference::ReferenceDevice};
+use qhx_ir::{Checked, Device, DeviceError, Machine, Op, reference::ReferenceDevice};
 use qhx_runtime::{
     Cancel, DeviceChoice, Error, LoadOptions, Model, ModelParts,
     bench::{BenchOptions, bench},
@@ -76,8 +76,8 @@ fn the_estimate_is_what_is_there() {
 struct Picky;
 
 impl Device for Picky {
-    fn describe(&self) -> DeviceInfo {
-        DeviceInfo { name: "picky".into(), ..ReferenceDevice.describe() }
+    fn name(&self) -> &str {
+        "picky"
     }
 
     fn accepts(&self, _: &Checked, op: &Op) -> Result<(), DeviceError> {
@@ -87,8 +87,8 @@ impl Device for Picky {
         }
     }
 
-    fn load(&self, _: &Checked, _: &Arc<dyn Weights>, _: &qhx_ir::LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
-        Err(DeviceError::Resources("was never meant to load".into()))
+    fn open(&self) -> Result<Arc<dyn Machine>, DeviceError> {
+        Err(DeviceError::Resources("was never meant to be opened".into()))
     }
 }
 
@@ -97,7 +97,7 @@ fn a_refused_stage_goes_elsewhere_or_is_an_error() {
     let program = parts(Kind::Dense).program;
     let both: [Arc<dyn Device>; 2] = [Arc::new(Picky), Arc::new(ReferenceDevice)];
     let (device, placed) = placement::place(&program, DeviceChoice::Auto, None, &both).unwrap();
-    assert_eq!(device.describe().name, "split");
+    assert_eq!(device.name(), "split");
     let stages: Vec<_> = placed.stages.iter().map(|s| (s.stage.as_str(), s.device.as_str())).collect();
     let (picky, other) = ("picky", "reference");
     let layers = [("layers.0.attn", picky), ("layers.0.ffn", other), ("layers.1.attn", picky), ("layers.1.ffn", other)];

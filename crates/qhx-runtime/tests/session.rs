@@ -141,7 +141,7 @@ fn forks_live_apart() {
         let prompt = ids(9, 10);
         let mut first = model.session().unwrap();
         run(&mut first, &prompt);
-        let mut second = first.fork();
+        let mut second = first.fork().unwrap();
         assert_eq!((second.ids(), second.logits()), (first.ids(), first.logits()));
         let (a, b) = (ids(10, 5), ids(11, 12));
         let logits = (run(&mut first, &a), run(&mut second, &b));

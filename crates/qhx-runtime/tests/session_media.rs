@@ -9,7 +9,7 @@ use common::{
     media::{AUDIO, BEGIN, END, IMAGE, image, media, seeing, seeing_model, sound, words},
     options,
 };
-use qhx_ir::{Bindings, Call, Device, Generator, InputData, Segment, reference::ReferenceDevice};
+use qhx_ir::{Bindings, Call, Device, Generator, InputData, Outputs, Segment, reference::ReferenceDevice};
 use qhx_runtime::{Cancel, DeviceChoice, Error, LoadOptions, LoadPlan, MediaKind, Medium, Model, Prompt, Session};
 use std::sync::Arc;
 
@@ -124,9 +124,9 @@ fn by_hand(kind: Kind, model: &Model, ids: &[u32], media: &[(usize, Medium)]) ->
         qhx_ir::LoadOptions { max_rows: rows, max_soft_rows: rows, max_wanted: 1, max_segments: 1, max_state_bytes: None, artifacts: None };
     let mut executable = ReferenceDevice.load(&parts.program, &parts.weights, &load).unwrap();
     let mut state = executable.new_state(CONTEXT).unwrap();
-    let mut segments = [Segment::new(Some(&mut *state), 0, rows)];
+    let mut segments = [Segment { epoch: parts.program.epoch(rows), ..Segment::new(Some(&mut *state), 0, rows) }];
+    let mut outputs = Outputs::new();
     let bindings = Bindings { rows, soft_rows: at.len(), wanted: 1 };
-    let epoch = parts.program.epoch(rows);
     executable.run(&mut Call::new(bindings, &inputs, &mut segments, &mut outputs)).unwrap();
     outputs.value("logits").unwrap().to_vec()
 }
@@ -167,7 +167,7 @@ fn a_session_can_be_cut_anywhere() {
         for cut in [length - 1, places[2] + 3, places[2], places[1] + 1, places[0] + 4, places[0], 2] {
             // Back to the cut, something else for a while, and the prompt again: what follows is the same.
             session.rollback(cut).unwrap();
-            let forked = more(&mut session.fork(), &words(7, 3));
+            let forked = more(&mut session.fork().unwrap(), &words(7, 3));
             assert_same((kind, device), &more(&mut session, &words(7, 3)), &forked, &format!("a fork at {cut}"));
             session.rollback(cut).unwrap();
             let work = session.work();
@@ -243,7 +243,7 @@ fn a_cancelled_read_within_an_image_changes_nothing() {
         let (other, _) = self::prompt(&model, &changed);
         let mut session = model.session().unwrap();
         read(&mut session, &prompt);
-        let expected = more(&mut session.fork(), &words(5, 2));
+        let expected = more(&mut session.fork().unwrap(), &words(5, 2));
         let cancel = Cancel::new();
         device.set(|t| (t.cancel_in_call, t.cancel) = (2, cancel.clone()));
         assert!(matches!(session.prepare_prompt(&other, &cancel), Err(Error::Cancelled)), "{kind:?}");

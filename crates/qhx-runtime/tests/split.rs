@@ -5,10 +5,7 @@ use qhx_ir::{
     conformance::{Options, Outcome, run},
     reference::ReferenceDevice,
 };
-use qhx_runtime::{
-    DeviceChoice, registry,
-    split::{Phase, SplitDevice},
-};
+use qhx_runtime::{DeviceChoice, placement::Phase, registry, split::SplitDevice};
 use std::sync::Arc;
 
 fn conforms(devices: Vec<Arc<dyn Device>>, choose: impl Fn(&Checked, &Op, Phase) -> usize + Send + Sync + 'static) {

@@ -2,7 +2,7 @@
 
 use crate::{failure::Failure, output, table::block, units::show_bytes};
 use clap::Args;
-use qhx_ir::DeviceInfo;
+use qhx_ir::{DeviceInfo, Fact};
 use qhx_runtime::{
     DeviceChoice,
     registry::{candidates, devices},
@@ -37,21 +37,23 @@ fn facts(device: &DeviceInfo) -> Vec<(String, String)> {
     memory.into_iter().chain([threads]).chain(device.facts.iter().map(|(name, value)| fact(name, value))).collect()
 }
 
-/// A fact with its unit, which the machine-readable name ends in.
-fn fact(name: &str, value: &str) -> (String, String) {
-    let units = [("_bytes", 0), ("_mb", 20)];
-    let sized =
-        units.iter().find_map(|(suffix, shift)| Some((name.strip_suffix(suffix)?, value.parse::<u64>().ok()?.checked_shl(*shift)?)));
-    match sized {
-        Some((name, bytes)) => (name.replace('_', " "), show_bytes(bytes)),
-        None => (name.replace('_', " "), value.to_owned()),
+/// A fact with its unit.
+fn fact(name: &str, fact: &Fact) -> (String, String) {
+    let plain = |name: &str| name.replace('_', " ");
+    match (fact, name.strip_suffix("_bytes"), name.strip_suffix("_mb")) {
+        (Fact::Bytes(bytes), short, _) => (plain(short.unwrap_or(name)), show_bytes(*bytes)),
+        (Fact::Number(megabytes), _, Some(short)) => (plain(short), show_bytes(megabytes << 20)),
+        (Fact::Number(number), ..) => (plain(name), number.to_string()),
+        (Fact::Cores(cores), ..) => (plain(name), cores.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
+        (Fact::Text(text), ..) => (plain(name), text.clone()),
     }
 }
 
 /// The devices that could be asked for and are not there, with the reason.
 fn missing() -> Vec<(String, String)> {
     let asked = [DeviceChoice::Cpu, DeviceChoice::Gpu, DeviceChoice::Npu];
-    let reason = |choice: DeviceChoice| match candidates(choice, None) {
+    let open = |choice| candidates(choice, None)?.iter().try_for_each(|device| Ok(device.open().map(drop)?));
+    let reason = |choice: DeviceChoice| match open(choice) {
         Err(qhx_runtime::Error::NoDevice { reason, .. }) => Some((choice.to_string(), reason)),
         Err(error) => Some((choice.to_string(), error.to_string())),
         Ok(_) => None,
@@ -65,8 +67,9 @@ mod tests {
 
     #[test]
     fn facts_have_their_units() {
-        assert_eq!(fact("memory_available_bytes", "1610612736"), ("memory available".into(), "1.5 GiB".into()));
-        assert_eq!(fact("vtcm_mb", "8"), ("vtcm".into(), "8.0 MiB".into()));
-        assert_eq!(fact("instructions", "avx2+fma"), ("instructions".into(), "avx2+fma".into()));
+        assert_eq!(fact("memory_available_bytes", &Fact::Bytes(1610612736)), ("memory available".into(), "1.5 GiB".into()));
+        assert_eq!(fact("vtcm_mb", &Fact::Number(8)), ("vtcm".into(), "8.0 MiB".into()));
+        assert_eq!(fact("instructions", &"avx2+fma".into()), ("instructions".into(), "avx2+fma".into()));
+        assert_eq!(fact("pinned_to_cores", &Fact::Cores(vec![0, 2])), ("pinned to cores".into(), "0, 2".into()));
     }
 }

@@ -96,8 +96,12 @@ impl Doctor {
     }
 
     fn cpu(&self, interrupt: &Interrupt) -> Result<Vec<Finding>, Failure> {
-        let described = match registry::candidates(DeviceChoice::Cpu, None) {
-            Ok(devices) => devices.first().map(|device| device.describe().description).unwrap_or_default(),
+        let opened = registry::candidates(DeviceChoice::Cpu, None).and_then(|devices| {
+            let machines = devices.iter().map(|device| Ok(device.open()?.describe().description));
+            machines.collect::<Result<Vec<_>, qhx_runtime::Error>>()
+        });
+        let described = match opened {
+            Ok(described) => described.join(", "),
             Err(error) => return Ok(vec![wrong("processor", error.to_string(), "use a build of qhx with the feature `cpu`")]),
         };
         let mut findings = vec![fine("processor", described)];

@@ -122,9 +122,7 @@ struct TowerStage {
 
 impl Inspect {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
-        let mut options = self.execution.load_options()?;
-        // Nothing is run here.
-        options.npu.on_paper = true;
+        let options = self.execution.load_options()?;
         let bundle = open_model(Some(&self.model), options.device, interrupt)?.bundle;
         let options = options.of_bundle(&bundle)?;
         let manifest = bundle.manifest();

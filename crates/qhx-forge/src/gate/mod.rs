@@ -6,8 +6,8 @@
 //! replays, and `report` makes a page of it for people.
 
 mod judge;
+mod language;
 mod pace;
-mod paper;
 mod report;
 mod search;
 pub mod suite;
@@ -191,7 +191,7 @@ impl<'m, 'o> Gate<'m, 'o> {
         };
         let is_f32 = forge.precision == Precision::F32 && !options.auto;
         let kind = options.kind.unwrap_or(if is_f32 { GateKind::Strict } else { GateKind::Tolerant });
-        let (model, manifest) = paper::model(material, &f32, forge)?;
+        let (model, manifest) = language::language(material, &f32, forge)?;
         let suite = suite::suite(&model, options.prompts.as_deref())?;
         let suite = if options.quick { suite.quick() } else { suite };
         Ok(Self { material, precision: forge.precision, options, kind, device, f32, manifest, suite, started: Instant::now() })
@@ -360,13 +360,13 @@ impl<'m, 'o> Gate<'m, 'o> {
         let manifest = staged.manifest();
         let measured: BTreeSet<&BundlePath> = manifest.programs.values().map(|p| &p.file).chain(&manifest.weights).collect();
         let config = serde_json::to_string(self.material.config_value()).map_err(|e| ForgeError::Gate(e.to_string()))?;
-        let device = self.device.describe();
+        let device = self.device.open().map_err(qhx_runtime::Error::from)?.describe();
         Ok(Parity {
             parity_version: PARITY_VERSION,
             qhx: env!("CARGO_PKG_VERSION").into(),
             model: manifest.model.name.clone(),
             precision: manifest.precision.clone(),
-            numerics: format!("{}, {}", device.name, device.facts.get("instructions").map_or("plain", String::as_str)),
+            numerics: format!("{}, {}", device.name, device.text("instructions").unwrap_or("plain")),
             level: Level::Whole,
             config: Digest::of(config.as_bytes()),
             files: manifest

@@ -6,7 +6,7 @@
 use crate::ForgeError;
 use qhx_bundle::{Digest, files::read_given, parity::Drawing};
 use qhx_runtime::{
-    Error, MediaKind, Medium, Model, Prompt,
+    Error, Language, MediaKind, Medium, Prompt,
     sample::random::mix,
     text::{Chat, Message},
     verify::draw,
@@ -119,7 +119,7 @@ pub struct Suite {
 }
 
 impl Suite {
-    fn new(model: &Model, prompts: Vec<SuitePrompt>) -> Self {
+    fn new(model: &Language, prompts: Vec<SuitePrompt>) -> Self {
         let mut suite = Self { prompts: Vec::new(), tokens: new_tokens(model.context_limit()), left_out: Vec::new(), kinds: Vec::new() };
         suite.count("text", prompts.len());
         suite.prompts = prompts;
@@ -195,12 +195,12 @@ pub fn new_tokens(context: usize) -> usize {
 }
 
 /// The suite for a model: the user's prompts or the built-in ones, and pictures and sounds where it takes them.
-pub fn suite(model: &Model, given_prompts: Option<&[GivenPrompt]>) -> Result<Suite, ForgeError> {
+pub fn suite(model: &Language, given_prompts: Option<&[GivenPrompt]>) -> Result<Suite, ForgeError> {
     with_drawings(model, given_prompts.map_or_else(|| built_in(model), |prompts| given(model, prompts).collect())?)
 }
 
 /// The same for a model with less room than the one that the user's prompts are for: those that do not fit are left out.
-pub(super) fn fitting(model: &Model, given_prompts: Option<&[GivenPrompt]>) -> Result<Suite, ForgeError> {
+pub(super) fn fitting(model: &Language, given_prompts: Option<&[GivenPrompt]>) -> Result<Suite, ForgeError> {
     let Some(all) = given_prompts else { return suite(model, None) };
     let fitting: Vec<SuitePrompt> = given(model, all).filter_map(Result::ok).collect();
     let (fit, instead) = (fitting.len(), if fitting.is_empty() { ", the built-in ones are asked" } else { "" });
@@ -214,7 +214,7 @@ pub(super) fn fitting(model: &Model, given_prompts: Option<&[GivenPrompt]>) -> R
 }
 
 /// Prompts, and among them pictures and sounds where the model takes them.
-fn with_drawings(model: &Model, prompts: Vec<SuitePrompt>) -> Result<Suite, ForgeError> {
+fn with_drawings(model: &Language, prompts: Vec<SuitePrompt>) -> Result<Suite, ForgeError> {
     let mut suite = Suite::new(model, prompts);
     for (i, (name, drawings)) in drawings(model).into_iter().enumerate() {
         let prompt = with_media(model, name.clone(), &drawings, SENTENCES[7 * i % SENTENCES.len()])?;
@@ -231,7 +231,7 @@ fn with_drawings(model: &Model, prompts: Vec<SuitePrompt>) -> Result<Suite, Forg
 }
 
 /// The built-in suite for a model.
-fn built_in(model: &Model) -> Result<Vec<SuitePrompt>, ForgeError> {
+fn built_in(model: &Language) -> Result<Vec<SuitePrompt>, ForgeError> {
     let mut prompts = Vec::new();
     for (i, length) in lengths(model.context_limit()).into_iter().enumerate() {
         prompts.push(SuitePrompt::of_ids(format!("len{length}"), ids(model, i, length)?));
@@ -248,12 +248,12 @@ fn built_in(model: &Model) -> Result<Vec<SuitePrompt>, ForgeError> {
 }
 
 /// The most rows that a prompt may have.
-fn most_rows(model: &Model) -> usize {
+fn most_rows(model: &Language) -> usize {
     model.context_limit() - new_tokens(model.context_limit()) + 1
 }
 
 /// The pictures and sounds of each media case: wide and high, one and two, short and longer.
-fn drawings(model: &Model) -> Vec<(String, Vec<Drawing>)> {
+fn drawings(model: &Language) -> Vec<(String, Vec<Drawing>)> {
     let image = |width, height, seed| Drawing::Image { width, height, seed };
     let mut cases = Vec::new();
     let has_image = model.media().image.is_some();
@@ -277,7 +277,7 @@ fn drawings(model: &Model) -> Vec<(String, Vec<Drawing>)> {
 }
 
 /// A prompt with media before a text: as a conversation where there is a template that takes them, else as a text, else among ids.
-fn with_media(model: &Model, name: String, drawings: &[Drawing], text: &str) -> Result<SuitePrompt, ForgeError> {
+fn with_media(model: &Language, name: String, drawings: &[Drawing], text: &str) -> Result<SuitePrompt, ForgeError> {
     let drawn = drawings
         .iter()
         .map(|&drawing| draw(drawing, model.name(), model.media()).map(|(medium, sha256)| Drawn { drawing, sha256, medium }));
@@ -295,7 +295,7 @@ fn with_media(model: &Model, name: String, drawings: &[Drawing], text: &str) -> 
 }
 
 /// Media with random ids around each.
-fn among_ids(model: &Model, media: &[Medium]) -> Result<Prompt, Error> {
+fn among_ids(model: &Language, media: &[Medium]) -> Result<Prompt, Error> {
     let tokens: Vec<u32> = [MediaKind::Image, MediaKind::Audio].iter().filter_map(|&kind| Some(model.placeholder(kind)?.token)).collect();
     let mut plain = random_ids(model, media.len() + 100).filter(|id| !tokens.contains(id));
     let mut ids: Vec<u32> = plain.by_ref().take(4).collect();
@@ -310,7 +310,7 @@ fn among_ids(model: &Model, media: &[Medium]) -> Result<Prompt, Error> {
 }
 
 /// The user's prompts for a model, each named by its place.
-fn given<'a>(model: &'a Model, prompts: &'a [GivenPrompt]) -> impl Iterator<Item = Result<SuitePrompt, ForgeError>> + 'a {
+fn given<'a>(model: &'a Language, prompts: &'a [GivenPrompt]) -> impl Iterator<Item = Result<SuitePrompt, ForgeError>> + 'a {
     let most = most_rows(model);
     prompts.iter().enumerate().map(move |(i, prompt)| {
         let ids = match prompt {
@@ -371,7 +371,7 @@ fn lengths(context: usize) -> Vec<usize> {
 }
 
 /// `length` ids: those of sentences from number `start` on, or random ones.
-fn ids(model: &Model, start: usize, length: usize) -> Result<Vec<u32>, ForgeError> {
+fn ids(model: &Language, start: usize, length: usize) -> Result<Vec<u32>, ForgeError> {
     let limit = model.vocabulary().ids as u32;
     if model.tokenizer().is_none() {
         return Ok(random_ids(model, start).take(length).collect());
@@ -395,13 +395,13 @@ fn ids(model: &Model, start: usize, length: usize) -> Result<Vec<u32>, ForgeErro
     Ok((0..length as u32).map(|i| i % limit).collect())
 }
 
-fn conversation(model: &Model, text: &str) -> Result<Vec<u32>, ForgeError> {
+fn conversation(model: &Language, text: &str) -> Result<Vec<u32>, ForgeError> {
     let chat = Chat { now: Some(NOW), ..Chat::new(vec![Message::new("user", text)]) };
     Ok(Prompt::chat(model, &chat)?.ids().to_vec())
 }
 
 /// Ids without end, by SplitMix64.
-fn random_ids(model: &Model, start: usize) -> impl Iterator<Item = u32> + use<> {
+fn random_ids(model: &Language, start: usize) -> impl Iterator<Item = u32> + use<> {
     const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
     let (first, limit) = (STEP.wrapping_mul(start as u64 + 1), model.vocabulary().ids as u64);
     (1..).map(move |i| (mix(first.wrapping_add(STEP.wrapping_mul(i))) % limit) as u32)

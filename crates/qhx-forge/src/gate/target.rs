@@ -5,7 +5,7 @@
 //! program's inputs (`stages`); the bundle's answers on the processor then are the oracle, and `verify` on the device completes the proof.
 
 use super::{
-    Gate, GateProgress, Scope, Stored, judge::Judge, judge::Measurement, judge::Played, paper, suite, teacher::Teacher, verdict, whole,
+    Gate, GateProgress, Scope, Stored, judge::Judge, judge::Measurement, judge::Played, language, suite, teacher::Teacher, verdict, whole,
 };
 use crate::{ForgeError, ForgeOptions, families::Programs, target::TargetOrder};
 use qhx_bundle::{
@@ -58,7 +58,7 @@ impl Gate<'_, '_> {
             own.media = manifest.media.clone();
             own.model.context_length = manifest.model.context_length;
         };
-        let (paper, _) = paper::model_with(self.material, &self.f32, forge, &change)?;
+        let (paper, _) = language::language_with(self.material, &self.f32, forge, &change)?;
         let suite = suite::fitting(&paper, self.options.prompts.as_deref())?;
         let text = bundle.program(TEXT_PROGRAM).ok_or_else(|| ForgeError::Gate("the bundle has no text program".into()))?;
         let is_small = weight_bytes(text) <= WHOLE_BYTES;
@@ -73,8 +73,8 @@ impl Gate<'_, '_> {
             Err(error) => (Level::Whole, broken(error, order)?, Vec::new(), of_root()),
         };
         let host: BTreeSet<Name> = bundle.programs().values().flat_map(|program| order.device.host_weights(program)).collect();
-        let device = order.device.describe();
-        let fact = |name: &str| device.facts.get(name).cloned().unwrap_or_default();
+        let device = order.device.open().map_err(qhx_runtime::Error::from)?.describe();
+        let fact = |name: &str| device.text(name).unwrap_or_default();
         Ok(Parity {
             numerics: format!("{}, {}, {}", device.description, fact("arch"), fact("library")),
             level,
@@ -266,7 +266,8 @@ fn bare(passed: bool, result: String) -> GateResult {
 }
 
 fn arch(order: &TargetOrder) -> String {
-    order.device.describe().facts.get("arch").cloned().unwrap_or_default()
+    let machine = order.device.open().map(|machine| machine.describe());
+    machine.ok().and_then(|info| Some(info.text("arch")?.to_owned())).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -274,7 +275,7 @@ mod tests {
     use super::*;
     use crate::{GateOptions, Material, Precision, plan::Plan};
     use qhx_bundle::target::{KvForm, MadeFor};
-    use qhx_ir::{Call, Device, DeviceInfo, Executable, LoadOptions as DeviceOptions, Op, State, Weights};
+    use qhx_ir::{Call, Device, DeviceInfo, Executable, Fact, LoadOptions as DeviceOptions, Machine, Op, State, Ticket, Weights};
     use std::{
         path::Path,
         sync::{
@@ -293,19 +294,32 @@ mod tests {
     struct SlowExecutable(Box<dyn Executable>, Arc<AtomicUsize>);
 
     impl Device for Slow {
-        fn describe(&self) -> DeviceInfo {
-            let mut info = self.device.describe();
-            let facts = ["arch", "soc_model", "library", "build", "oldest_library", "optimization", "vtcm_mb", "hvx_threads", "dlbc"];
-            info.facts = facts.map(|fact| (fact.to_owned(), if fact == "arch" { "v81" } else { "1" }.to_owned())).into();
-            info
+        fn name(&self) -> &str {
+            "npu"
         }
 
         fn accepts(&self, program: &Checked, op: &Op) -> Result<(), DeviceError> {
             self.device.accepts(program, op)
         }
 
+        fn open(&self) -> Result<Arc<dyn Machine>, DeviceError> {
+            Ok(Arc::new(SlowMachine(self.device.open()?, self.calls.clone())))
+        }
+    }
+
+    struct SlowMachine(Arc<dyn Machine>, Arc<AtomicUsize>);
+
+    impl Machine for SlowMachine {
+        fn describe(&self) -> DeviceInfo {
+            let mut info = self.0.describe();
+            let texts = ["library", "build", "oldest_library"].map(|fact| (fact.to_owned(), Fact::from("1")));
+            let numbers = ["soc_model", "optimization", "vtcm_mb", "hvx_threads", "dlbc"].map(|fact| (fact.to_owned(), Fact::Number(1)));
+            info.facts = texts.into_iter().chain(numbers).chain([("arch".to_owned(), Fact::from("v81"))]).collect();
+            info
+        }
+
         fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &DeviceOptions) -> Result<Box<dyn Executable>, DeviceError> {
-            Ok(Box::new(SlowExecutable(self.device.load(program, weights, options)?, self.calls.clone())))
+            Ok(Box::new(SlowExecutable(self.0.load(program, weights, options)?, self.1.clone())))
         }
     }
 
@@ -318,15 +332,15 @@ mod tests {
             self.0.new_state(context)
         }
 
-        fn run(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
+        fn submit(&mut self, call: &mut Call<'_>) -> Result<Ticket, DeviceError> {
             if self.1.fetch_add(1, Ordering::Relaxed) < TOKENS {
                 thread::sleep(Duration::from_millis(100));
             }
-            self.0.run(call)
+            self.0.submit(call)
         }
 
-        fn output(&self, name: &str) -> Option<&[f32]> {
-            self.0.output(name)
+        fn wait(&mut self, ticket: Ticket, call: &mut Call<'_>) -> Result<(), DeviceError> {
+            self.0.wait(ticket, call)
         }
 
         fn scratch_bytes(&self) -> u64 {

@@ -11,8 +11,8 @@ use crate::{
     numbers::{Numbers, weight_rows},
 };
 use qhx_ir::{
-    Bindings, Call, Checked, DType, Device, Generator, InputData, KeyValue, LoadOptions, Name, Op, OpKind, Program, Segment, Weight,
-    WeightTensor, Weights,
+    Bindings, Call, Checked, DType, Device, Generator, InputData, KeyValue, LoadOptions, Name, Op, OpKind, Outputs, Program, Segment,
+    Weight, WeightTensor, Weights,
 };
 use qhx_runtime::{Cancel, Medium, MediumNumbers, WholeInputs, placement::tower_stage};
 use std::{
@@ -185,7 +185,7 @@ impl Teacher<'_> {
             max_rows: most(&|p| p.rows),
             max_soft_rows: most(&|p| p.feed.soft_rows()),
             max_wanted: most(&|p| p.wanted.len()),
-            artifacts: None,
+            ..LoadOptions::default()
         };
         let failed = |e: qhx_ir::DeviceError| ForgeError::from(qhx_runtime::Error::from(e));
         let mut executable = device.load(&cut, &weights, &options).map_err(failed)?;
@@ -200,17 +200,14 @@ impl Teacher<'_> {
             if pass.medium.is_none() {
                 segments[0].state = Some(&mut *state);
             }
-            let mut call = Call {
-                bindings: Bindings { rows: pass.rows, soft_rows: pass.feed.soft_rows(), wanted: pass.wanted.len() },
-                inputs: &lent,
-                segments: &mut segments,
-                epoch: pass.epoch,
-                cancel: Some(self.cancel.flag()),
-                taps: Some(&mut take),
-                largest_only: false,
-            };
+            segments[0].epoch = pass.epoch;
+            let bindings = Bindings { rows: pass.rows, soft_rows: pass.feed.soft_rows(), wanted: pass.wanted.len() };
+            let mut outputs = Outputs::new();
+            let mut call = Call::new(bindings, &lent, &mut segments, &mut outputs);
+            call.cancel = Some(self.cancel.flag());
+            call.taps = Some(&mut take);
             executable.run(&mut call).map_err(failed)?;
-            let outputs = cut.outputs.iter().filter_map(|o| Some((o.name.clone(), executable.output(&o.name)?.to_vec()))).collect();
+            let outputs = cut.outputs.iter().filter_map(|o| Some((o.name.clone(), outputs.value(&o.name)?.to_vec()))).collect();
             made.push(Made { outputs, tap });
         }
         Ok(made)

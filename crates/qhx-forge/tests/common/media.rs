@@ -7,7 +7,8 @@ use qhx_forge::{
     read::{TensorSource, safetensors},
 };
 use qhx_ir::{
-    Bindings, Call, Checked, Device, Executable, Generator, InputData, LoadOptions, Program, Segment, Weights, reference::ReferenceDevice,
+    Bindings, Call, Checked, Device, Executable, Generator, InputData, LoadOptions, Outputs, Program, Segment, Weights,
+    reference::ReferenceDevice,
 };
 use serde_json::Value;
 use std::{
@@ -163,7 +164,14 @@ impl MediaCases {
         segments: &[usize],
     ) -> Outcome {
         let weights: Arc<dyn Weights> = Arc::new(weights.over(self.fixture.bundle().weights()));
-        let options = LoadOptions { max_rows: bindings.rows, max_soft_rows: bindings.rows, max_wanted: bindings.rows, max_segments: 1, max_state_bytes: None, artifacts: None };
+        let options = LoadOptions {
+            max_rows: bindings.rows,
+            max_soft_rows: bindings.rows,
+            max_wanted: bindings.rows,
+            max_segments: 1,
+            max_state_bytes: None,
+            artifacts: None,
+        };
         let mut executable: Box<dyn Executable> = device.load(&program, &weights, &options).unwrap();
         let inputs: Vec<InputData<'_>> = inputs
             .iter()
@@ -181,8 +189,9 @@ impl MediaCases {
         }
         let mut taps = HashMap::new();
         let mut keep = |tap: qhx_ir::Tap<'_>| _ = taps.insert(tap.stage.to_string(), tap.values.to_vec());
-        let mut call =
-            Call::new(bindings, &inputs, &mut spans, &mut outputs);
+        let mut outputs = Outputs::new();
+        let mut call = Call::new(bindings, &inputs, &mut spans, &mut outputs);
+        call.taps = Some(&mut keep);
         executable.run(&mut call).unwrap();
         let outputs = program.outputs.iter().map(|o| (o.name.to_string(), outputs.value(&o.name).unwrap().to_vec())).collect();
         Outcome { outputs, taps }

@@ -11,8 +11,8 @@ use qhx_forge::{
     read::{TensorSource, safetensors},
 };
 use qhx_ir::{
-    Bindings, Call, Checked, Device, Executable, Generator, InputData, LoadOptions, Program, Segment, State, Tap, WeightTensor, Weights,
-    reference::ReferenceDevice,
+    Bindings, Call, Checked, Device, Executable, Generator, InputData, LoadOptions, Outputs, Program, Segment, State, Tap, WeightTensor,
+    Weights, reference::ReferenceDevice,
 };
 use qhx_runtime::{DeviceChoice, registry};
 use serde_json::Value;
@@ -198,9 +198,10 @@ impl Running {
             })
             .collect();
         let bindings = Bindings { rows, soft_rows: 0, wanted: wanted.len() };
-        let mut segments = [Segment::new(Some(&mut *self.state), 0, rows)];
-        let mut call =
-            Call::new(bindings, &inputs, &mut segments, &mut outputs);
+        let mut outputs = Outputs::new();
+        let mut segments = [Segment { epoch, ..Segment::new(Some(&mut *self.state), 0, rows) }];
+        let mut call = Call::new(bindings, &inputs, &mut segments, &mut outputs);
+        call.taps = Some(taps);
         self.executable.run(&mut call).unwrap();
         self.state.commit(rows).unwrap();
         outputs.value("logits").unwrap().to_vec()

@@ -5,8 +5,8 @@ use super::{
     plan::{self, CallPlan, Plan},
 };
 use crate::{
-    Call, Checked, Device, DeviceError, Dim, Executable, IdMask, LoadOptions, Name, Outputs, RowResult, Segment, SlotData, State, Tap,
-    Want, Weights,
+    Call, Checked, Device, DeviceError, Dim, Executable, IdMask, LoadOptions, Name, Outputs, Phase, RowResult, Segment, SlotData, State,
+    Tap, Want, Weights,
 };
 use std::{
     collections::BTreeMap,
@@ -127,6 +127,9 @@ impl<'c> Session<'c> {
         };
         let mut call = Call::new(bindings, &inputs, &mut segments, &mut outputs);
         (call.wants, call.cancel, call.taps) = (asked.wants, asked.cancel, taps);
+        if plan.pieces.iter().all(|piece| piece.rows == 1 && piece.from > 0) && plan.rows <= plan.pieces.len() {
+            call.phase = Phase::Decode;
+        }
         let ticket = self.executable.submit(&mut call)?;
         if let Some(meanwhile) = asked.meanwhile {
             meanwhile();

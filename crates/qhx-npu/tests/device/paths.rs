@@ -2,7 +2,7 @@
 
 use super::support::{CONTEXT, call, device, load};
 use qhx_ir::{
-    Bindings, Call, Checked, Device, InputData, LoadOptions, Program, Segment, WeightTensor, Weights,
+    Bindings, Call, Checked, Device, InputData, LoadOptions, Outputs, Program, Segment, WeightTensor, Weights,
     conformance::models::{TinyModel, tiny},
     reference::ReferenceDevice,
 };
@@ -54,7 +54,7 @@ fn parts_change_nothing_but_roundings() {
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn the_context_ends_with_an_error_that_says_so() {
     let device = device(NpuOptions::default());
-    assert_eq!(device.describe().name, "npu");
+    assert_eq!(device.name(), "npu");
     let model = tiny(0).remove(0);
     let mut executable = load(&device, &model, &model.weights, None).unwrap();
     let mut state = executable.new_state(CONTEXT).unwrap();
@@ -90,6 +90,7 @@ fn gates_of_large_numbers_stay_closed_or_open() {
             let mut segments = [Segment::new(None, 0, 1)];
             let inputs = [InputData::F32(&numbers)];
             let segments = &mut segments;
+            let mut outputs = Outputs::new();
             let mut call = Call::new(bindings, &inputs, segments, &mut outputs);
             executable.run(&mut call).unwrap();
             outputs.value("y").unwrap().to_vec()

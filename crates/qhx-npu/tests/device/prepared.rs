@@ -60,7 +60,7 @@ fn files_compute_what_memory_computes() {
             // A tower that is compiled in memory has other rows than the one that was prepared: there only the numbers are alike.
             let near = expected.iter().zip(&found).all(|(e, f)| (e - f).abs() <= 0.01 * e.abs().max(1.0));
             assert!(near && (model.program.slots.is_empty() || expected == found), "{}: {rows} rows", model.name);
-            assert_eq!(device.loaded_contexts(), 2, "{}", model.name);
+            assert_eq!(device.machine().unwrap().loaded_contexts(), 2, "{}", model.name);
         }
         // Another program of the same device: two contexts at once are for both together.
         let copy = tempfile::tempdir().unwrap();
@@ -70,9 +70,9 @@ fn files_compute_what_memory_computes() {
         let mut other = load(&device, &model, &host_weights(&model), Some(copy.path())).unwrap();
         let (mut c, mut d) = (other.new_state(CONTEXT).unwrap(), files.new_state(CONTEXT).unwrap());
         let (first, second) = (call(&mut *other, &mut *c, 4).unwrap(), call(&mut *files, &mut *d, 4).unwrap());
-        assert!(first == second && device.loaded_contexts() == 2, "{}", model.name);
+        assert!(first == second && device.machine().unwrap().loaded_contexts() == 2, "{}", model.name);
         drop((files, other));
-        assert_eq!(device.loaded_contexts(), 0, "{}", model.name);
+        assert_eq!(device.machine().unwrap().loaded_contexts(), 0, "{}", model.name);
     }
 }
 

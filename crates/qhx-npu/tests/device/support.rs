@@ -1,8 +1,8 @@
 //! Loading and calling tiny models.
 
 use qhx_ir::{
-    Artifact, Bindings, Call, Checked, DType, Device, DeviceError, Executable, Generator, InputData, LoadOptions, Piece, Segment, State,
-    Target, Weights, conformance::models::TinyModel,
+    Artifact, Bindings, Call, Checked, DType, Device, DeviceError, Executable, Generator, InputData, LoadOptions, Outputs, Piece, Segment,
+    State, Target, Weights, conformance::models::TinyModel,
 };
 use qhx_npu::{Library, NpuDevice, NpuOptions};
 use std::{path::Path, sync::Arc};
@@ -40,6 +40,7 @@ pub(crate) fn call(executable: &mut dyn Executable, state: &mut dyn State, rows:
         .collect();
     let segment_state: Option<&mut dyn State> = if program.slots.is_empty() { None } else { Some(&mut *state) };
     let mut segments = [Segment::new(segment_state, 0, rows)];
+    let mut outputs = Outputs::new();
     let mut call = Call::new(bindings, &inputs, &mut segments, &mut outputs);
     executable.run(&mut call)?;
     if !program.slots.is_empty() {
@@ -51,7 +52,7 @@ pub(crate) fn call(executable: &mut dyn Executable, state: &mut dyn State, rows:
 /// Compiles a model ahead of time, into a folder of its own.
 pub(crate) fn prepare(device: &NpuDevice, model: &TinyModel, rows: &[usize], context: usize) -> Result<Vec<Artifact>, DeviceError> {
     let target = Target { program: model.program.name.to_string(), context, ..Default::default() };
-    device.prepare(&[Piece { program: &model.program, rows }], &model.weights, &target)
+    device.open()?.prepare(&[Piece { program: &model.program, rows }], &model.weights, &target)
 }
 
 pub(crate) fn load(

@@ -75,7 +75,7 @@ fn settings_outside_their_limits_are_named() {
 
 #[test]
 fn filters_keep_exactly_what_their_definitions_keep() {
-    let settings: [fn(&mut SamplerConfig); 9] = [
+    let settings: [fn(&mut SamplerConfig); 8] = [
         |_| (),
         |c| c.top_k = 1,
         |c| c.top_k = 7,

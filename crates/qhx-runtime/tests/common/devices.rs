@@ -1,11 +1,11 @@
 //! Devices that do what the interpreter does, and misbehave when a test asks for it.
 
 use qhx_ir::{
-    Call, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Op, SlotData, State, Weights, reference::ReferenceDevice,
+    Call, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Machine, Op, Segment, SlotData, State, Ticket, Weights,
+    reference::ReferenceDevice,
 };
 use qhx_runtime::Cancel;
 use std::{
-    any::Any,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -21,6 +21,8 @@ pub(crate) struct Trouble {
     pub(crate) delay: Duration,
     /// Fails in this call.
     pub(crate) fail_in_call: usize,
+    /// Is gone from this call on, until it is loaded again.
+    pub(crate) lost_in_call: usize,
     /// States keep only this many rows to go back over, as a device with a ring would.
     pub(crate) truncate_limit: Option<usize>,
     /// No state can be restored.
@@ -44,12 +46,22 @@ impl Troubled {
 }
 
 impl Device for Troubled {
-    fn describe(&self) -> DeviceInfo {
-        DeviceInfo { name: "troubled".into(), ..ReferenceDevice.describe() }
+    fn name(&self) -> &str {
+        "troubled"
     }
 
     fn accepts(&self, program: &Checked, op: &Op) -> Result<(), DeviceError> {
         ReferenceDevice.accepts(program, op)
+    }
+
+    fn open(&self) -> Result<Arc<dyn Machine>, DeviceError> {
+        Ok(Arc::new(self.clone()))
+    }
+}
+
+impl Machine for Troubled {
+    fn describe(&self) -> DeviceInfo {
+        DeviceInfo { name: "troubled".into(), description: String::new(), memory_bytes: None, threads: 1, facts: Default::default() }
     }
 
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
@@ -71,7 +83,11 @@ impl Executable for TroubledExecutable {
         Ok(Box::new(TroubledState { inner: self.inner.new_state(context)?, trouble: self.trouble.clone() }))
     }
 
-    fn run(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
+    fn submit(&mut self, _: &mut Call<'_>) -> Result<Ticket, DeviceError> {
+        Ok(Ticket(0))
+    }
+
+    fn wait(&mut self, _: Ticket, call: &mut Call<'_>) -> Result<(), DeviceError> {
         let mut trouble = self.trouble.lock().unwrap();
         trouble.calls += 1;
         if trouble.calls == trouble.cancel_in_call {
@@ -80,14 +96,30 @@ impl Executable for TroubledExecutable {
         if trouble.calls == trouble.fail_in_call {
             return Err(DeviceError::Resources("the device went away".into()));
         }
+        if trouble.calls == trouble.lost_in_call {
+            return Err(DeviceError::Lost { device: "troubled".into(), reason: "unplugged".into() });
+        }
         let delay = trouble.delay;
         drop(trouble);
         std::thread::sleep(delay);
-        self.inner.run(call)
+        let segments = call.segments.iter_mut().map(|segment| {
+            let Segment { first_row, valid_rows, epoch, partial, .. } = *segment;
+            let own = segment.state.as_deref_mut().and_then(|state| state.downcast_mut::<TroubledState>());
+            Segment { state: own.map(|own| &mut *own.inner), first_row, valid_rows, epoch, partial }
+        });
+        let mut segments: Vec<Segment<'_>> = segments.collect();
+        let mut tap;
+        let mut inner = Call::new(call.bindings, call.inputs, &mut segments, &mut *call.outputs);
+        (inner.phase, inner.wants, inner.cancel) = (call.phase, call.wants, call.cancel);
+        if let Some(show) = &mut call.taps {
+            tap = |it: qhx_ir::Tap<'_>| show(it);
+            inner.taps = Some(&mut tap);
+        }
+        self.inner.run(&mut inner)
     }
 
-    fn output(&self, name: &str) -> Option<&[f32]> {
-        self.inner.output(name)
+    fn max_segments(&self) -> usize {
+        self.inner.max_segments()
     }
 
     fn scratch_bytes(&self) -> u64 {
@@ -121,8 +153,8 @@ impl State for TroubledState {
         self.inner.truncate(len)
     }
 
-    fn fork(&self) -> Box<dyn State> {
-        Box::new(Self { inner: self.inner.fork(), trouble: self.trouble.clone() })
+    fn fork(&self) -> Result<Box<dyn State>, DeviceError> {
+        Ok(Box::new(Self { inner: self.inner.fork()?, trouble: self.trouble.clone() }))
     }
 
     fn export_rows(&self, slot: &str, first: usize) -> Result<SlotData, DeviceError> {
@@ -142,13 +174,5 @@ impl State for TroubledState {
 
     fn bytes(&self) -> u64 {
         self.inner.bytes()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self.inner.as_any()
-    }
-
-    fn as_any_mut(&mut self) -> &mut dyn Any {
-        self.inner.as_any_mut()
     }
 }
