@@ -2,6 +2,7 @@
 
 use crate::{foreign::shown_in_line, output, units::show_count};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use qhx::batch::BatchReport;
 use qhx_forge::{GateProgress, Progress};
 use std::{
     fmt::Write,
@@ -46,6 +47,28 @@ impl ForgeBar {
 }
 
 impl Drop for ForgeBar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// Counts the lines of a batch.
+pub(crate) struct BatchBar(ProgressBar);
+
+impl BatchBar {
+    pub(crate) fn new() -> Self {
+        let style =
+            ProgressStyle::with_template("{spinner} {pos} lines answered  {wide_msg}").unwrap_or_else(|_| ProgressStyle::default_spinner());
+        Self(ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10)).with_style(style))
+    }
+
+    pub(crate) fn update(&self, report: &BatchReport) {
+        self.0.set_position((report.skipped + report.answered) as u64);
+        self.0.set_message(format!("{} tokens, {} errors", show_count(report.generated_tokens as u64), report.errors));
+    }
+}
+
+impl Drop for BatchBar {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }

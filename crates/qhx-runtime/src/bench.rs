@@ -13,13 +13,15 @@ pub struct BenchOptions {
     pub generate: Vec<usize>,
     /// Measured runs of each; one more before them warms up.
     pub repeats: usize,
+    /// Sessions that decode at once: each `tg` test is repeated for every number. More than one needs a model that was loaded for as many.
+    pub sessions: Vec<usize>,
     /// Compute all logits of a token, as sampling needs them, not only the largest.
     pub all_logits: bool,
 }
 
 impl Default for BenchOptions {
     fn default() -> Self {
-        Self { prompt: vec![512], generate: vec![64], repeats: 5, all_logits: false }
+        Self { prompt: vec![512], generate: vec![64], repeats: 5, sessions: vec![1], all_logits: false }
     }
 }
 
@@ -94,8 +96,12 @@ pub fn bench(
     cancel: &Cancel,
     on_result: &mut dyn FnMut(&BenchResult),
 ) -> Result<BenchReport, Error> {
-    let tests = options.prompt.iter().map(|&n| (Test::Prompt, n)).chain(options.generate.iter().map(|&n| (Test::Generate, n)));
-    let tests: Vec<_> = tests.filter(|&(_, tokens)| tokens > 0).collect();
+    let decode = options.generate.iter().flat_map(|&n| options.sessions.iter().map(move |&sessions| (Test::Generate(sessions), n)));
+    let tests: Vec<_> = options.prompt.iter().map(|&n| (Test::Prompt, n)).chain(decode).filter(|&(_, tokens)| tokens > 0).collect();
+    if let Some(&sessions) = options.sessions.iter().find(|sessions| !(1..=model.sessions()).contains(sessions)) {
+        let expected = format!("1 to {}, as many as the model was loaded for", model.sessions());
+        return Err(Error::Option { option: "sessions", found: sessions.to_string(), expected });
+    }
     if !(1..=MAX_REPEATS).contains(&options.repeats) {
         return Err(Error::Option { option: "repeats", found: options.repeats.to_string(), expected: format!("1 to {MAX_REPEATS}") });
     }
@@ -104,25 +110,26 @@ pub fn bench(
     {
         return Err(Error::PromptTooLong { prompt: longest, context: model.context(), limit: model.context_limit() });
     }
-    let mut session = model.session()?;
-    session.want_largest_only(!options.all_logits);
+    let most = options.sessions.iter().copied().max().unwrap_or(1);
+    let mut sessions = (0..most).map(|_| model.session()).collect::<Result<Vec<_>, _>>()?;
+    sessions.iter_mut().for_each(|session| session.want_largest_only(!options.all_logits));
     let mut results = Vec::new();
     let mut reading = Reading::default();
     for (test, tokens) in tests {
         let ids = some_ids(model, tokens);
-        test.run(&mut session, &ids, cancel, &mut || ())?;
+        test.run(&mut sessions, &ids, cancel, &mut || ())?;
         let mut runs = Vec::with_capacity(options.repeats);
         // What is read is the same in all runs once they are warm.
         let mut counted = Reading::default();
         for _ in 0..options.repeats {
             counted = Reading::default();
-            let time = test.run(&mut session, &ids, cancel, &mut || counted.add(model))?;
-            runs.push(tokens as f64 / time.as_secs_f64());
+            let time = test.run(&mut sessions, &ids, cancel, &mut || counted.add(model))?;
+            runs.push((tokens * test.sessions()) as f64 / time.as_secs_f64());
         }
-        if counted.tokens > reading.tokens {
+        if counted.tokens > reading.tokens && test.sessions() == 1 {
             reading = counted;
         }
-        let result = BenchResult::new(format!("{}{tokens}", test.name()), runs);
+        let result = BenchResult::new(test.name(tokens), runs);
         on_result(&result);
         results.push(result);
     }
@@ -132,7 +139,7 @@ pub fn bench(
     // Before the bandwidth is measured: that takes memory of its own.
     let peak_rss_bytes = memory::peak_rss_bytes();
     let read_bandwidth = read_bandwidth(threads);
-    let fastest = results.iter().filter(|r| r.test.starts_with("tg")).map(|r| r.mean).fold(0.0, f64::max);
+    let fastest = results.iter().filter(|r| r.test.starts_with("tg") && !r.test.contains('x')).map(|r| r.mean).fold(0.0, f64::max);
     Ok(BenchReport {
         bundle: model.name().to_owned(),
         precision: precision.to_owned(),
@@ -180,27 +187,46 @@ impl Reading {
 #[derive(Clone, Copy)]
 enum Test {
     Prompt,
-    Generate,
+    /// By so many sessions at once.
+    Generate(usize),
 }
 
 impl Test {
-    fn name(self) -> &'static str {
+    /// As llama-bench writes it; with several sessions, their number behind it.
+    fn name(self, tokens: usize) -> String {
         match self {
-            Self::Prompt => "pp",
-            Self::Generate => "tg",
+            Self::Prompt => format!("pp{tokens}"),
+            Self::Generate(1) => format!("tg{tokens}"),
+            Self::Generate(sessions) => format!("tg{tokens}x{sessions}"),
         }
     }
 
-    /// How long the test takes; `written` is called after each token of a `tg` test.
-    fn run(self, session: &mut Session, ids: &[u32], cancel: &Cancel, written: &mut dyn FnMut()) -> Result<Duration, Error> {
-        session.reset();
-        let started = Instant::now();
+    fn sessions(self) -> usize {
         match self {
-            Self::Prompt => drop(session.append(ids, cancel)?),
-            Self::Generate => {
+            Self::Prompt => 1,
+            Self::Generate(sessions) => sessions,
+        }
+    }
+
+    /// How long the test takes; `decoded` is called after each step of a `tg` test.
+    fn run(self, sessions: &mut [Session], ids: &[u32], cancel: &Cancel, decoded: &mut dyn FnMut()) -> Result<Duration, Error> {
+        let sessions = &mut sessions[..self.sessions()];
+        sessions.iter_mut().for_each(Session::reset);
+        let started = Instant::now();
+        match (self, &mut *sessions) {
+            (Self::Prompt, [session, ..]) => drop(session.append(ids, cancel)?),
+            (Self::Generate(1), [session, ..]) => {
                 for &id in ids {
                     session.append(&[id], cancel)?;
-                    written();
+                    decoded();
+                }
+            }
+            _ => {
+                for step in 0..ids.len() {
+                    // Not the same token for all: that would be kind to a mixture of experts.
+                    let next: Vec<u32> = (0..sessions.len()).map(|session| ids[(step + 7 * session) % ids.len()]).collect();
+                    Session::append_together(sessions, &next, cancel)?;
+                    decoded();
                 }
             }
         }

@@ -5,6 +5,7 @@
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
+pub mod batch;
 pub mod builtin;
 mod cache;
 mod chat;

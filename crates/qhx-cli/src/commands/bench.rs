@@ -37,6 +37,9 @@ pub(crate) struct Bench {
     /// Numbers of tokens to decode, separated by commas; 0 for none
     #[arg(short = 'n', long = "generate", value_name = "N", default_value = "64", value_delimiter = ',', value_parser = count_or_none(MAX_TOKENS))]
     generate: Vec<usize>,
+    /// Numbers of sessions that decode at once, separated by commas: each -n test is repeated with them, and named tg64x8 for 8
+    #[arg(long, value_name = "N", default_value = "1", value_delimiter = ',', value_parser = count(256))]
+    sessions: Vec<usize>,
     /// Measured runs of each test
     #[arg(short = 'r', long = "repeats", value_name = "N", default_value = "3", value_parser = count(MAX_REPEATS as u64))]
     repeats: usize,
@@ -64,7 +67,7 @@ pub(crate) struct Bench {
 impl Bench {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
         let longest = self.prompt.iter().chain(&self.generate).copied().max().unwrap_or(0);
-        let tests = self.prompt.len() + self.generate.len();
+        let tests = self.prompt.len() + self.generate.len() * self.sessions.len();
         if tests > MAX_TESTS {
             return Err(Failure::usage(format!("-p and -n name {tests} tests, at most {MAX_TESTS} are run")));
         }
@@ -79,6 +82,7 @@ impl Bench {
             pin: self.pin.read(),
             context: Some(longest),
             chunk: self.chunk,
+            sessions: self.sessions.iter().copied().max().unwrap_or(1),
             ..LoadOptions::default()
         };
         let model = load_model(&bundle, &load)?;
@@ -86,6 +90,7 @@ impl Bench {
             prompt: self.prompt.clone(),
             generate: self.generate.clone(),
             repeats: self.repeats,
+            sessions: self.sessions.clone(),
             all_logits: self.all_logits,
         };
         let precision = &bundle.manifest().precision;

@@ -1,5 +1,6 @@
 //! The commands, one file each: flags, work, output.
 
+mod batch;
 mod bench;
 mod chat;
 mod completions;
@@ -24,6 +25,7 @@ pub(crate) enum Command {
     Run(run::Run),
     Chat(chat::Chat),
     Generate(generate::Generate),
+    Batch(batch::Batch),
     Forge(forge::Forge),
     Synth(synth::Synth),
     Verify(verify::Verify),
@@ -44,6 +46,7 @@ impl Command {
             Self::Run(command) => command.run(interrupt),
             Self::Chat(command) => command.run(interrupt),
             Self::Generate(command) => command.run(interrupt),
+            Self::Batch(command) => command.run(interrupt),
             Self::Forge(command) => command.run(interrupt),
             Self::Synth(command) => command.run(interrupt),
             Self::Verify(command) => command.run(interrupt),

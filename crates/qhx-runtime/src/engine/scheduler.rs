@@ -89,6 +89,9 @@ impl Scheduler {
             }
             self.publish();
         }
+        // Whoever still waits is told: an answer keeps the queue alive, but nobody looks at it any more.
+        let left = std::mem::take(&mut self.shared.queue().jobs);
+        drop(left);
     }
 
     /// Waits for something to do. Takes what has come; whether the engine goes on.

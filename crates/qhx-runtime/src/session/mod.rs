@@ -242,6 +242,35 @@ impl Session {
         Ok(&self.logits)
     }
 
+    /// Puts an id into each of several sessions of one model, in one call. On an error none of them has changed.
+    pub(crate) fn append_together(sessions: &mut [Self], ids: &[u32], cancel: &Cancel) -> Result<(), Error> {
+        let Some(model) = sessions.first().map(|session| session.model.clone()) else { return Ok(()) };
+        for (session, &id) in sessions.iter().zip(ids) {
+            session.check_ids(&[id], session.len())?;
+        }
+        let before: Vec<usize> = sessions.iter().map(Self::len).collect();
+        let advance = |sessions: &mut [Self]| {
+            for (session, &id) in sessions.iter_mut().zip(ids) {
+                session.rows.extend(&[id], &[]);
+                session.refresh()?;
+            }
+            let mut spans: Vec<Span<'_>> = sessions
+                .iter_mut()
+                .map(|session| Span { rows: session.state.len()..session.len(), session, wanted: 1, mask: None })
+                .collect();
+            let purpose = Purpose { phase: Phase::Decode, cancel: Some(cancel.flag()) };
+            model.runner().call(&model, &mut spans, &purpose, &mut Watch::default())
+        };
+        let result = advance(sessions);
+        if result.is_err() {
+            for (session, before) in sessions.iter_mut().zip(before) {
+                session.rows.truncate(before);
+                session.settle();
+            }
+        }
+        result
+    }
+
     /// Puts a prompt in after what is there, its media included, and gives the logits of the last row.
     pub fn append_prompt(&mut self, prompt: &Prompt, cancel: &Cancel) -> Result<&[f32], Error> {
         let runs = self.encode(prompt, self.len(), cancel)?;
