@@ -3,6 +3,7 @@
 mod aarch64;
 mod assets;
 mod attack;
+mod package;
 mod peers;
 mod suites;
 
@@ -27,6 +28,7 @@ const HELP: &str = "cargo xtask COMMAND
   bench-peers [NAME…]
                   speed beside llama.cpp, in one run, on SmolLM2 and the four full-size models; needs disk and minutes
   fullsize [NAME] full-size models with seeded weights against the oracle; needs disk and minutes
+  package         package every crate as for publishing, and build and run tests/embedder against the packages
   lint            fmt, clippy and doc, no warning allowed
   help            this text";
 
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         ["attack", ref arguments @ ..] => attack::attack(arguments),
         ["builtin"] => builtin(),
         ["bench-peers", ref names @ ..] => peers::bench(names),
+        ["package"] => package::package(),
         ["fullsize"] => suites::fullsize(""),
         ["fullsize", names] => suites::fullsize(names),
         ["lint"] => suites::lint(),

@@ -1,6 +1,6 @@
 //! The test suites, their set-up and their times.
 
-use crate::{Failure, aarch64, assets, attack, cargo, run, target};
+use crate::{Failure, aarch64, assets, attack, cargo, package, run, target};
 use std::{env, path::PathBuf, process::Command, time::Instant};
 
 /// A suite on fetched files: the ignored tests of some test binaries.
@@ -46,6 +46,7 @@ pub(crate) fn test() -> Result<(), Failure> {
         suite("unit", &mut || run(cargo_test().args(["--lib", "--bins"])))?;
         suite("integration", &mut || run(cargo_test().args(["--test", "*"])))?;
         suite("documentation", &mut || run(cargo_test().arg("--doc")))?;
+        suite("package", &mut package::package)?;
         // A few seconds of each class of hostile input; the seed is fixed, so that the cases are the same every time.
         suite("attack", &mut || attack::attack(&["--seconds", "3", "--seed", "1"]))?;
         for fetched in FETCHED {
