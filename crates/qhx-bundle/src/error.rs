@@ -5,6 +5,7 @@ use std::{io, path::PathBuf};
 
 /// Why a bundle cannot be opened or written. Every message names the file and says what was expected.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum BundleError {
     /// There is no bundle at that place.
     #[error("{}: {reason}", path.display())]

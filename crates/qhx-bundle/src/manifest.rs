@@ -225,6 +225,7 @@ pub struct FileEntry {
 
 /// What is wrong with a manifest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ManifestError {
     /// Made by a later qhx.
     #[error("schema_version {found} is newer than {SCHEMA_VERSION}, the newest that this qhx reads: update qhx")]

@@ -129,7 +129,7 @@ pub(crate) fn tell_cost(generation: &Generation, load_time: Option<Duration>) {
 pub(crate) fn check_complete(generation: &Generation) -> Result<(), Failure> {
     match generation.finish_reason {
         FinishReason::Cancelled => Err(Failure::work("cancelled: the answer is incomplete")),
-        FinishReason::Length | FinishReason::Stop => Ok(()),
+        _ => Ok(()),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Flags that several commands share, and what they become for the libraries.
 
-use crate::{failure::Failure, output};
+use crate::{environment, failure::Failure, output};
 use clap::{Args, builder::RangedU64ValueParser};
 use qhx_runtime::{DEFAULT_CHUNK, DeviceChoice, GenerateOptions, LoadOptions, placement::Rules, registry::CAN_PIN, sample::SamplerConfig};
 use std::path::PathBuf;
@@ -57,6 +57,8 @@ impl ExecutionFlags {
             context: self.context,
             chunk: self.chunk,
             overcommit: self.overcommit,
+            instructions: environment::instructions()?,
+            npu: environment::npu()?,
             ..LoadOptions::default()
         })
     }

@@ -6,6 +6,11 @@ use qhx::{
 };
 use qhx_bundle::BundleError;
 use qhx_forge::ForgeError;
+use qhx_ir::DeviceError;
+use qhx_runtime::{
+    DeviceChoice, Error as RuntimeError,
+    media::{MediaError, MediaProblem},
+};
 use std::{
     any::Any,
     io::{self, ErrorKind},
@@ -13,8 +18,41 @@ use std::{
 
 /// The hint for an error, where there is one.
 pub(crate) fn hint(error: &dyn Any) -> Option<String> {
-    error.downcast_ref().and_then(of_library).or_else(|| error.downcast_ref().and_then(of_messages))
+    let library = error.downcast_ref().and_then(of_library);
+    let others = || error.downcast_ref().and_then(of_messages).or_else(|| error.downcast_ref().and_then(of_runtime));
+    library.or_else(others).or_else(|| error.downcast_ref().and_then(of_forge))
 }
+
+fn of_runtime(error: &RuntimeError) -> Option<String> {
+    match error {
+        RuntimeError::NoDevice { asked, .. } if asked == DeviceChoice::Npu.name() => {
+            Some("QHX_QNN_DIR names the folder with QNN's libraries".into())
+        }
+        RuntimeError::NoDevice { asked, .. } if asked == DeviceChoice::Split.name() => {
+            Some("--placement FILE.toml says what runs where".into())
+        }
+        RuntimeError::OtherArch { here, .. } => Some(format!("qhx forge SRC --out DIR --target {here}")),
+        RuntimeError::OnlyNpu { .. } => Some("--device npu runs it".into()),
+        RuntimeError::OnlyPhones { .. } => Some("`qhx forge … --for emulator` makes one for both".into()),
+        RuntimeError::DoesNotFit(_) => Some("--context N sets the context, --overcommit loads it all the same".into()),
+        RuntimeError::TextTooLong { context, limit, .. } | RuntimeError::PromptTooLong { context, limit, .. } if limit > context => {
+            Some(format!("--context N sets the context, up to {limit}"))
+        }
+        RuntimeError::Medium(MediaError { problem: MediaProblem::TooLong { .. }, .. }) => Some("--split goes through it in windows".into()),
+        _ => None,
+    }
+}
+
+fn of_forge(error: &ForgeError) -> Option<String> {
+    match error {
+        ForgeError::Target(_) | ForgeError::Run(RuntimeError::Device(DeviceError::Resources(_))) => Some(TARGET_FLAGS.into()),
+        ForgeError::Run(error) => of_runtime(error),
+        _ => None,
+    }
+}
+
+/// Where to look for what changes an NPU target.
+pub(crate) const TARGET_FLAGS: &str = "the flags of NPU targets (--context, --prefill, --kv, --image-size, --audio-seconds, --allow-risky, --optimize) are in `qhx help forge`";
 
 fn of_library(error: &Error) -> Option<String> {
     match error {
@@ -30,11 +68,12 @@ fn of_library(error: &Error) -> Option<String> {
             Some("a bundle is a folder with a qhx.json; `qhx forge SRC --out DIR` makes one".into())
         }
         Error::Messages(error) => of_messages(error),
+        Error::Runtime(error) => of_runtime(error),
         Error::Forge(error) => match &**error {
             ForgeError::Bundle(BundleError::Io { source, .. }) if is_full(source) => {
                 Some("nothing was left behind; make room, or keep the cache elsewhere: QHX_CACHE_DIR".into())
             }
-            _ => None,
+            other => of_forge(other),
         },
         _ => None,
     }

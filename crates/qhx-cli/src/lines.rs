@@ -1,6 +1,6 @@
 //! Messages from a person at a terminal, with editing and a history, or from a pipe, line by line.
 
-use crate::{failure::Failure, input::MAX_INPUT_BYTES, output, places::places};
+use crate::{environment::places, failure::Failure, input::MAX_INPUT_BYTES, output};
 use rustyline::{Config, DefaultEditor, error::ReadlineError};
 use std::{
     fs,

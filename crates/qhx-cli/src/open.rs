@@ -1,10 +1,10 @@
 //! What MODEL may be, for every command that takes one, and what a person is told while it is opened.
 
 use crate::{
+    environment,
     failure::Failure,
     interrupt::Interrupt,
     output,
-    places::places,
     progress::{ForgeBar, GateBar, Waiting, tell_time},
 };
 use qhx::{Error, OpenEvent, Opened, Opener, builtin, bundle::Bundle};
@@ -21,24 +21,24 @@ pub(crate) fn open_model(path: Option<&Path>, device: DeviceChoice, interrupt: &
         output::note(BUILTIN_NOTE);
     }
     let mut told = Told::default();
-    let opened = opener(device, interrupt).on_event(|event| told.tell(event)).open(path.unwrap_or(Path::new(builtin::NAME)));
+    let opened = opener(device, interrupt)?.on_event(|event| told.tell(event)).open(path.unwrap_or(Path::new(builtin::NAME)));
     drop(told);
     opened.map_err(explain)
 }
 
 /// Opens the bundle at a path, and nothing else.
 pub(crate) fn open_bundle(path: &Path, interrupt: &Interrupt) -> Result<Bundle, Failure> {
-    opener(DeviceChoice::Auto, interrupt).bundle(path).map_err(explain)
+    opener(DeviceChoice::Auto, interrupt)?.bundle(path).map_err(explain)
 }
 
 /// Opens what a device runs of the bundle at a path.
 pub(crate) fn open_for(path: &Path, device: DeviceChoice, interrupt: &Interrupt) -> Result<Bundle, Failure> {
     let mut told = Told::default();
-    opener(device, interrupt).on_event(|event| told.tell(event)).bundle_for_device(path).map_err(explain)
+    opener(device, interrupt)?.on_event(|event| told.tell(event)).bundle_for_device(path).map_err(explain)
 }
 
-fn opener<'a>(device: DeviceChoice, interrupt: &Interrupt) -> Opener<'a> {
-    Opener::new(places()).device(device).cancel(interrupt.cancel().clone())
+fn opener<'a>(device: DeviceChoice, interrupt: &Interrupt) -> Result<Opener<'a>, Failure> {
+    Ok(Opener::new(environment::places()).device(device).npu(environment::npu()?).cancel(interrupt.cancel().clone()))
 }
 
 fn explain(error: Error) -> Failure {

@@ -2,6 +2,7 @@
 
 use crate::{
     answer::{check_complete, stream_answer, tell_cost},
+    environment,
     failure::Failure,
     flags::MAX_TOKENS,
     input::Input,
@@ -9,7 +10,6 @@ use crate::{
     load::load_model,
     media::MediaFlags,
     output,
-    places::places,
 };
 use qhx_bundle::{Bundle, BundleError, OpenOptions};
 use qhx_runtime::{
@@ -58,8 +58,14 @@ pub(crate) fn run(arguments: &[OsString], interrupt: &Interrupt) -> Result<(), F
     };
     input.attach(&flags, &bundle)?;
     let libraries = NpuLibraries::Files { htp: htp.into(), system: system.into() };
-    let npu = NpuSettings { libraries: Some(libraries), ..NpuSettings::default() };
-    let options = LoadOptions { device: DeviceChoice::Npu, npu, media: input.media(), ..LoadOptions::default() };
+    let npu = NpuSettings { libraries: Some(libraries), ..environment::npu()? };
+    let options = LoadOptions {
+        device: DeviceChoice::Npu,
+        npu,
+        instructions: environment::instructions()?,
+        media: input.media(),
+        ..LoadOptions::default()
+    };
     let model = load_model(&bundle, &options)?;
     let load_time = started.elapsed();
     let mut session = model.session()?;
@@ -77,7 +83,7 @@ pub(crate) fn run(arguments: &[OsString], interrupt: &Interrupt) -> Result<(), F
 }
 
 fn open(manifest: &Path, root: &Path, interrupt: &Interrupt) -> Result<Bundle, Failure> {
-    let options = OpenOptions { cache_dir: places().cache, cancel: Some(interrupt.flag()), ..OpenOptions::default() };
+    let options = OpenOptions { cache_dir: environment::places().cache, cancel: Some(interrupt.flag()), ..OpenOptions::default() };
     Bundle::open_in(manifest, root, &options).map_err(|error| match &error {
         BundleError::File { .. } if manifest.parent().is_some_and(|beside| beside != root) => {
             let hint = "ARTIFACTS_ROOT is the folder with the files that the manifest names, usually the manifest's own";

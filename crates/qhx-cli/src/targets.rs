@@ -1,8 +1,10 @@
 //! `--target` and what goes with it: which arch folders a bundle gets, and for which sizes.
 
 use crate::{
+    environment,
     failure::Failure,
     flags::{MAX_TOKENS, count},
+    hints::TARGET_FLAGS,
     units::show_bytes,
 };
 use clap::{Args, ValueEnum};
@@ -15,7 +17,7 @@ use qhx_npu::Arch;
 use qhx_runtime::{
     DeviceChoice,
     placement::Rules,
-    registry::{CpuSettings, NpuLibraries, NpuSettings, candidates_for},
+    registry::{NpuLibraries, NpuSettings, candidates_for},
 };
 use serde::Serialize;
 use std::path::PathBuf;
@@ -129,7 +131,7 @@ impl TargetFlags {
         let rules = self.placement.as_deref().map(Rules::read).transpose()?;
         let order = |arch: &String| {
             let settings = NpuSettings { arch: Some(arch.clone()), ..self.settings()? };
-            let devices = candidates_for(DeviceChoice::Npu, rules.as_ref(), CpuSettings::default(), &settings)?;
+            let devices = candidates_for(DeviceChoice::Npu, rules.as_ref(), environment::cpu()?, &settings)?;
             let own = devices.iter().find(|device| device.name() == DeviceChoice::Npu.name()).cloned();
             let nothing =
                 || Failure::usage("--placement leaves nothing to the NPU").hint("name `npu` for something, or leave out --target");
@@ -158,10 +160,10 @@ impl TargetFlags {
     /// Refuses sizes of media that a model with these programs does not take.
     pub(crate) fn check_media(&self, has: impl Fn(&str) -> bool) -> Result<(), Failure> {
         if self.image_size.is_some() && !has("vision") {
-            return Err(Failure::work(NO_IMAGES));
+            return Err(Failure::work(NO_IMAGES).hint(TARGET_FLAGS));
         }
         if self.audio_seconds.is_some() && !has("audio") {
-            return Err(Failure::work(NO_SOUND));
+            return Err(Failure::work(NO_SOUND).hint(TARGET_FLAGS));
         }
         Ok(())
     }
@@ -175,8 +177,10 @@ impl TargetFlags {
 
     /// What the NPU is to be.
     pub(crate) fn settings(&self) -> Result<NpuSettings, Failure> {
+        let own = environment::npu()?;
         Ok(NpuSettings {
-            libraries: self.qnn_dir.clone().map(NpuLibraries::Folder),
+            libraries: self.qnn_dir.clone().map(NpuLibraries::Folder).or(own.libraries),
+            here: own.here,
             arch: None,
             share_weights: self.made_for() == MadeFor::Phone,
             prefill_rows: Some(self.prefill_rows()?.last().copied().unwrap_or(1)),

@@ -100,7 +100,8 @@ mod contexts {
         let node = Node { name: "node".into(), kind: "Relu", parameters: vec![], inputs, outputs };
         let tensors = vec![tensor("x", Role::Input), tensor("y", Role::Output)];
         let graph = Graph { name: "decode".into(), tensors, nodes: vec![node] };
-        let device = Library::open(None).unwrap_or_else(|e| panic!("{e}")).device(arch);
+        let libraries = std::env::var_os("QHX_QNN_DIR").expect("QHX_QNN_DIR names the folder with libQnnHtp.so");
+        let device = Library::open(Some(libraries.as_ref())).unwrap_or_else(|e| panic!("{e}")).device(arch);
         device.compile(&[graph], &CompileOptions::default()).unwrap().save(file).unwrap();
     }
 

@@ -33,6 +33,7 @@ pub use target::{MadeTarget, TargetOrder, TargetPlacement, forge_with_targets};
 
 /// Why no bundle was made.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ForgeError {
     /// The checkpoint cannot be read.
     #[error(transparent)]

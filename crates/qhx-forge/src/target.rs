@@ -31,9 +31,9 @@ pub const DEFAULT_PREFILL: usize = 128;
 /// Fewer rows than this are read one by one.
 pub const PREFILL_MIN_TOKENS: usize = 4;
 /// Why an image size is refused for a model without vision.
-pub const NO_IMAGES: &str = "--image-size: the model takes no images";
+pub const NO_IMAGES: &str = "an image size is given, and the model takes no images";
 /// Why an audio length is refused for a model without audio.
-pub const NO_SOUND: &str = "--audio-seconds: the model takes no sound";
+pub const NO_SOUND: &str = "a length of sounds is given, and the model takes no sound";
 /// The sides of pictures, where the model's own rule leaves a choice.
 const DEFAULT_IMAGE_SIDE: usize = 512;
 /// Data bytes per weight file.
@@ -189,7 +189,7 @@ pub(crate) fn check_targets(
 pub fn session_length(asked: Option<usize>, most: usize) -> Result<usize, ForgeError> {
     match asked {
         Some(context) if context > most => {
-            Err(ForgeError::Target(format!("--context {context} is longer than the {most} tokens that the model was made for")))
+            Err(ForgeError::Target(format!("a context of {context} is longer than the {most} tokens that the model was made for")))
         }
         Some(context) => Ok(context),
         None => Ok(most.min(DEFAULT_CONTEXT)),
@@ -206,9 +206,8 @@ impl TargetOrder {
             // From one phase to the other a session takes all its rows along.
             let moves = !program.slots.is_empty() && placement.stages.iter().any(|stage| stage.phase.is_some());
             if moves && self.kv == KvForm::Ring {
-                let reason =
-                    "--kv ring keeps the latest rows only, and the placement writes elsewhere than it reads, which takes all of them";
-                return Err(ForgeError::Target(format!("{reason}: use --kv full, or one device for both")));
+                let reason = "a ring of keys and values keeps the latest rows only, and the placement writes elsewhere than it reads, which takes all of them";
+                return Err(ForgeError::Target(format!("{reason}: keep all rows, or use one device for both")));
             }
             Ok((program.name.to_string(), device))
         };
@@ -365,7 +364,7 @@ impl TargetOrder {
                 let samples = (seconds * f64::from(front_end.sampling_rate)) as usize;
                 if !(front_end.frame_length..=front_end.max_samples).contains(&samples) {
                     let most = front_end.max_samples as f64 / f64::from(front_end.sampling_rate);
-                    return Err(ForgeError::Target(format!("--audio-seconds {seconds}: the model takes sounds of up to {most} s")));
+                    return Err(ForgeError::Target(format!("sounds of {seconds} s: the model takes sounds of up to {most} s")));
                 }
                 front_end.max_samples = samples;
             }
@@ -483,7 +482,7 @@ fn image_size(front_end: &ImageFrontEnd, asked: Option<[usize; 2]>, context: usi
     let unit = front_end.patches.size * front_end.patches.block;
     let soft_rows = |[height, width]: [usize; 2]| (height / unit).saturating_mul(width / unit);
     if let Some([height, width]) = asked.filter(|size| size.iter().any(|side| *side == 0 || side % unit != 0)) {
-        return Err(ForgeError::Target(format!("--image-size {height}x{width}: the model takes sides that are multiples of {unit}")));
+        return Err(ForgeError::Target(format!("images of {height}x{width}: the model takes sides that are multiples of {unit}")));
     }
     let most = (context / 2).max(1);
     let square = |side: usize| (1..=(side / unit).max(1)).rev().find(|n| n * n <= most).map(|n| [n * unit; 2]).unwrap_or([unit; 2]);
@@ -502,7 +501,7 @@ fn image_size(front_end: &ImageFrontEnd, asked: Option<[usize; 2]>, context: usi
         rows if rows >= context => {
             let [height, width] = size;
             Err(ForgeError::Target(format!(
-                "a picture of {height}x{width} becomes {rows} rows, a session has {context}: --image-size or --context"
+                "a picture of {height}x{width} becomes {rows} rows, a session has {context}: use smaller images or a longer context"
             )))
         }
         _ => Ok(size),

@@ -19,9 +19,15 @@ use std::{
     sync::Arc,
 };
 
+/// QNN, which drives the emulator.
+fn library() -> Library {
+    let folder = std::env::var_os("QHX_QNN_DIR").expect("QHX_QNN_DIR names the folder with libQnnHtp.so; `cargo xtask test` fetches it");
+    Library::open(Some(folder.as_ref())).unwrap()
+}
+
 /// The emulator.
 fn npu(options: NpuOptions) -> NpuDevice {
-    NpuDevice::new(&Library::open(None).unwrap(), options).unwrap()
+    NpuDevice::new(&library(), options).unwrap()
 }
 
 fn small(arch: Arch) -> NpuOptions {

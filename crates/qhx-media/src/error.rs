@@ -16,6 +16,7 @@ pub struct MediaError {
 
 /// Why an image or a sound cannot be used. Each text goes on after the file's name.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum MediaProblem {
     /// The file cannot be read.
     #[error("cannot be read: {0}")]
@@ -156,9 +157,7 @@ pub enum MediaProblem {
         rate: u32,
     },
     /// A sound longer than the model takes in one piece.
-    #[error(
-        "is {seconds:.2} s long and this model takes at most {most:.2} s in one piece; use --split to go through it in windows, or cut it"
-    )]
+    #[error("is {seconds:.2} s long and this model takes at most {most:.2} s in one piece; cut it, or go through it in windows")]
     TooLong {
         /// Its length.
         seconds: f64,

@@ -162,7 +162,7 @@ mod tests {
     fn lengths_that_do_not_fit_are_said_in_numbers() {
         let text = |samples: usize| frames(&vec![0.0; samples], &AudioFrontEnd::default()).expect_err("does not fit").to_string();
         assert_eq!(text(160), "is too short: 160 samples at 16000 Hz, and the model needs at least 161 (10.1 ms)");
-        let long = "is 30.10 s long and this model takes at most 30.00 s in one piece; use --split to go through it in windows, or cut it";
+        let long = "is 30.10 s long and this model takes at most 30.00 s in one piece; cut it, or go through it in windows";
         assert_eq!(text(481_600), long);
     }
 

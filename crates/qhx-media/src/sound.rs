@@ -52,7 +52,7 @@ impl Sound {
         split::pieces(&self.samples, front_end).into_iter().map(piece).collect()
     }
 
-    /// What the tower takes: log-mel frames. A sound longer than the model takes is an error that names `--split`.
+    /// What the tower takes: log-mel frames. A sound longer than the model takes is an error: see [`Sound::split`].
     pub fn frames(&self, front_end: &AudioFrontEnd) -> Result<Frames, MediaError> {
         mel::frames(&self.samples, front_end).map_err(|p| p.of(self.name.clone()))
     }

@@ -54,7 +54,7 @@ fn long_sound_is_refused_whole_and_taken_in_pieces() {
     assert!(matches!(error.problem, MediaProblem::TooLong { .. }));
     assert_eq!(
         error.to_string(),
-        "talk.wav: is 62.50 s long and this model takes at most 30.00 s in one piece; use --split to go through it in windows, or cut it"
+        "talk.wav: is 62.50 s long and this model takes at most 30.00 s in one piece; cut it, or go through it in windows"
     );
     let pieces = sound.split(&front_end);
     assert_eq!(pieces.len(), 3);

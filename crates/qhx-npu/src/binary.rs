@@ -251,14 +251,14 @@ impl Metadata {
     pub fn obstacle(&self, library: &Library, arch: Arch) -> Option<String> {
         if self.arch != arch.number() {
             return Some(format!(
-                "was compiled for Hexagon v{}, but this processor is {arch} ({}): use the `{arch}` folder of the bundle, or run `qhx forge --target {arch}`",
+                "was compiled for Hexagon v{}, but this processor is {arch} ({}): use the `{arch}` folder of the bundle, or forge it for {arch}",
                 self.arch,
                 arch.soc_name()
             ));
         }
         if self.shared_weights && self.graphs.len() > 1 && library.emulates() {
             return Some(
-                "shares weights between its graphs, which QNN's emulator cannot load: run it on a phone, or forge the bundle with `--for emulator`"
+                "shares weights between its graphs, which QNN's emulator cannot load: run it on a phone, or forge the bundle for the emulator"
                     .into(),
             );
         }

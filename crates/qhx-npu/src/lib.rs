@@ -30,5 +30,5 @@ pub use compile::CompileOptions;
 pub use context::{Context, ExecGraph, Port};
 pub use device::{Arch, Device};
 pub use error::{CallError, Error, Result};
-pub use library::{Build, DIRECTORY_VARIABLE, Library};
+pub use library::{Build, Library};
 pub use run::{ContextFile, Kv, NpuDevice, NpuMachine, NpuOptions, Plan as PreparedPlan};

@@ -8,16 +8,12 @@ use crate::{
     quiet::Quiet,
 };
 use std::{
-    env,
     ffi::{CStr, c_char},
     fmt,
     path::{Path, PathBuf},
     ptr,
     sync::{Arc, Mutex, OnceLock, Weak},
 };
-
-/// The environment variable that names the folder with the libraries.
-pub const DIRECTORY_VARIABLE: &str = "QHX_QNN_DIR";
 
 #[cfg(not(windows))]
 pub(crate) const HTP: &str = "libQnnHtp.so";
@@ -34,7 +30,7 @@ pub(crate) const HTP_BACKEND: u32 = 6;
 const OLDEST_CORE: ffi::Version = ffi::Version { major: 2, minor: 32, patch: 0 };
 const SYSTEM_MAJOR: u32 = 1;
 
-const FOLDER_ADVICE: &str = "set QHX_QNN_DIR to a folder with libQnnHtp.so and libQnnSystem.so from a QAIRT release; \
+const FOLDER_ADVICE: &str = "name a folder with libQnnHtp.so and libQnnSystem.so from a QAIRT release; \
     on a PC, the Python package onnxruntime-qnn contains them";
 const NEEDS_ADVICE: &str = "it needs glibc 2.35 or newer, libgcc_s, libatomic.so.1 (Debian: libatomic1) and, in the same folder, the libraries it was shipped with";
 
@@ -106,9 +102,8 @@ impl fmt::Display for Build {
 }
 
 impl Library {
-    /// Loads QNN from a folder; without one, from the folder that `QHX_QNN_DIR` names, or else from the system's library path.
+    /// Loads QNN from a folder; without one, from the system's library path.
     pub fn open(directory: Option<&Path>) -> Result<Self> {
-        let directory = directory.map(Path::to_path_buf).or_else(|| env::var_os(DIRECTORY_VARIABLE).map(PathBuf::from));
         match directory {
             Some(directory) => Self::open_files(&directory.join(HTP), &directory.join(SYSTEM)),
             None => Self::open_files(Path::new(HTP), Path::new(SYSTEM)),

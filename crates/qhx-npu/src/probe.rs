@@ -2,18 +2,16 @@
 
 use crate::{
     Arch, Library,
-    library::{Build, DIRECTORY_VARIABLE, HTP, SYSTEM},
+    library::{Build, HTP, SYSTEM},
 };
 use memmap2::Mmap;
 use std::{
-    env, fmt,
+    fmt,
     fs::{self, File},
     path::{Path, PathBuf},
     process::Command,
 };
 
-/// Where the DSP's loader looks for its libraries: a list separated by `;`.
-const DSP_VARIABLES: [&str; 2] = ["ADSP_LIBRARY_PATH", "DSP_LIBRARY_PATH"];
 /// Where it also looks.
 const DSP_FOLDERS: [&str; 5] = ["vendor/lib/rfsa/adsp", "vendor/dsp/cdsp", "vendor/lib64/rfs/dsp", "usr/lib/rfsa/adsp", "usr/lib/dsp/cdsp"];
 /// Device nodes through which programs reach the DSP.
@@ -90,18 +88,10 @@ pub struct Probe {
     pub findings: Vec<Finding>,
 }
 
-/// Sets the processor's generation (`v79`, `v81`) where the system does not report it, and on a PC the one to emulate.
-pub const ARCH_VARIABLE: &str = "QHX_NPU_ARCH";
-
-/// The generation of this machine's processor, as reported by the system or set by [`ARCH_VARIABLE`]; `None` on a PC, which emulates all of them. The error
-/// is the variable's value where it is not a generation.
-pub fn arch_here() -> Result<Option<Arch>, String> {
-    if let Some(named) = env::var_os(ARCH_VARIABLE) {
-        let named = named.to_string_lossy();
-        return named.parse().map(Some).map_err(|_: String| named.into_owned());
-    }
-    let here = Surroundings::here(None);
-    Ok(here.chip.filter(|_| !here.emulated).and_then(|chip| generation_of(&chip)).and_then(Arch::from_number))
+/// The generation of this machine's processor, as reported by the system; `None` on a PC, which emulates all of them, and for unknown chips.
+pub fn arch_here() -> Option<Arch> {
+    let here = Surroundings::here(None, Vec::new());
+    here.chip.filter(|_| !here.emulated).and_then(|chip| generation_of(&chip)).and_then(Arch::from_number)
 }
 
 /// The generation of a chip's Hexagon processor.
@@ -112,19 +102,12 @@ fn generation_of(chip: &str) -> Option<u32> {
 }
 
 impl Surroundings {
-    /// This machine, with QNN's libraries in the given folder or the one that `QHX_QNN_DIR` names.
-    pub fn here(libraries: Option<&Path>) -> Self {
+    /// This machine, with QNN's libraries in the given folder and the DSP's in others.
+    pub fn here(libraries: Option<&Path>, dsp_folders: Vec<PathBuf>) -> Self {
         let root = PathBuf::from("/");
-        let listed = DSP_VARIABLES.iter().find_map(|name| env::var(name).ok()).unwrap_or_default();
         let machine = || named(fs::read_to_string(root.join("sys/devices/soc0/machine")).ok());
         let chip = property("ro.soc.model").or_else(machine).or_else(|| property("ro.board.platform"));
-        Self {
-            libraries: libraries.map(Path::to_path_buf).or_else(|| env::var_os(DIRECTORY_VARIABLE).map(PathBuf::from)),
-            dsp_folders: listed.split(';').filter(|folder| !folder.is_empty()).map(PathBuf::from).collect(),
-            chip,
-            emulated: cfg!(target_arch = "x86_64"),
-            root,
-        }
+        Self { libraries: libraries.map(Path::to_path_buf), dsp_folders, chip, emulated: cfg!(target_arch = "x86_64"), root }
     }
 
     /// Runs all checks. The processor is not opened; QNN's library is loaded to query its version.
@@ -145,7 +128,7 @@ impl Surroundings {
 
     fn look_for_processor(&self, probe: &mut Probe) {
         let Some(name) = &self.chip else {
-            let advice = format!("if it has a Hexagon v79 or v81 processor, set {ARCH_VARIABLE} to its generation");
+            let advice = "if it has a Hexagon v79 or v81 processor, set QHX_NPU_ARCH to its generation".to_owned();
             return probe.note("processor", State::Doubtful, "the system does not report its chip".into(), Some(advice));
         };
         let generation = generation_of(name);
@@ -201,7 +184,7 @@ impl Surroundings {
                     || e.to_string(),
                     |machine| format!("{} is for {machine}, but this machine is {THIS_MACHINE}", htp.display()),
                 );
-                let advice = other.map(|_| format!("set {DIRECTORY_VARIABLE} to a folder with the {THIS_MACHINE} libraries"));
+                let advice = other.map(|_| format!("use a folder with the {THIS_MACHINE} libraries"));
                 probe.note(HTP, State::Wrong, found, advice);
             }
         }

@@ -6,7 +6,8 @@ use qhx_ir::conformance::{Options, Outcome, run};
 use qhx_npu::{Arch, Library, NpuDevice, NpuOptions};
 
 fn conforms(arch: Arch, cases: usize, only: Option<&str>) {
-    let library = Library::open(None).unwrap();
+    let folder = std::env::var_os("QHX_QNN_DIR").expect("QHX_QNN_DIR names the folder with libQnnHtp.so; `cargo xtask test` fetches it");
+    let library = Library::open(Some(folder.as_ref())).unwrap();
     let device = NpuDevice::new(&library, NpuOptions { arch, prefill_rows: 16, ..Default::default() }).unwrap();
     let options = Options::from_environment();
     let only = options.only.clone().or(only.map(str::to_owned));

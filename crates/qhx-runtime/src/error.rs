@@ -12,8 +12,9 @@ use std::{io, path::PathBuf};
 
 /// Why the runtime could not do what it was asked. Each text says what was expected, what was found and what to do.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
-    /// `--device` names something that does not exist.
+    /// A device was asked for that does not exist.
     #[error("there is no device `{found}`; expected one of {known}")]
     UnknownDevice {
         /// What was asked for.
@@ -21,7 +22,7 @@ pub enum Error {
         /// What could be.
         known: String,
     },
-    /// `--device` names a device that this build or this machine has not.
+    /// A device was asked for that this build or this machine has not.
     #[error("device `{asked}` cannot be used: {reason}; this build of qhx offers {offered}")]
     NoDevice {
         /// What was asked for.
@@ -33,7 +34,7 @@ pub enum Error {
     },
     /// The NPU is of another generation than the bundle.
     #[error(
-        "the bundle is for Hexagon {asked}, this machine's processor is {here}: take the folder `{here}` of the bundle, or forge it with `--target {here}`"
+        "the bundle is for Hexagon {asked}, this machine's processor is {here}: take the folder `{here}` of the bundle, or forge it for {here}"
     )]
     OtherArch {
         /// The bundle's.
@@ -42,7 +43,9 @@ pub enum Error {
         here: String,
     },
     /// An arch folder on another device.
-    #[error("{bundle} is prepared for the NPU and holds no weights for {device}: use --device npu, or the bundle that it is a folder of")]
+    #[error(
+        "{bundle} is prepared for the NPU and holds no weights for {device}: run it on the NPU, or use the bundle that it is a folder of"
+    )]
     OnlyNpu {
         /// Where it is.
         bundle: String,
@@ -61,7 +64,7 @@ pub enum Error {
     },
     /// An arch folder for phones in an emulator.
     #[error(
-        "{bundle} is made for phones: its graphs share their weights, which QNN's emulator cannot load; run it on a phone, run the bundle that it is a folder of, or forge it with `--for emulator`"
+        "{bundle} is made for phones: its graphs share their weights, which QNN's emulator cannot load; run it on a phone, run the bundle that it is a folder of, or forge it for the emulator"
     )]
     OnlyPhones {
         /// Where it is.
@@ -84,7 +87,7 @@ pub enum Error {
         reason: String,
     },
     /// The model needs more memory than there is.
-    #[error("the model does not fit into memory: it needs {0}; use a smaller context (--context), a smaller precision, or free memory")]
+    #[error("the model does not fit into memory: it needs {0}; use a smaller context, a smaller precision, or free memory")]
     DoesNotFit(Box<MemoryEstimate>),
     /// Encoding a medium needs more memory than there is.
     #[error(
@@ -187,7 +190,7 @@ pub enum Error {
     /// The text of the prompt cannot fit into the session, however few tokens it takes.
     #[error(
         "the prompt has {bytes} bytes of text, and a context of {context} tokens cannot hold more than {most}: shorten the prompt{}",
-        if *limit > *context { format!(" or raise --context (this model allows up to {limit})") } else { String::new() }
+        if *limit > *context { format!(" or raise the context (this model allows up to {limit})") } else { String::new() }
     )]
     TextTooLong {
         /// Bytes of the prompt.
@@ -202,7 +205,7 @@ pub enum Error {
     /// The prompt alone is longer than the session.
     #[error(
         "the prompt has {prompt} tokens, the context holds {context}: shorten the prompt{}",
-        if *limit > *context { format!(" or raise --context (this model allows up to {limit})") } else { String::new() }
+        if *limit > *context { format!(" or raise the context (this model allows up to {limit})") } else { String::new() }
     )]
     PromptTooLong {
         /// Tokens of the prompt.

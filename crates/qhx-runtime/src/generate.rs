@@ -43,6 +43,7 @@ pub struct Piece<'a> {
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum FinishReason {
     /// As many tokens as were asked for, or as the context holds.
     Length,

@@ -10,7 +10,7 @@ use crate::{
     medium::{MediaKind, Medium},
     memory::{MemoryEstimate, TowerNeed},
     placement::{self, Placement, Rules},
-    registry::{self, CpuSettings, DeviceChoice, NpuSettings},
+    registry::{self, CpuSettings, DeviceChoice, InstructionSet, NpuSettings},
     runner::Runner,
     text::{ChatTemplate, Tokenizer},
 };
@@ -47,6 +47,8 @@ pub struct LoadOptions {
     pub threads: Option<usize>,
     /// Keep each of them on a core of its own, where the system can: see [`registry::CAN_PIN`].
     pub pin: bool,
+    /// The processor's instruction set, for comparisons; absent: the best that it has.
+    pub instructions: Option<InstructionSet>,
     /// Longest session; absent: the model's own limit, at most [`DEFAULT_CONTEXT`].
     pub context: Option<usize>,
     /// Rows per call in prefill.
@@ -72,6 +74,7 @@ impl Default for LoadOptions {
             placement: None,
             threads: None,
             pin: false,
+            instructions: None,
             context: None,
             chunk: DEFAULT_CHUNK,
             wanted: 1,
@@ -87,7 +90,7 @@ impl Default for LoadOptions {
 impl LoadOptions {
     /// The devices that they name, the one for everything else first.
     pub fn candidates(&self) -> Result<Vec<Arc<dyn Device>>, Error> {
-        let cpu = CpuSettings { threads: self.threads, pin: self.pin };
+        let cpu = CpuSettings { threads: self.threads, pin: self.pin, instructions: self.instructions };
         registry::candidates_for(self.device, self.placement.as_ref(), cpu, &self.npu)
     }
 
@@ -281,12 +284,12 @@ impl LoadPlan {
 }
 
 /// Whether a bundle that was prepared for an NPU is for this machine's.
-pub fn check_processor(bundle: &Bundle) -> Result<(), Error> {
+pub fn check_processor(bundle: &Bundle, npu: &NpuSettings) -> Result<(), Error> {
     let Some(plan) = &bundle.manifest().plan else { return Ok(()) };
     if plan.made_for == MadeFor::Phone && registry::npu_is_emulated() {
         return Err(Error::OnlyPhones { bundle: bundle.place().to_owned() });
     }
-    match (&bundle.manifest().model.dsp_arch, registry::npu_arch()?) {
+    match (&bundle.manifest().model.dsp_arch, registry::npu_arch(npu)?) {
         (Some(asked), Some(here)) if *asked != here => Err(Error::OtherArch { asked: asked.clone(), here }),
         _ => Ok(()),
     }
@@ -314,7 +317,7 @@ impl Model {
 
     fn load_since(bundle: &Bundle, options: &LoadOptions, started: Instant) -> Result<Self, Error> {
         let options = &options.of_bundle(bundle)?;
-        check_processor(bundle)?;
+        check_processor(bundle, &options.npu)?;
         let loaded = Self::load_among(ModelParts::of(bundle)?, options, &options.candidates()?, started);
         loaded.map_err(|error| match error {
             Error::Device(DeviceError::Weight { name, .. })

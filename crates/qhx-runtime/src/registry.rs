@@ -10,8 +10,9 @@ use qhx_ir::{
 };
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
-/// What a user may ask for with `--device`.
+/// Where a model is to run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum DeviceChoice {
     /// The best that takes the whole program.
     #[default]
@@ -71,6 +72,23 @@ pub struct CpuSettings {
     pub threads: Option<usize>,
     /// Whether each thread is kept on a core of its own, where the system can: see [`CAN_PIN`].
     pub pin: bool,
+    /// The instruction set, for comparisons; absent: the best that the processor has.
+    pub instructions: Option<InstructionSet>,
+}
+
+#[cfg(feature = "cpu")]
+pub use qhx_cpu::InstructionSet;
+/// Instructions of a processor that was not built in: there are none.
+#[cfg(not(feature = "cpu"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InstructionSet {}
+
+#[cfg(not(feature = "cpu"))]
+impl FromStr for InstructionSet {
+    type Err = String;
+    fn from_str(_: &str) -> Result<Self, String> {
+        Err("the feature `cpu` was not built in".into())
+    }
 }
 
 /// Whether threads can be kept on cores of their own here.
@@ -83,8 +101,10 @@ pub const CAN_PIN: bool = false;
 /// Where QNN is, and what the NPU is to be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NpuSettings {
-    /// QNN's libraries; absent: those that `QHX_QNN_DIR` names, or the system's.
+    /// QNN's libraries; absent: the system's.
     pub libraries: Option<NpuLibraries>,
+    /// The generation of this machine's processor, where the system does not report it, or on a PC the one to emulate.
+    pub here: Option<String>,
     /// The generation of the processor, `v79` or `v81`; absent: this machine's, or in an emulator the newest.
     pub arch: Option<String>,
     /// Whether graphs that are prepared for several rows store their weights once, as phones take them and emulators do not.
@@ -121,6 +141,7 @@ impl NpuSettings {
 
 /// QNN's libraries.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum NpuLibraries {
     /// All in one folder.
     Folder(PathBuf),
@@ -134,14 +155,14 @@ pub enum NpuLibraries {
 }
 
 /// What this build and this machine offer: the devices that `auto` chooses from, best first, then those that are used only when asked for.
-pub fn devices() -> Vec<DeviceInfo> {
-    let offered = [DeviceChoice::Auto, DeviceChoice::Npu].into_iter().filter_map(|choice| candidates(choice, None).ok());
+pub fn devices(cpu: CpuSettings, npu: &NpuSettings) -> Vec<DeviceInfo> {
+    let offered = [DeviceChoice::Auto, DeviceChoice::Npu].into_iter().filter_map(|choice| candidates_with(choice, cpu, npu).ok());
     offered.flatten().filter_map(|device| Some(device.open().ok()?.describe())).collect()
 }
 
 /// The devices that `choice` stands for, best first; `threads` is for devices that work with threads of this machine (absent: their own choice).
 pub fn candidates(choice: DeviceChoice, threads: Option<usize>) -> Result<Vec<Arc<dyn Device>>, Error> {
-    candidates_with(choice, CpuSettings { threads, pin: false }, &NpuSettings::default())
+    candidates_with(choice, CpuSettings { threads, ..CpuSettings::default() }, &NpuSettings::default())
 }
 
 /// The same with a say in how processor and NPU are used.
@@ -153,7 +174,7 @@ pub fn candidates_with(choice: DeviceChoice, settings: CpuSettings, npu_settings
         DeviceChoice::Auto | DeviceChoice::Cpu => cpu(choice, settings),
         DeviceChoice::Gpu => none(choice, "no GPU device was built in"),
         DeviceChoice::Npu => npu(choice, npu_settings),
-        DeviceChoice::Split => none(choice, "qhx does not choose by itself what runs where: say it in a file, --placement FILE"),
+        DeviceChoice::Split => none(choice, "qhx does not choose by itself what runs where: it needs a placement"),
         DeviceChoice::Reference => Ok(vec![Arc::new(ReferenceDevice)]),
         DeviceChoice::ReferenceF16 => Ok(vec![Arc::new(HalfSumsDevice)]),
     }
@@ -190,24 +211,8 @@ pub fn candidates_for(
 }
 
 #[cfg(feature = "cpu")]
-fn cpu(_: DeviceChoice, CpuSettings { threads, pin }: CpuSettings) -> Result<Vec<Arc<dyn Device>>, Error> {
-    Ok(vec![Arc::new(qhx_cpu::CpuDevice::new(qhx_cpu::CpuOptions { threads, instructions: instructions()?, pin, ..Default::default() })?)])
-}
-
-/// The variable that names an instruction set of the processor, for comparisons.
-#[cfg(feature = "cpu")]
-const INSTRUCTIONS_VARIABLE: &str = "QHX_INSTRUCTIONS";
-
-/// The instruction set that the environment asks for; absent: the best.
-#[cfg(feature = "cpu")]
-fn instructions() -> Result<Option<qhx_cpu::InstructionSet>, Error> {
-    let Some(name) = std::env::var_os(INSTRUCTIONS_VARIABLE).filter(|name| !name.is_empty()) else { return Ok(None) };
-    let name = name.to_string_lossy();
-    name.parse().map(Some).map_err(|why| Error::Option {
-        option: INSTRUCTIONS_VARIABLE,
-        found: name.clone().into_owned(),
-        expected: format!("an instruction set ({why})"),
-    })
+fn cpu(_: DeviceChoice, CpuSettings { threads, pin, instructions }: CpuSettings) -> Result<Vec<Arc<dyn Device>>, Error> {
+    Ok(vec![Arc::new(qhx_cpu::CpuDevice::new(qhx_cpu::CpuOptions { threads, instructions, pin, ..Default::default() })?)])
 }
 
 #[cfg(not(feature = "cpu"))]
@@ -218,7 +223,7 @@ fn cpu(choice: DeviceChoice, _: CpuSettings) -> Result<Vec<Arc<dyn Device>>, Err
 /// The NPU, or on a machine without one its emulator: whatever QNN's library offers.
 #[cfg(feature = "npu")]
 fn npu(_: DeviceChoice, settings: &NpuSettings) -> Result<Vec<Arc<dyn Device>>, Error> {
-    let here = npu_arch()?;
+    let here = npu_arch(settings)?;
     let wrong = |reason: String| Error::Option { option: "NPU", found: settings.arch.clone().unwrap_or_default(), expected: reason };
     let arch = match (&settings.arch, &here) {
         (Some(asked), Some(here)) if asked != here => {
@@ -253,15 +258,16 @@ fn npu(choice: DeviceChoice, _: &NpuSettings) -> Result<Vec<Arc<dyn Device>>, Er
 }
 
 /// The generation of this machine's NPU; none where it is not told, or where all are emulated.
-pub fn npu_arch() -> Result<Option<String>, Error> {
+pub fn npu_arch(settings: &NpuSettings) -> Result<Option<String>, Error> {
     #[cfg(feature = "npu")]
     {
-        let option = qhx_npu::probe::ARCH_VARIABLE;
-        let wrong = |found: String| Error::Option { option, found: format!("`{found}`"), expected: "v79 or v81".into() };
-        qhx_npu::probe::arch_here().map(|arch| arch.map(|arch| arch.to_string())).map_err(wrong)
+        let wrong =
+            |_| Error::Option { option: "this machine's NPU", found: format!("{:?}", settings.here), expected: "v79 or v81".into() };
+        let named = settings.here.as_deref().map(str::parse::<qhx_npu::Arch>).transpose().map_err(|_: String| ()).map_err(wrong)?;
+        Ok(named.or_else(qhx_npu::probe::arch_here).map(|arch| arch.to_string()))
     }
     #[cfg(not(feature = "npu"))]
-    Ok(None)
+    Ok(settings.here.clone())
 }
 
 /// Whether an NPU of this machine is emulated.

@@ -87,6 +87,7 @@ impl Timing {
 /// How the prompt was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum PrefillPath {
     /// In one call.
     Batched,

@@ -186,7 +186,7 @@ fn a_text_that_cannot_fit_is_refused_at_once() {
     let chat = Prompt::chat(&model, &Chat::new(vec![Message::new("user", text)])).unwrap_err().to_string();
     assert!(started.elapsed().as_millis() < 1000, "{:?}", started.elapsed());
     let expected = "the prompt has 60000000 bytes of text, and a context of 40 tokens cannot hold more than 1048936: shorten the prompt \
-        or raise --context (this model allows up to 200)";
+        or raise the context (this model allows up to 200)";
     assert_eq!(completion, expected);
     // The role counts too.
     assert_eq!(chat, expected.replace("60000000", "60000004"));

@@ -8,7 +8,8 @@ use qhx_runtime::{
     Cancel, DeviceChoice, Error, LoadOptions, Model, ModelParts,
     bench::{BenchOptions, bench},
     memory::{self, MemoryEstimate},
-    placement, registry,
+    placement,
+    registry::{self, CpuSettings, NpuSettings},
     trace::{diff, trace},
 };
 use std::sync::Arc;
@@ -24,7 +25,10 @@ fn devices_are_chosen_by_name() {
         let error = Model::from_parts(parts(Kind::Dense), &options(choice, 8, 16)).err().unwrap().to_string();
         assert!(error.contains(choice.name()) && error.contains("this build of qhx"), "{error}");
     }
-    assert!(registry::devices().iter().all(|device| device.name != "reference"), "the interpreter is never chosen by itself");
+    assert!(
+        registry::devices(CpuSettings::default(), &NpuSettings::default()).iter().all(|device| device.name != "reference"),
+        "the interpreter is never chosen by itself"
+    );
     let error = registry::candidates(DeviceChoice::Auto, Some(0)).err().unwrap().to_string();
     assert!(error.contains("threads"), "{error}");
 }

@@ -58,6 +58,7 @@ pub struct ChatTemplate {
 
 /// Why a conversation gave no prompt.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ChatError {
     /// The template cannot be compiled.
     #[error("the chat template cannot be used: {problem}")]

@@ -53,6 +53,7 @@ pub enum SpecialTokens {
 
 /// What went wrong with a tokenizer.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum TokenizerError {
     /// The file cannot be used.
     #[error("the tokenizer file cannot be used: {problem}")]

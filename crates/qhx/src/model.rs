@@ -212,9 +212,8 @@ impl<'a> ModelOptions<'a> {
     }
 
     /// Where QNN's libraries are, and what the NPU is to be.
-    pub fn npu(mut self, settings: NpuSettings) -> Self {
-        self.load.npu = settings;
-        self
+    pub fn npu(self, settings: NpuSettings) -> Self {
+        Self { load: LoadOptions { npu: settings.clone(), ..self.load }, opener: self.opener.npu(settings) }
     }
 
     /// Where models are looked for and kept.

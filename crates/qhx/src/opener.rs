@@ -7,7 +7,10 @@ use crate::{
 };
 use qhx_bundle::{Bundle, BundleError, OpenOptions, manifest::MANIFEST_FILE, manifest_in, parity::GateResult, target::MadeFor};
 use qhx_forge::{GateProgress, Progress};
-use qhx_runtime::{Cancel, DeviceChoice, registry};
+use qhx_runtime::{
+    Cancel, DeviceChoice,
+    registry::{self, NpuSettings},
+};
 use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -67,6 +70,7 @@ pub enum OpenEvent<'a> {
 pub struct Opener<'a> {
     places: Places,
     device: DeviceChoice,
+    npu: NpuSettings,
     cancel: Cancel,
     on_event: Box<dyn FnMut(OpenEvent<'_>) + 'a>,
 }
@@ -83,7 +87,7 @@ pub struct Opened {
 impl<'a> Opener<'a> {
     /// Looks in these places, for the device that is best.
     pub fn new(places: Places) -> Self {
-        Self { places, device: DeviceChoice::Auto, cancel: Cancel::new(), on_event: Box::new(|_| {}) }
+        Self { places, device: DeviceChoice::Auto, npu: NpuSettings::default(), cancel: Cancel::new(), on_event: Box::new(|_| {}) }
     }
 
     /// Looks in other places.
@@ -94,6 +98,11 @@ impl<'a> Opener<'a> {
     /// Opens what this device runs: for the NPU the arch folder of a bundle, where there is one for it.
     pub fn device(self, device: DeviceChoice) -> Self {
         Self { device, ..self }
+    }
+
+    /// What the NPU is.
+    pub fn npu(self, npu: NpuSettings) -> Self {
+        Self { npu, ..self }
     }
 
     /// Lets another thread stop it.
@@ -137,7 +146,7 @@ impl<'a> Opener<'a> {
         if self.device != DeviceChoice::Npu || !path.join(MANIFEST_FILE).is_file() {
             return self.bundle(path);
         }
-        let arches = registry::npu_arch()?.map_or_else(|| vec!["v81".to_owned(), "v79".to_owned()], |arch| vec![arch]);
+        let arches = registry::npu_arch(&self.npu)?.map_or_else(|| vec!["v81".to_owned(), "v79".to_owned()], |arch| vec![arch]);
         // Folders with a precision behind the generation are for those who ask for them.
         for folder in arches.iter().map(|arch| path.join(arch)).filter(|folder| manifest_in(folder).is_some()) {
             let bundle = self.bundle(&folder)?;

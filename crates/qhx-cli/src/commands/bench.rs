@@ -1,6 +1,7 @@
 //! `qhx bench`: how fast a model runs here.
 
 use crate::{
+    environment,
     failure::Failure,
     flags::{MAX_CHUNK, MAX_THREADS, MAX_TOKENS, PinFlag, PlacementFlag, count, count_or_none},
     interrupt::Interrupt,
@@ -83,6 +84,8 @@ impl Bench {
             context: Some(longest),
             chunk: self.chunk,
             sessions: self.sessions.iter().copied().max().unwrap_or(1),
+            instructions: environment::instructions()?,
+            npu: environment::npu()?,
             ..LoadOptions::default()
         };
         let model = load_model(&bundle, &load)?;

@@ -1,11 +1,11 @@
 //! `qhx devices`: what this machine offers.
 
-use crate::{failure::Failure, output, table::block, units::show_bytes};
+use crate::{environment, failure::Failure, output, table::block, units::show_bytes};
 use clap::Args;
 use qhx_ir::{DeviceInfo, Fact};
 use qhx_runtime::{
     DeviceChoice,
-    registry::{candidates, devices},
+    registry::{CpuSettings, NpuSettings, candidates_with, devices},
 };
 use serde_json::json;
 
@@ -20,7 +20,8 @@ pub(crate) struct Devices {
 
 impl Devices {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let (devices, missing) = (devices(), missing());
+        let (cpu, npu) = (environment::cpu()?, environment::npu()?);
+        let (devices, missing) = (devices(cpu, &npu), missing(cpu, &npu));
         if self.json {
             let missing: Vec<_> = missing.iter().map(|(name, reason)| json!({ "name": name, "reason": reason })).collect();
             return output::print_json(&json!({ "devices": devices, "missing": missing }));
@@ -50,9 +51,9 @@ fn fact(name: &str, fact: &Fact) -> (String, String) {
 }
 
 /// The devices that could be asked for and are not there, with the reason.
-fn missing() -> Vec<(String, String)> {
+fn missing(cpu: CpuSettings, npu: &NpuSettings) -> Vec<(String, String)> {
     let asked = [DeviceChoice::Cpu, DeviceChoice::Gpu, DeviceChoice::Npu];
-    let open = |choice| candidates(choice, None)?.iter().try_for_each(|device| Ok(device.open().map(drop)?));
+    let open = |choice| candidates_with(choice, cpu, npu)?.iter().try_for_each(|device| Ok(device.open().map(drop)?));
     let reason = |choice: DeviceChoice| match open(choice) {
         Err(qhx_runtime::Error::NoDevice { reason, .. }) => Some((choice.to_string(), reason)),
         Err(error) => Some((choice.to_string(), error.to_string())),

@@ -1,14 +1,13 @@
 //! `qhx doctor`: whether a bundle will load here, on which device, and if not why and what to do.
 
 use crate::{
-    contexts,
+    contexts, environment,
     failure::Failure,
     flags::{MAX_TOKENS, count},
     hints::advice,
     interrupt::Interrupt,
     open::{open_bundle, open_for},
     output,
-    places::places,
 };
 use clap::Args;
 use qhx::{Error, Source};
@@ -78,7 +77,7 @@ impl Doctor {
 
     fn report(&self, interrupt: &Interrupt) -> Result<Report, Failure> {
         if let Some(path) = self.bundle.as_deref().filter(|path| !path.exists())
-            && let Err(Error::NotFound(missing)) = Source::find(path, &places())
+            && let Err(Error::NotFound(missing)) = Source::find(path, &environment::places())
         {
             return Err(Failure::work(format!("{} does not exist", path.display())).hint(advice(&missing)));
         }
@@ -121,8 +120,8 @@ impl Doctor {
             (Ok(bundle), Some(known)) if bundle.folder() == Some(path) => (Some(bundle), known.clone()),
             (opened, _) => whole(opened, interrupt)?,
         };
-        let mut findings = vec![files];
-        if let Some(error) = bundle.as_ref().and_then(|bundle| check_processor(bundle).err()) {
+        let (mut findings, npu) = (vec![files], environment::npu()?);
+        if let Some(error) = bundle.as_ref().and_then(|bundle| check_processor(bundle, &npu).err()) {
             findings.push(wrong("arch folder", error.to_string(), "use the folder that the message names"));
         }
         Ok(findings)
@@ -147,7 +146,7 @@ impl Doctor {
     }
 
     fn npu(&self, prepared: Vec<Finding>) -> Vec<Finding> {
-        let probe = Surroundings::here(self.qnn_dir.as_deref()).probe();
+        let probe = Surroundings::here(self.qnn_dir.clone().or_else(environment::qnn_dir).as_deref(), environment::dsp_folders()).probe();
         let mut contexts = self.bundle.as_deref().map(|path| contexts::examine(path, &probe)).unwrap_or_default();
         // What is no bundle may have context binaries all the same; that it has none is no news.
         let is_bundle = prepared.iter().all(|finding| finding.subject != "bundle");

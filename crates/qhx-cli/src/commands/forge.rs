@@ -3,12 +3,12 @@
 use super::{plan, verify::kind};
 use crate::{
     cost::{StoredAs, stored_as},
+    environment::places,
     failure::Failure,
     forging::{self, GateOrder, Order},
     interrupt::Interrupt,
     output,
     peak::{Peak, PeakMemory},
-    places::places,
     table::{Align, Table, facts},
     targets::{TargetFlags, TargetReport},
     units::{show_bytes, show_count, show_seconds},

@@ -3,6 +3,7 @@
 use super::synth::read_config;
 use crate::{
     failure::Failure,
+    hints::TARGET_FLAGS,
     output,
     table::{Align, Table, facts},
     targets::TargetFlags,
@@ -42,7 +43,7 @@ pub(crate) fn run(material: &Material, targets: &TargetFlags, precision: Precisi
     let pieces: Vec<Piece<'_>> = programs.iter().enumerate().map(whole).collect();
     let wanted: Vec<Wanted<'_>> = pieces.chunks(1).map(|pieces| Wanted { name: &pieces[0].program.name, pieces }).collect();
     let plan = |&arch: &Arch| {
-        let refused = |reason| Failure::work(format!("{arch}: the model does not fit: {reason}"));
+        let refused = |reason| Failure::work(format!("{arch}: the model does not fit: {reason}")).hint(TARGET_FLAGS);
         budget(&wanted, context, &settings.options(arch)).map_err(refused)
     };
     let plans = targets.arches()?.iter().map(plan).collect::<Result<Vec<_>, _>>()?;

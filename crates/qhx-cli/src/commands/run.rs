@@ -2,6 +2,7 @@
 
 use crate::{
     answer::Request,
+    environment::places,
     failure::Failure,
     flags::{DecodingFlags, ExecutionFlags, MAX_TOKENS, count_or_none},
     hints::advice,
@@ -9,7 +10,6 @@ use crate::{
     interrupt::Interrupt,
     media::MediaFlags,
     names::looks_like_model,
-    places::places,
 };
 use clap::Args;
 use qhx::{Error, Source};

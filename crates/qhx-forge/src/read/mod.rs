@@ -29,6 +29,7 @@ use std::path::{Path, PathBuf};
 
 /// Why a checkpoint could not be read.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ReadError {
     /// The operating system refused.
     #[error("cannot read {}: {source}", path.display())]
@@ -88,6 +89,7 @@ impl ReadError {
 
 /// What is wrong with the bytes of a file; the path is added by whoever opened it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Problem {
     /// The file is damaged or wrong.
     #[error("{0}")]

@@ -114,7 +114,7 @@ pub fn budget(programs: &[Wanted<'_>], context: usize, options: &NpuOptions) -> 
     let Some((text, towers)) = programs.split_first() else { return Err("there is no program to plan for".into()) };
     let rows = all_rows(text.pieces);
     if text.pieces.iter().any(|piece| piece.rows.is_empty()) || rows.is_empty() {
-        return Err("there are no row counts for its graphs: a part that runs only prefill needs --prefill".into());
+        return Err("there are no row counts for its graphs: a part that runs only prefill needs those of prefill".into());
     }
     if rows[0] == 0 || context == 0 {
         return Err(format!("graphs of {rows:?} rows for a context of {context} rows are impossible: both must be at least 1"));
@@ -141,10 +141,10 @@ pub fn budget(programs: &[Wanted<'_>], context: usize, options: &NpuOptions) -> 
     let mut single = lay_out(&rows[..1])?;
     let prefill_only = |piece: &Piece<'_>| !piece.rows.contains(&rows[0]);
     if rows.len() == 1 || text.pieces.iter().any(prefill_only) || single.graphs_of(text.name) >= most {
-        return Err(format!("{danger}: use fewer, larger graphs, or accept the risk with --allow-risky"));
+        return Err(format!("{danger}: use fewer, larger graphs, or accept the risk"));
     }
     single.notes.push(format!(
-        "only graphs of row count {} are built, so prompts are processed row by row; with row counts {:?} as well, {danger} (--allow-risky builds them all the same)",
+        "only graphs of row count {} are built, so prompts are processed row by row; with row counts {:?} as well, {danger} (accepting the risk builds them all the same)",
         rows[0],
         &rows[1..]
     ));
@@ -164,7 +164,7 @@ fn whole(
     // A graph's inputs are in the address space of its context.
     if let Some(large) = contexts.iter().find(|c| c.bytes.saturating_add(c.slot_bytes) > limits.context_bytes) {
         return Err(format!(
-            "context `{}` has {} bytes of weights, and the keys and values of {context} rows take {} more, but a context holds {} in total: use a smaller --context, or --kv ring",
+            "context `{}` has {} bytes of weights, and the keys and values of {context} rows take {} more, but a context holds {} in total: use a smaller context, or keep only the latest rows (a ring)",
             large.name, large.bytes, large.slot_bytes, limits.context_bytes
         ));
     }

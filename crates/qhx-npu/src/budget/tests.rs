@@ -144,14 +144,14 @@ fn what_may_exhaust_the_heap_is_not_the_default() {
     let risky = NpuOptions { limits: Some(Limits { risky_graphs: Some(whole.graphs), ..whole.limits }), ..options };
     let careful = plan(model, &[1, 32], &risky).unwrap();
     assert_eq!(careful.rows, [1]);
-    assert!(careful.graphs < whole.graphs && careful.notes[0].contains("--allow-risky"), "{careful:?}");
+    assert!(careful.graphs < whole.graphs && careful.notes[0].contains("the risk"), "{careful:?}");
     // Nothing is shared where every part has one graph.
     assert!(careful.contexts.iter().all(|context| !context.shared_weights && context.name.contains("_decode_")), "{careful:?}");
     let bold = plan(model, &[1, 32], &NpuOptions { allow_risky: true, ..risky.clone() }).unwrap();
     assert_eq!(bold.rows, [1, 32]);
     assert!(bold.notes[0].contains("restarts the phone"), "{bold:?}");
     let hopeless = NpuOptions { limits: Some(Limits { risky_graphs: Some(1), ..whole.limits }), ..risky };
-    assert!(plan(model, &[1], &hopeless).unwrap_err().contains("--allow-risky"));
+    assert!(plan(model, &[1], &hopeless).unwrap_err().contains("the risk"));
     assert_eq!(Limits::of(Arch::V79).risky_graphs, None);
 }
 
@@ -202,7 +202,7 @@ fn pieces_share_contexts_and_limits() {
         // A piece that only runs prefill cannot be left out.
         let limits = Some(Limits { risky_graphs: Some(2), ..together.limits });
         let error = laid_out([both, &[32]], &NpuOptions { limits, ..options.clone() }).unwrap_err();
-        assert!(error.contains("--allow-risky"), "{error}");
-        assert!(laid_out([both, &[]], &options).unwrap_err().contains("needs --prefill"));
+        assert!(error.contains("the risk"), "{error}");
+        assert!(laid_out([both, &[]], &options).unwrap_err().contains("needs those of prefill"));
     }
 }

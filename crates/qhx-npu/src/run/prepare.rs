@@ -61,7 +61,7 @@ pub(super) fn prepare(
         match made.bytes > most {
             false => Ok(made),
             true => Err(DeviceError::Resources(format!(
-                "context `{}` takes {} bytes for {} bytes of weights, but {} loads at most {most}: use --optimize 3, with which graphs share more, or a smaller precision",
+                "context `{}` takes {} bytes for {} bytes of weights, but {} loads at most {most}: compile with more effort (optimization 3), with which graphs share more, or a smaller precision",
                 made.file, made.bytes, planned.bytes, options.arch
             ))),
         }

@@ -1,12 +1,12 @@
 //! Programs compiled ahead of time: what is loaded from the files computes, bit for bit, what is compiled in memory; and what does not fit is refused.
 
-use super::support::{CONTEXT, ROWS, call, device, load, prepare};
+use super::support::{CONTEXT, ROWS, call, device, library, load, prepare};
 use qhx_ir::{
     DeviceError, Piece, WeightTensor, Weights,
     conformance::models::{TinyModel, tiny},
 };
 use qhx_npu::{
-    Arch, Library, NpuDevice, NpuOptions,
+    Arch, NpuDevice, NpuOptions,
     budget::{Budget, Limits, Wanted, budget},
     lower::{Work, parts::work_of},
 };
@@ -214,7 +214,7 @@ fn what_does_not_fit_is_refused() {
     std::fs::remove_file(&contexts[1]).unwrap();
     let error = fails("a missing file").unwrap_err().to_string();
     assert!(error.contains("cannot be read"), "{error}");
-    let other = NpuDevice::new(&Library::open(None).unwrap(), NpuOptions { arch: Arch::V79, ..Default::default() }).unwrap();
+    let other = NpuDevice::new(&library(), NpuOptions { arch: Arch::V79, ..Default::default() }).unwrap();
     let error = load(&other, &model, &host, Some(folder.path())).err().unwrap().to_string();
     assert!(error.contains("is for v81, but the processor is v79"), "{error}");
 }
@@ -252,7 +252,7 @@ fn a_plan_that_lies_is_not_followed() {
 #[ignore = "needs QNN's library: cargo xtask test"]
 fn shared_weights_are_stored_once() {
     let separate = device(NpuOptions::default());
-    let shared = NpuDevice::new(&Library::open(None).unwrap(), NpuOptions { prefill_rows: ROWS, ..Default::default() }).unwrap();
+    let shared = NpuDevice::new(&library(), NpuOptions { prefill_rows: ROWS, ..Default::default() }).unwrap();
     let model = tiny(0).remove(0);
     let size = |device: &NpuDevice| {
         let folder = tempfile::tempdir().unwrap();

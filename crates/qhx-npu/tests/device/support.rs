@@ -12,9 +12,15 @@ pub(crate) const ROWS: usize = 8;
 /// Rows of a session.
 pub(crate) const CONTEXT: usize = 32;
 
+/// QNN, which drives the emulator.
+pub(crate) fn library() -> Library {
+    let folder = std::env::var_os("QHX_QNN_DIR").expect("QHX_QNN_DIR names the folder with libQnnHtp.so; `cargo xtask test` fetches it");
+    Library::open(Some(folder.as_ref())).unwrap()
+}
+
 /// The emulator.
 pub(crate) fn device(options: NpuOptions) -> NpuDevice {
-    NpuDevice::new(&Library::open(None).unwrap(), NpuOptions { prefill_rows: ROWS, share_weights: false, ..options }).unwrap()
+    NpuDevice::new(&library(), NpuOptions { prefill_rows: ROWS, share_weights: false, ..options }).unwrap()
 }
 
 /// Input numbers for a call: small, all different, and within every table.

@@ -86,7 +86,7 @@ fn files_of_something_else() {
     let binary = compile(&old, &graph()).binary().unwrap();
     let known = expected(&binary);
     // The emulator itself would take it.
-    refused(&new, &binary, &known, &["compiled for Hexagon v79", "this processor is v81", "qhx forge --target v81"]);
+    refused(&new, &binary, &known, &["compiled for Hexagon v79", "this processor is v81", "forge it for v81"]);
     let binary_v81 = compile(&new, &graph()).binary().unwrap();
     refused(&old, &binary_v81, &Expected::default(), &["compiled for Hexagon v81", "this processor is v79"]);
     let with = |change: &dyn Fn(&mut ExpectedGraph)| {

@@ -7,8 +7,8 @@ use qhx_npu::{
 };
 
 pub(crate) fn device(arch: Arch) -> Device {
-    std::env::var_os("QHX_QNN_DIR").expect("QHX_QNN_DIR names the folder with libQnnHtp.so; `cargo xtask test` fetches it");
-    Library::open(None).unwrap_or_else(|e| panic!("{e}")).device(arch)
+    let folder = std::env::var_os("QHX_QNN_DIR").expect("QHX_QNN_DIR names the folder with libQnnHtp.so; `cargo xtask test` fetches it");
+    Library::open(Some(folder.as_ref())).unwrap_or_else(|e| panic!("{e}")).device(arch)
 }
 
 /// Numbers in -1..1 that look random and are the same every time.

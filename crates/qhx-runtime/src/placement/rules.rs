@@ -1,7 +1,7 @@
 //! What a person wishes: a small file that says which stage runs where.
 //!
 //! ```toml
-//! default = "npu"                     # what nothing below names; absent: what --device says
+//! default = "npu"                     # what nothing below names; absent: the device that was asked for
 //! decode = "cpu"                      # writing tokens; `prefill` is reading the prompt
 //!
 //! [stages]                            # the beginning of a path; the longest one counts, in both phases

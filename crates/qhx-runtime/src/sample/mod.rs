@@ -46,6 +46,7 @@ pub struct Sampler {
 
 /// Why no token could be chosen.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SampleError {
     /// The row of logits is empty.
     #[error("cannot choose a token: the row of logits is empty")]

@@ -21,6 +21,7 @@ use std::path::PathBuf;
 
 /// Why a bundle could not be held to anything. That it was and failed is no error.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum VerifyError {
     /// The bundle has no oracle.
     #[error("{bundle} carries no oracle: it was made without a gate")]
