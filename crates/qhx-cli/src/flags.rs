@@ -140,7 +140,6 @@ impl DecodingFlags {
             repetition_penalty: self.repetition_penalty,
             repetition_window: self.repetition_window,
             seed: self.seed,
-            ..SamplerConfig::default()
         };
         sampler.validate().map_err(qhx_runtime::Error::from)?;
         Ok(GenerateOptions { max_new, ignore_eos: self.ignore_eos, stop: self.stop.clone(), sampler, keep_logits: false })

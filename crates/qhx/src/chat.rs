@@ -148,9 +148,9 @@ impl Chat {
         let mut conversation = self.conversation.take().ok_or(Error::Cancelled)?;
         self.attached.clear();
         let (options, cancel) = (self.options.clone(), self.cancel.clone());
-        Ok(Stream::start(Some(&mut self.conversation), self.cancel.clone(), move |on_piece| {
+        Ok(Stream::start(&mut self.conversation, self.cancel.clone(), move |on_piece| {
             let answer = conversation.say(message, &options, &cancel, on_piece);
-            (Some(conversation), answer.map_err(Error::from))
+            (conversation, answer.map_err(Error::from))
         }))
     }
 

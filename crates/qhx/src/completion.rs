@@ -1,7 +1,7 @@
 //! Texts to be continued.
 
 use crate::{Error, Model, Stream, settings::generation_settings};
-use qhx_runtime::{Cancel, GenerateOptions, Generation, Medium, Piece, Prompt, generate};
+use qhx_runtime::{Cancel, GenerateOptions, Generation, LogitProcessor, Medium, Prompt, engine::Request};
 
 /// A text to be continued, without a chat template.
 ///
@@ -9,24 +9,27 @@ use qhx_runtime::{Cancel, GenerateOptions, Generation, Medium, Piece, Prompt, ge
 /// # fn main() -> Result<(), qhx::Error> {
 /// let model = qhx::Model::open("builtin")?;
 /// let story = model.completion("Once").max_tokens(20).temperature(0.8).seed(7);
-/// for piece in story.stream() {
+/// for piece in story.stream()? {
 ///     print!("{}", piece?);
 /// }
 /// # Ok(()) }
 /// ```
-#[derive(Clone)]
+///
+/// Completions that run at the same time share the work, and none depends on the others.
 #[must_use]
 pub struct Completion {
     model: Model,
     text: String,
     media: Vec<Medium>,
     options: GenerateOptions,
+    processors: Vec<Box<dyn LogitProcessor>>,
     cancel: Cancel,
 }
 
 impl Completion {
     pub(crate) fn new(model: Model, text: String) -> Self {
-        Self { model, text, media: Vec::new(), options: GenerateOptions::default(), cancel: Cancel::new() }
+        let options = GenerateOptions::default();
+        Self { model, text, media: Vec::new(), options, processors: Vec::new(), cancel: Cancel::new() }
     }
 
     generation_settings!();
@@ -37,24 +40,22 @@ impl Completion {
         self
     }
 
+    /// Changes or forbids tokens before one is chosen: a grammar, a bias, a rule of your own. Several act in the order in which they are given.
+    pub fn processor(mut self, processor: impl LogitProcessor + 'static) -> Self {
+        self.processors.push(Box::new(processor));
+        self
+    }
+
     /// Waits for the whole answer.
     pub fn answer(self) -> Result<Generation, Error> {
-        self.answer_with(|_| {})
+        self.stream()?.answer()
     }
 
-    /// Gets the answer piece by piece, on this thread.
-    pub fn answer_with(self, mut on_piece: impl FnMut(Piece<'_>)) -> Result<Generation, Error> {
-        self.run(&mut on_piece)
-    }
-
-    /// Gives the answer as an iterator of pieces, which come from a thread of their own.
-    pub fn stream(self) -> Stream<'static> {
-        Stream::start(None, self.cancel.clone(), move |on_piece| (None, self.run(on_piece)))
-    }
-
-    fn run(&self, on_piece: &mut dyn FnMut(Piece<'_>)) -> Result<Generation, Error> {
-        let model = self.model.runtime();
-        let prompt = Prompt::completion_with_media(model, &self.text, &self.media)?;
-        Ok(generate(&mut model.session()?, &prompt, &self.options, &self.cancel, on_piece)?)
+    /// Begins, and gives the answer as an iterator of pieces.
+    pub fn stream(self) -> Result<Stream<'static>, Error> {
+        let engine = self.model.engine()?;
+        let mut request = Request::new(Prompt::completion_with_media(self.model.runtime(), &self.text, &self.media)?);
+        (request.options, request.processors, request.cancel) = (self.options, self.processors, self.cancel);
+        Ok(Stream::of_engine(engine.submit(request)?, engine))
     }
 }

@@ -39,6 +39,6 @@ pub use qhx_forge as forge;
 pub use qhx_ir as ir;
 pub use qhx_runtime as runtime;
 pub use qhx_runtime::{
-    Cancel, DeviceChoice, FinishReason, GenerateOptions, Generation, MediaKind, Medium, Piece, bench, media, placement, sample, text,
-    trace, verify,
+    Cancel, DeviceChoice, FinishReason, GenerateOptions, Generation, LogitBias, LogitProcessor, MediaKind, Medium, Piece, bench, engine,
+    media, placement, sample, text, trace, verify,
 };

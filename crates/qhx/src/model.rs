@@ -4,13 +4,17 @@ use crate::{Chat, Completion, Error, OpenEvent, Opener, Places, messages};
 use qhx_bundle::Bundle;
 use qhx_runtime::{
     Cancel, DeviceChoice, Generation, LoadOptions, MediaKind, Medium,
+    engine::{Engine, EngineOptions},
     media::{Image, Sound},
     placement::Rules,
     registry::NpuSettings,
     text::SpecialTokens,
     verify,
 };
-use std::{path::Path, sync::Arc};
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 /// A loaded model. Clones share it, and any number of threads may use it.
 ///
@@ -24,6 +28,8 @@ use std::{path::Path, sync::Arc};
 pub struct Model {
     loaded: qhx_runtime::Model,
     bundle: Arc<Bundle>,
+    /// Started when it is first needed.
+    engine: Arc<Mutex<Option<Engine>>>,
 }
 
 impl Model {
@@ -144,6 +150,16 @@ impl Model {
         Ok(verify::replay(&self.bundle, &self.loaded, &Cancel::new(), &mut |_, _| {})?)
     }
 
+    /// What answers many requests at once on this model: [`Model::complete`] and [`Model::completion`] use it. It starts when it is first asked for.
+    pub fn engine(&self) -> Result<Engine, Error> {
+        let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(engine) = &*engine {
+            return Ok(engine.clone());
+        }
+        let started = Engine::start(self.loaded.clone(), EngineOptions::default())?;
+        Ok(engine.insert(started).clone())
+    }
+
     /// The bundle that it was loaded from.
     pub fn bundle(&self) -> &Bundle {
         &self.bundle
@@ -154,6 +170,9 @@ impl Model {
         &self.loaded
     }
 }
+
+/// Answers that share the work where nobody asks for another number.
+const DEFAULT_SESSIONS: usize = 8;
 
 /// How a model is to be opened and loaded. What is not set is chosen for the model and the machine.
 ///
@@ -171,7 +190,7 @@ pub struct ModelOptions<'a> {
 
 impl Default for ModelOptions<'_> {
     fn default() -> Self {
-        Self { load: LoadOptions::default(), opener: Opener::new(Places::default()) }
+        Self { load: LoadOptions { sessions: DEFAULT_SESSIONS, ..LoadOptions::default() }, opener: Opener::new(Places::default()) }
     }
 }
 
@@ -190,6 +209,12 @@ impl<'a> ModelOptions<'a> {
     /// The longest conversation, in tokens. The default is the model's own limit, at most 4,096: memory grows with it.
     pub fn context(mut self, tokens: usize) -> Self {
         self.load.context = Some(tokens);
+        self
+    }
+
+    /// How many answers are made at once; further ones wait for their turn.
+    pub fn sessions(mut self, sessions: usize) -> Self {
+        self.load.sessions = sessions;
         self
     }
 
@@ -239,6 +264,7 @@ impl<'a> ModelOptions<'a> {
 
     /// Loads a bundle that is open.
     pub fn load(self, bundle: Bundle) -> Result<Model, Error> {
-        Ok(Model { loaded: qhx_runtime::Model::load(&bundle, &self.load)?, bundle: Arc::new(bundle) })
+        let loaded = qhx_runtime::Model::load(&bundle, &self.load)?;
+        Ok(Model { loaded, bundle: Arc::new(bundle), engine: Arc::default() })
     }
 }

@@ -1,7 +1,10 @@
 //! Answers piece by piece: the one place that knows how an answer runs beside its reader.
 
 use crate::Error;
-use qhx_runtime::{Cancel, Conversation, Generation, Piece};
+use qhx_runtime::{
+    Cancel, Conversation, Generation, Piece,
+    engine::{Answer, Engine},
+};
 use std::{
     panic,
     sync::mpsc::{Receiver, SyncSender, sync_channel},
@@ -13,30 +16,49 @@ const MOST_WAITING: usize = 64;
 
 /// An answer as it comes: an iterator of pieces of text, none of them empty.
 ///
-/// The model works ahead of the reader by a few pieces. Dropping the stream stops it within a token, and what was said stays part of the conversation.
+/// The model works ahead of the reader. Dropping the stream stops it within a token, and what was said stays part of the conversation.
 pub struct Stream<'a> {
-    pieces: Option<Receiver<String>>,
-    work: Option<JoinHandle<Done>>,
-    /// Where the conversation goes when the answer has ended.
-    home: Option<&'a mut Option<Conversation>>,
-    cancel: Cancel,
-    /// The answer, once it has ended and nobody took it.
+    work: Option<Work<'a>>,
+    /// The answer, once it has ended.
     answer: Option<Generation>,
 }
 
-type Done = (Option<Conversation>, Result<Generation, Error>);
+/// Who makes the answer.
+enum Work<'a> {
+    /// The engine, with others in the same steps. It lives as long as somebody waits for it.
+    Engine(Answer, #[expect(dead_code, reason = "kept alive")] Engine),
+    /// A thread on a session of its own.
+    Thread(Thread<'a>),
+}
+
+struct Thread<'a> {
+    pieces: Receiver<String>,
+    work: JoinHandle<Done>,
+    /// Where the conversation goes when the answer has ended.
+    home: &'a mut Option<Conversation>,
+    cancel: Cancel,
+}
+
+type Done = (Conversation, Result<Generation, Error>);
+
+impl Stream<'static> {
+    /// An answer of an engine.
+    pub(crate) fn of_engine(answer: Answer, engine: Engine) -> Self {
+        Self { work: Some(Work::Engine(answer, engine)), answer: None }
+    }
+}
 
 impl<'a> Stream<'a> {
     /// Starts `work`, which gives back the conversation that it was given.
     pub(crate) fn start(
-        home: Option<&'a mut Option<Conversation>>,
+        home: &'a mut Option<Conversation>,
         cancel: Cancel,
         work: impl FnOnce(&mut dyn FnMut(Piece<'_>)) -> Done + Send + 'static,
     ) -> Self {
         let (sender, pieces) = sync_channel(MOST_WAITING);
         let stop = cancel.clone();
         let work = thread::spawn(move || work(&mut |piece| hand_over(&sender, piece, &stop)));
-        Self { pieces: Some(pieces), work: Some(work), home, cancel, answer: None }
+        Self { work: Some(Work::Thread(Thread { pieces, work, home, cancel })), answer: None }
     }
 
     /// Reads the answer to its end and gives all that is known of it.
@@ -47,14 +69,24 @@ impl<'a> Stream<'a> {
         self.answer.take().ok_or(Error::Cancelled)
     }
 
-    /// Waits for the work to end, and brings the conversation home.
-    fn finish(&mut self) -> Option<Result<Generation, Error>> {
-        let done = self.work.take()?.join();
-        let (conversation, answer) = done.unwrap_or_else(|panicked| panic::resume_unwind(panicked));
-        if let Some(home) = self.home.take() {
-            *home = conversation;
+    /// The next piece, empty or not.
+    fn piece(&mut self) -> Option<Result<String, Error>> {
+        match self.work.as_mut()? {
+            Work::Engine(answer, _) => answer.next().map(|piece| Ok(piece?.text)),
+            Work::Thread(thread) => thread.pieces.recv().ok().map(Ok),
         }
-        Some(answer)
+    }
+
+    /// Waits for the work to end.
+    fn finish(&mut self) -> Option<Result<Generation, Error>> {
+        match self.work.take()? {
+            Work::Engine(answer, _) => Some(answer.finish().map_err(Error::from)),
+            Work::Thread(Thread { work, home, .. }) => {
+                let (conversation, answer) = work.join().unwrap_or_else(|panicked| panic::resume_unwind(panicked));
+                *home = Some(conversation);
+                Some(answer)
+            }
+        }
     }
 }
 
@@ -69,33 +101,39 @@ impl Iterator for Stream<'_> {
     type Item = Result<String, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if let Some(piece) = self.pieces.as_ref().and_then(|pieces| pieces.recv().ok()) {
-            return Some(Ok(piece));
-        }
-        match self.finish()? {
-            Ok(answer) => {
-                self.answer = Some(answer);
-                None
+        loop {
+            match self.piece() {
+                Some(Ok(piece)) if piece.is_empty() => {}
+                Some(Ok(piece)) => return Some(Ok(piece)),
+                Some(Err(error)) => {
+                    self.work = None;
+                    return Some(Err(error));
+                }
+                None => match self.finish()? {
+                    Ok(answer) => {
+                        self.answer = Some(answer);
+                        return None;
+                    }
+                    Err(error) => return Some(Err(error)),
+                },
             }
-            Err(error) => Some(Err(error)),
         }
     }
 }
 
 impl Drop for Stream<'_> {
     fn drop(&mut self) {
-        if self.work.is_none() {
-            return;
-        }
-        let was_cancelled = self.cancel.is_cancelled();
-        self.cancel.cancel();
-        drop(self.pieces.take());
+        // An engine's answer that is dropped is cancelled by itself.
+        let Some(Work::Thread(Thread { pieces, work, home, cancel })) = self.work.take() else { return };
+        let was_cancelled = cancel.is_cancelled();
+        cancel.cancel();
+        drop(pieces);
         // A panic of the work is not worth a second one.
-        if let (Some(Ok((conversation, _))), Some(home)) = (self.work.take().map(JoinHandle::join), self.home.take()) {
-            *home = conversation;
+        if let Ok((conversation, _)) = work.join() {
+            *home = Some(conversation);
         }
         if !was_cancelled {
-            self.cancel.clear();
+            cancel.clear();
         }
     }
 }

@@ -2,7 +2,7 @@
 
 #![cfg(feature = "builtin")]
 
-use qhx::{Cancel, DeviceChoice, Error, FinishReason, Model, ModelOptions, OpenEvent, Places};
+use qhx::{Cancel, DeviceChoice, Error, FinishReason, LogitBias, Model, ModelOptions, OpenEvent, Places};
 use std::path::{Path, PathBuf};
 
 fn fixture(name: &str) -> PathBuf {
@@ -110,8 +110,33 @@ fn settings_reach_the_answer() {
     let stopped = complete().stop(word).answer().unwrap();
     assert!(plain.text.starts_with(&stopped.text) && !stopped.text.contains(word), "{stopped:?}");
     assert!(matches!(complete().temperature(-1.0).answer(), Err(Error::Runtime(_))));
-    let streamed: String = complete().max_tokens(20).stream().map(Result::unwrap).collect();
+    let streamed: String = complete().max_tokens(20).stream().unwrap().map(Result::unwrap).collect();
     assert_eq!(streamed, complete().max_tokens(20).answer().unwrap().text);
+}
+
+#[test]
+fn completions_that_run_together_are_those_that_run_alone() {
+    let model = builtin();
+    let prompts = ["Once", "The capital of France is", "There was a", "The capital of Italy is", "What is 3 plus", "Greta"];
+    let begin = |prompt: &str, n: usize| model.completion(prompt).max_tokens(4 + 7 * n).temperature(0.4).seed(n as u64).stream().unwrap();
+    let alone: Vec<_> = prompts.iter().enumerate().map(|(n, prompt)| begin(prompt, n).answer().unwrap().ids).collect();
+    let together: Vec<_> = prompts.iter().enumerate().map(|(n, prompt)| begin(prompt, n)).collect();
+    let dropped = begin("Once there was a stubborn goat", 30);
+    drop(dropped);
+    let together: Vec<_> = together.into_iter().map(|stream| stream.answer().unwrap().ids).collect();
+    assert_eq!(together, alone);
+    // A stream needs nobody but itself.
+    let stream = options().open("builtin").unwrap().completion("Once").max_tokens(3).stream().unwrap();
+    assert_eq!(stream.answer().unwrap().ids.len(), 3);
+}
+
+#[test]
+fn tokens_can_be_forbidden() {
+    let model = builtin();
+    let plain = model.complete("The capital of France is").unwrap();
+    let first = plain.ids[0];
+    let without = model.completion("The capital of France is").processor(LogitBias(vec![(first, f32::NEG_INFINITY)])).answer().unwrap();
+    assert!(!without.ids.contains(&first) && !without.ids.is_empty(), "{without:?}");
 }
 
 #[test]
