@@ -7,7 +7,7 @@
 use crate::messages;
 use qhx_bundle::Bundle;
 use qhx_runtime::{
-    Cancel, FinishReason, GenerateOptions, Model, Prompt,
+    Cancel, GenerateOptions, Model, Prompt,
     engine::{Answer, Engine, Request},
 };
 use serde::{Deserialize, de::IgnoredAny};
@@ -148,12 +148,7 @@ impl<'a> Batch<'a> {
                 Ok(answer) => {
                     report.prompt_tokens += answer.prompt_ids.len();
                     report.generated_tokens += answer.ids.len();
-                    let reason = match answer.finish_reason {
-                        FinishReason::Stop => "stop",
-                        FinishReason::Length => "length",
-                        FinishReason::Cancelled => "cancelled",
-                    };
-                    json!({ "id": id, "ids": answer.ids, "text": answer.text, "finish_reason": reason })
+                    json!({ "id": id, "ids": answer.ids, "text": answer.text, "finish_reason": answer.finish_reason })
                 }
                 Err(message) => {
                     report.errors += 1;
