@@ -29,11 +29,14 @@ fn every_command_prints_one_json_object() {
     let (llama, source) = (bundle("llama"), fixture("llama"));
     let (llama, source, config) = (llama.to_str().unwrap(), source.to_str().unwrap(), source.join("config.json"));
     let (trace, forged, made) = (at("trace"), at("forged"), at("made"));
+    let (prompts, answers) = (at("prompts.jsonl"), at("answers.jsonl"));
+    fs::write(&prompts, "{\"ids\": [5], \"max_new\": 2}\n").unwrap();
     // A command line that succeeds, and one that fails with its exit code.
     let cases: &[(&[&str], &[&str], i32)] = &[
         (&["run", llama, "hello there", "--max-new", "2"], &["run", "./missing.gguf"], 2),
         (&["chat", llama, "--max-new", "2"], &["chat", "./missing.gguf"], 1),
         (&["generate", llama, "--ids", "5", "--max-new", "2"], &["generate", llama, "--ids", "x"], 2),
+        (&["batch", llama, "--in", &prompts, "--out", &answers], &["batch", llama, "--in", "./missing", "--out", &made], 1),
         (&["forge", source, "--out", &forged, "--gate", "none"], &["forge", "./missing", "--out", &made], 1),
         (&["synth", config.to_str().unwrap(), "--out", &made], &["synth", "./missing.json", "--out", &made], 1),
         (&["verify", "builtin"], &["verify", llama], 1),
