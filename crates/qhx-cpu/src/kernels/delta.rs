@@ -12,6 +12,9 @@ use super::{
 /// Vectors of a strip.
 const STRIP: usize = 4;
 
+/// Numbers of a state that is large: with those of other heads and layers it does not stay in a cache until the next call.
+const LARGE: usize = 8192;
+
 /// `S ← e^g S; δ = β (v − Sᵀk); S ← S + k δᵀ; y = Sᵀq` for each row.
 pub(crate) struct DeltaRows<'a> {
     /// `[rows, key_dim]`.
@@ -83,6 +86,7 @@ impl Kernel for All<'_> {
                     _ => self.strip::<V, 1, true>(j),
                 };
             }
+            V::streamed();
         }
     }
 }
@@ -111,6 +115,10 @@ impl All<'_> {
                 }
             };
             let last = self.rule.gates.len() - 1;
+            // A large state is read again in the next call, long after it has left the caches.
+            let vector = V::LANES * size_of::<f32>();
+            let aligned = self.state.add(j) as usize % vector == 0 && value_dim % V::LANES == 0;
+            let stream = !PART && aligned && key_dim * value_dim >= LARGE;
             for (t, &(decay, step)) in self.rule.gates.iter().enumerate() {
                 let (query, key) = (self.rule.queries.as_ptr().add(t * key_dim), self.rule.keys.as_ptr().add(t * key_dim));
                 let (decay, step) = (V::splat(decay), V::splat(step));
@@ -129,8 +137,13 @@ impl All<'_> {
                 for p in 0..key_dim {
                     let (row, key, query) = (load_strip(p), V::splat(*key.add(p)), V::splat(*query.add(p)));
                     let row: [V; N] = std::array::from_fn(|v| key.mul_add(change[v], row[v]));
-                    if t == last {
-                        store(row, self.state.add(p * value_dim + j))
+                    let to = self.state.add(p * value_dim + j);
+                    if t == last && stream {
+                        for v in 0..N {
+                            row[v].stream(to.add(v * V::LANES));
+                        }
+                    } else if t == last {
+                        store(row, to)
                     } else {
                         store_strip(row, p)
                     }
@@ -150,6 +163,7 @@ mod tests {
         matrix::tests::Noise,
         work::{Chunks, Tiles, for_each_here},
     };
+    use qhx_ir::AlignedBytes;
 
     #[test]
     fn the_rule_as_it_is_written() {
@@ -159,9 +173,12 @@ mod tests {
                 let [queries, keys] = [(); 2].map(|()| noise.floats(rows * key_dim));
                 let (values, start) = (noise.floats(rows * value_dim), noise.floats(key_dim * value_dim));
                 let gates: Vec<(f32, f32)> = (0..rows).map(|_| (noise.float().abs(), noise.float().abs())).collect();
-                let mut state = vec![f32::NAN; key_dim * value_dim];
+                // Aligned, so that a large state is streamed.
+                let mut state = AlignedBytes::zeroed(4 * key_dim * value_dim);
+                let state: &mut [f32] = bytemuck::cast_slice_mut(state.as_mut());
+                state.fill(f32::NAN);
                 let mut out = vec![f32::NAN; rows * value_dim];
-                let cuts = (Tiles::new(&mut out, value_dim, rows, value_dim), Chunks::new(&mut state, key_dim * value_dim));
+                let cuts = (Tiles::new(&mut out, value_dim, rows, value_dim), Chunks::new(state, key_dim * value_dim));
                 for_each_here(cuts, &mut [], |_, (mut tile, state), _| {
                     let (queries, keys, gates, values) = (&queries[..], &keys[..], &gates[..], &values[..]);
                     let rule = DeltaRows { queries, keys, gates, key_dim, values, value_stride: value_dim, value_dim };

@@ -53,6 +53,16 @@ pub(crate) trait Vector: Copy {
     unsafe fn load_nibbles(from: *const u8) -> (Self, Self);
     /// Writes `LANES` numbers.
     unsafe fn store(self, to: *mut f32);
+    /// Writes `LANES` numbers that nobody reads soon, where `to` is a multiple of the vector's size: past the caches where the CPU can. [`Self::streamed`] comes after
+    /// the last of them.
+    #[inline(always)]
+    unsafe fn stream(self, to: *mut f32) {
+        // SAFETY: passed on.
+        unsafe { self.store(to) }
+    }
+    /// Makes what was [streamed](Self::stream) visible before what this thread writes next.
+    #[inline(always)]
+    unsafe fn streamed() {}
     /// Writes `n` numbers.
     unsafe fn store_part(self, to: *mut f32, n: usize);
     /// Writes `LANES` IEEE halves, rounded to nearest even.

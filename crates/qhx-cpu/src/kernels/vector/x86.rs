@@ -25,7 +25,7 @@ pub(crate) unsafe fn with_avx512<K: Kernel>(kernel: K) -> K::Output {
 
 /// Eight lanes.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx2(__m256);
+pub(crate) struct Avx2(pub(crate) __m256);
 
 /// Sixteen lanes.
 #[derive(Clone, Copy)]
@@ -84,6 +84,14 @@ impl Vector for Avx2 {
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         unsafe { _mm256_storeu_ps(to, self.0) }
+    }
+    #[inline(always)]
+    unsafe fn stream(self, to: *mut f32) {
+        unsafe { _mm256_stream_ps(to, self.0) }
+    }
+    #[inline(always)]
+    unsafe fn streamed() {
+        unsafe { _mm_sfence() }
     }
     #[inline(always)]
     unsafe fn store_part(self, to: *mut f32, n: usize) {
@@ -241,6 +249,14 @@ impl Vector for Avx512 {
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         unsafe { _mm512_storeu_ps(to, self.0) }
+    }
+    #[inline(always)]
+    unsafe fn stream(self, to: *mut f32) {
+        unsafe { _mm512_stream_ps(to, self.0) }
+    }
+    #[inline(always)]
+    unsafe fn streamed() {
+        unsafe { _mm_sfence() }
     }
     #[inline(always)]
     unsafe fn store_part(self, to: *mut f32, n: usize) {
