@@ -30,17 +30,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{}, {threads} threads, {}, {context} rows of context", bundle.place(), device.instructions());
 
     let mut states = (0..most).map(|_| executable.new_state(context + 1)).collect::<Result<Vec<_>, _>>()?;
-    for (number, state) in states.iter_mut().enumerate() {
-        let mut session = [(&mut **state, context)];
-        run(&mut executable, &mut session, number, greedy)?;
-        state.commit(context)?;
+    for number in 0..most {
+        run(&mut executable, &mut states[number..number + 1], context, number, greedy)?;
+        states[number].commit(context)?;
     }
     let mut times = SIZES.map(|_| Vec::new());
     for round in 0..rounds + 1 {
         for (size, times) in SIZES.into_iter().zip(&mut times) {
-            let mut sessions: Vec<_> = states[..size].iter_mut().map(|state| (&mut **state, 1)).collect();
             let begin = Instant::now();
-            run(&mut executable, &mut sessions, round, greedy)?;
+            run(&mut executable, &mut states[..size], 1, round, greedy)?;
             // The first round wakes caches and what is made on first use.
             if round > 0 {
                 times.push(begin.elapsed().as_secs_f64() * 1e3);
@@ -58,13 +56,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// One call with some rows of each session.
-fn run(executable: &mut CpuExecutable, sessions: &mut [(&mut dyn State, usize)], seed: usize, greedy: bool) -> Result<(), DeviceError> {
+/// One call with so many rows of each session.
+fn run(executable: &mut CpuExecutable, states: &mut [Box<dyn State>], rows: usize, seed: usize, greedy: bool) -> Result<(), DeviceError> {
     let (mut ids, mut positions, mut wanted): (Vec<i32>, Vec<i32>, Vec<i32>) = Default::default();
-    for (number, (state, rows)) in sessions.iter().enumerate() {
-        let row = |i: usize| ((state.len() + i) * 7919 + number * 523 + seed * 31) % 10000;
-        ids.extend((0..*rows).map(|i| row(i) as i32));
-        positions.extend((state.len()..state.len() + rows).map(|position| position as i32));
+    for (number, state) in states.iter().enumerate() {
+        let places = state.len()..state.len() + rows;
+        ids.extend(places.clone().map(|place| ((place * 7919 + number * 523 + seed * 31) % 10000) as i32));
+        positions.extend(places.map(|place| place as i32));
         wanted.push(ids.len() as i32 - 1);
     }
     let bindings = Bindings { rows: ids.len(), soft_rows: 0, wanted: wanted.len() };
@@ -79,14 +77,8 @@ fn run(executable: &mut CpuExecutable, sessions: &mut [(&mut dyn State, usize)],
         _ => InputData::F32(&[]),
     });
     let inputs: Vec<_> = inputs.collect();
-    let mut first_row = 0;
-    let mut segments: Vec<_> = sessions
-        .iter_mut()
-        .map(|(state, rows)| {
-            first_row += *rows;
-            Segment { state: Some(&mut **state), first_row: first_row - *rows, valid_rows: *rows }
-        })
-        .collect();
+    let segment = |(number, state)| Segment { state: Some(state), first_row: number * rows, valid_rows: rows };
+    let mut segments: Vec<_> = states.iter_mut().map(|state| &mut **state as &mut dyn State).enumerate().map(segment).collect();
     executable.run(&mut Call {
         bindings,
         inputs: &inputs,

@@ -95,7 +95,8 @@ impl<E: Element> Kernel for All<'_, E> {
                     // SAFETY: `Dots::check` saw that all rows are there.
                     i += unsafe {
                         match (d.x_rows - i, rows) {
-                            // Three rows against four keep twelve sums in registers.
+                            // Three rows against four keep twelve sums in registers; twice as many where there are registers for them.
+                            (6.., 4) if V::LANES == 16 => self.tile::<V, 6, 4>((i, j), (at, k), ahead),
                             (3.., 4) => self.tile::<V, 3, 4>((i, j), (at, k), ahead),
                             (2, 4) => self.tile::<V, 2, 4>((i, j), (at, k), ahead),
                             (_, 4) => self.tile::<V, 1, 4>((i, j), (at, k), ahead),

@@ -120,7 +120,17 @@ impl<'a> Prepared<'a> {
     pub(crate) fn new(form: ActivationForm, columns: usize, rows: Rows<'a>) -> Self {
         let (true, Some((numbers, stride))) = (form.is_integer(), rows.strided()) else { return Self::Float(rows) };
         let by_row = form == ActivationForm::I8Row;
-        Self::Integer(ActivationRows { layout: Layout::new(columns), numbers, stride, by_row }, rows.count)
+        Self::Integer(ActivationRows { layout: Layout::new(columns), numbers, stride, by_row, packed: None }, rows.count)
+    }
+
+    /// Packs few rows for all products with them, in a part of `scratch`; gives the rest.
+    fn pack<'s: 'a>(&mut self, run: &Run<'_>, scratch: &'s mut [f32]) -> &'s mut [f32] {
+        let Self::Integer(x, count) = self else { return scratch };
+        let Some(room) = integer::packed_rows(run.instructions, *count, x.layout.columns()) else { return scratch };
+        let (room, rest) = scratch.split_at_mut(room);
+        integer::pack_rows(run.instructions, x, *count, room);
+        x.packed = Some(room);
+        rest
     }
 
     fn count(&self) -> usize {
@@ -134,7 +144,9 @@ impl<'a> Prepared<'a> {
 impl Linear {
     pub(crate) fn scratch(&self) -> usize {
         let shortlist = self.shortlist.as_ref().map_or(0, |_| Shortlist::scratch(&self.products[0].weight));
-        self.products.iter().map(|p| product_scratch(&p.weight)).max().unwrap_or(0).max(shortlist)
+        let product = self.products.iter().map(|p| product_scratch(&p.weight)).max().unwrap_or(0);
+        // What is packed once for all threads is taken from it, too.
+        product.max(shortlist) + integer::most_packed(self.columns)
     }
 
     pub(crate) fn run(&self, frame: &mut Frame<'_, '_>) {
@@ -143,7 +155,8 @@ impl Linear {
         let nothing = View { first: qhx_ir::Dim::Fixed(0), ..self.products[0].out };
         let outs: [&View; OUTPUTS] = std::array::from_fn(|i| self.products.get(i).map_or(&nothing, |p| &p.out));
         let (outs, inputs, scratch) = frame.memory.split(outs);
-        let x = Prepared::new(self.form, self.columns, inputs.rows(&self.x, self.x_width));
+        let mut x = Prepared::new(self.form, self.columns, inputs.rows(&self.x, self.x_width));
+        let scratch = x.pack(&run, scratch);
         if let Some(shortlist) = self.shortlist.as_ref().filter(|_| run.largest_only && x.count() == 1)
             && shortlist.run(&run, &self.products[0].weight, &x, outs[0], scratch)
         {
@@ -180,22 +193,31 @@ fn finish(run: &Run<'_>, bias: Option<&Plain>, clip: Option<[f32; 2]>, tile: &mu
     }
 }
 
-/// From so many rows on, panels of the matrix are packed or decoded for a matrix product; below, each stored row is read once for all of them. The results are the
-/// same to the last bit: see [`crate::kernels::columns`] and [`integer`].
-const MATRIX_ROWS: usize = 8;
 /// Rows of the matrix in one packed panel.
 const PANEL: usize = 32;
 
+/// Up to how many rows each stored row of the matrix is read once for all of them; from there on, panels of it are packed or decoded for a matrix product. The results
+/// are the same to the last bit: see [`crate::kernels::columns`] and [`integer`].
+fn few_rows(instructions: Instructions, weight: &Matrix, form: ActivationForm) -> usize {
+    match weight.integer_rows(0..0).filter(|_| form.is_integer()) {
+        Some(weights) => integer::few_rows(instructions, &weights, form == ActivationForm::I8Row),
+        None => FEW_FLOAT_ROWS,
+    }
+}
+
+/// [`few_rows`] of products in f32.
+const FEW_FLOAT_ROWS: usize = 16;
+
 /// The rows of x and the rows of the matrix that make up one unit.
 pub(crate) fn tile_shape(instructions: Instructions, rows: usize, weight: &Matrix, form: ActivationForm) -> (usize, usize) {
-    let columns = match rows {
-        MATRIX_ROWS.. if form.is_integer() => integer::unit_rows(instructions, weight.columns),
+    let columns = match rows > few_rows(instructions, weight, form) {
+        true if form.is_integer() => integer::unit_rows(instructions, weight.columns),
         // Several panels meet the same part of x while it is at hand.
-        MATRIX_ROWS.. => PANEL * (weight.rows / 512).clamp(1, 4),
-        _ => {
-            // Enough bytes to be worth a unit, enough units to share out.
+        true => PANEL * (weight.rows / 512).clamp(1, 4),
+        false => {
+            // Enough bytes to be worth a unit, enough units to share out, and groups of rows that fill vectors.
             let least = 49152usize.div_ceil(weight.bytes_per_row());
-            (weight.rows / 64).clamp(least, least.max(512)).next_multiple_of(8)
+            (weight.rows / 64).clamp(least, least.max(512)).next_multiple_of(16)
         }
     };
     (512, columns)
@@ -214,21 +236,17 @@ pub(crate) fn product(run: &Run<'_>, weight: &Matrix, first_row: usize, x: &Prep
     match x {
         Prepared::Integer(x, _) => {
             let Some(weights) = weight.integer_rows(rows) else { unreachable!("checked: integer forms have integer weights") };
-            match tile.rows {
-                MATRIX_ROWS.. => integer::matrix_products(run.instructions, &weights, x, tile.first_row, tile, scratch),
-                _ => {
-                    for row in 0..tile.rows {
-                        integer::products(run.instructions, &weights, x, tile.first_row + row, tile.row(row));
-                    }
-                }
+            match tile.rows <= integer::few_rows(run.instructions, &weights, x.by_row) {
+                true => integer::products(run.instructions, &weights, x, tile.first_row, tile, scratch),
+                false => integer::matrix_products(run.instructions, &weights, x, tile.first_row, tile, scratch),
             }
         }
         Prepared::Float(x) => {
             let Some((x, stride)) = x.strided() else { unreachable!("rows that are not a stride apart are prepared") };
             let x = &x[tile.first_row * stride..];
-            match tile.rows {
-                MATRIX_ROWS.. => float_panels(run, weight, rows.start, (x, stride), tile, scratch),
-                _ => float_rows(run, weight, rows.start, (x, stride), tile, scratch),
+            match tile.rows <= FEW_FLOAT_ROWS {
+                true => float_rows(run, weight, rows.start, (x, stride), tile, scratch),
+                false => float_panels(run, weight, rows.start, (x, stride), tile, scratch),
             }
         }
     }

@@ -41,6 +41,11 @@ impl Layout {
         Self { columns, padded: columns.next_multiple_of(128), blocks: columns.div_ceil(32).next_multiple_of(16) }
     }
 
+    /// Numbers of the row.
+    pub(crate) fn columns(self) -> usize {
+        self.columns
+    }
+
     /// f32 numbers that a row takes.
     pub(crate) fn width(self) -> usize {
         self.padded / 4 + self.padded / 2 + 7 * self.blocks

@@ -1,6 +1,6 @@
 //! Products of quantised weights with quantised rows: integer sums block by block, scales in f32.
 //!
-//! Two shapes: [`products`] streams stored rows past one activation row (decode), [`matrix_products`] packs a panel of stored rows and multiplies it with many
+//! Two shapes: [`products`] streams stored rows past a few activation rows (decode), [`matrix_products`] packs a panel of stored rows and multiplies it with many
 //! activation rows (prefill). Both give the same bits: integer sums are exact, and each result adds up its blocks in f32 from first to last, with the same fused
 //! operations. Where a row has one scale on both sides, there is one integer sum and one scale at its end.
 
@@ -64,33 +64,93 @@ pub(crate) struct ActivationRows<'a> {
     pub(crate) stride: usize,
     /// Whether each row has one scale for all its blocks.
     pub(crate) by_row: bool,
+    /// All rows once more, where [`pack_rows`] packed them.
+    pub(crate) packed: Option<&'a [f32]>,
 }
 
 impl<'a> ActivationRows<'a> {
     pub(crate) fn row(&self, row: usize) -> Row<'a> {
         self.layout.row(&self.numbers[row * self.stride..])
     }
+
+    /// Several rows from `first` on.
+    fn rows<const M: usize>(&self, first: usize) -> [Row<'a>; M] {
+        std::array::from_fn(|m| self.row(first + m))
+    }
 }
 
-/// `out[r] = w_r · x` for all rows of `w`, with activation row `row`.
-pub(crate) fn products(instructions: Instructions, w: &Weights<'_>, x: &ActivationRows<'_>, row: usize, out: &mut [f32]) {
-    w.check();
-    assert_eq!(out.len(), w.rows, "one number for each row");
-    let (x, whole) = (&x.row(row), whole_rows(w, x.by_row));
-    x.check(w);
+/// Row `i` of `tile` becomes the products of activation row `first + i` with all rows of `w`, which are read once.
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
+pub(crate) fn products(
+    instructions: Instructions,
+    w: &Weights<'_>,
+    x: &ActivationRows<'_>,
+    first: usize,
+    tile: &mut Tile<'_, f32>,
+    scratch: &mut [f32],
+) {
+    if !check(w, x, first, tile) {
+        return;
+    }
     match instructions.set() {
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx2 => x86::dots::products_avx2(instructions, w, x, whole, out),
+        InstructionSet::Avx2 => x86::dots::products_avx2(instructions, w, x, first, tile),
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512Vnni | InstructionSet::Avx512Amx => x86::dots::products_vnni(instructions, w, x, whole, out),
+        InstructionSet::Avx512Vnni => x86::dots::products_vnni(instructions, w, x, first, tile),
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512Amx => x86::amx_few::products(instructions, w, x, first, tile, scratch),
         #[cfg(target_arch = "aarch64")]
-        InstructionSet::Neon | InstructionSet::NeonDotprod | InstructionSet::NeonI8mm => neon::products(instructions, w, x, whole, out),
-        InstructionSet::Portable => portable::products(w, x, out),
+        InstructionSet::Neon | InstructionSet::NeonDotprod | InstructionSet::NeonI8mm => neon::products(instructions, w, x, first, tile),
+        InstructionSet::Portable => portable::products(w, x, first, tile),
         other => unreachable!("{other} is not available on this CPU"),
     }
 }
 
-/// Row `i` of `tile` becomes the products of activation row `first + i` with all rows of `w`.
+/// Up to how many rows [`products`] is faster than [`matrix_products`]: measured.
+pub(crate) fn few_rows(instructions: Instructions, w: &Weights<'_>, by_row: bool) -> usize {
+    let whole = whole_rows(w, by_row);
+    match instructions.set() {
+        // Both are one.
+        InstructionSet::Portable => usize::MAX,
+        InstructionSet::Avx512Amx if w.stored != Stored::I8Block16 => 16,
+        InstructionSet::Avx512Vnni if whole => 24,
+        InstructionSet::Avx512Vnni | InstructionSet::Avx512Amx => 9,
+        InstructionSet::Avx2 if whole => 16,
+        InstructionSet::Avx2 => 7,
+        InstructionSet::Neon | InstructionSet::NeonDotprod | InstructionSet::NeonI8mm => 12,
+    }
+}
+
+/// Numbers of room that [`pack_rows`] needs for `rows` rows of `columns` numbers; nothing where packing them gains nothing.
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
+pub(crate) fn packed_rows(instructions: Instructions, rows: usize, columns: usize) -> Option<usize> {
+    match instructions.set() {
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512Amx if (x86::amx_few::LEAST..=x86::amx_few::MOST).contains(&rows) => Some(x86::amx_few::room(columns)),
+        _ => None,
+    }
+}
+
+/// The most that [`packed_rows`] gives for rows of `columns` numbers.
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
+pub(crate) fn most_packed(columns: usize) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    return x86::amx_few::room(columns);
+    #[cfg(not(target_arch = "x86_64"))]
+    0
+}
+
+/// Packs the first `count` rows of `x` into room of the size that [`packed_rows`] gives: done once, it serves all products with them.
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
+pub(crate) fn pack_rows(instructions: Instructions, x: &ActivationRows<'_>, count: usize, room: &mut [f32]) {
+    match instructions.set() {
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512Amx => x86::amx_few::pack(instructions, x, 0, count, room),
+        other => unreachable!("{other} takes rows as they are"),
+    }
+}
+
+/// The same as [`products`], by way of packed panels.
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(unused_variables))]
 pub(crate) fn matrix_products(
     instructions: Instructions,
@@ -100,12 +160,9 @@ pub(crate) fn matrix_products(
     tile: &mut Tile<'_, f32>,
     scratch: &mut [f32],
 ) {
-    w.check();
-    assert_eq!(tile.columns, w.rows, "one column for each row");
-    if tile.rows == 0 || w.rows == 0 {
+    if !check(w, x, first, tile) {
         return;
     }
-    x.row(first + tile.rows - 1).check(w);
     match instructions.set() {
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2 => x86::avx2::matrix_products(instructions, w, x, first, tile, scratch),
@@ -117,9 +174,20 @@ pub(crate) fn matrix_products(
         InstructionSet::Neon | InstructionSet::NeonDotprod | InstructionSet::NeonI8mm => {
             neon::matrix_products(instructions, w, x, first, tile, scratch)
         }
-        InstructionSet::Portable => (0..tile.rows).for_each(|row| portable::products(w, &x.row(first + row), tile.row(row))),
+        InstructionSet::Portable => portable::products(w, x, first, tile),
         other => unreachable!("{other} is not available on this CPU"),
     }
+}
+
+/// Checks all lengths on which kernels rely, and says whether there is anything to do.
+fn check(w: &Weights<'_>, x: &ActivationRows<'_>, first: usize, tile: &Tile<'_, f32>) -> bool {
+    w.check();
+    assert_eq!(tile.columns, w.rows, "one column for each row");
+    if tile.rows == 0 || w.rows == 0 {
+        return false;
+    }
+    x.row(first + tile.rows - 1).check(w);
+    true
 }
 
 /// Weight rows that one unit of a matrix product should have: as many as stay at hand when packed.
@@ -146,7 +214,6 @@ pub(crate) fn panel_scratch(rows: usize, columns: usize) -> usize {
 }
 
 /// Whether integer sums can run over whole rows: one scale for all blocks on both sides, and sums that fit 32 bits.
-#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 fn whole_rows(w: &Weights<'_>, by_row: bool) -> bool {
     by_row && matches!(w.scales, Scales::Row(_)) && matches!(w.offsets, Offsets::None) && w.blocks * w.stored.block() <= 1 << 15
 }
@@ -239,24 +306,35 @@ mod tests {
                     for out in numbers.chunks_mut(layout.width()) {
                         layout.quantise(Instructions::best(), by_row, &noise.floats(columns), out);
                     }
-                    let x = ActivationRows { layout, numbers: &numbers, stride: layout.width(), by_row };
+                    let x = ActivationRows { layout, numbers: &numbers, stride: layout.width(), by_row, packed: None };
                     let w = matrix.integer_rows(0..rows).unwrap();
                     for instructions in Instructions::all() {
-                        let mut out = vec![f32::NAN; rows];
-                        let mut tiled = vec![f32::NAN; count * rows];
+                        let mut panels = vec![f32::NAN; count * rows];
                         let mut scratch = vec![f32::NAN; panel_scratch(rows, columns)];
-                        for_each(&pool, Tiles::new(&mut tiled, rows, count, rows), &mut scratch, |_, mut tile, scratch| {
+                        for_each(&pool, Tiles::new(&mut panels, rows, count, rows), &mut scratch, |_, mut tile, scratch| {
                             matrix_products(instructions, &w, &x, 0, &mut tile, scratch);
                         });
-                        for t in 0..count {
-                            products(instructions, &w, &x, t, &mut out);
+                        // Row by row, and several at a time.
+                        let mut few = |together: usize| {
+                            let mut out = vec![f32::NAN; count * rows];
+                            for_each(&pool, Tiles::new(&mut out, rows, together, rows), &mut scratch, |_, mut tile, scratch| {
+                                products(instructions, &w, &x, tile.first_row, &mut tile, scratch);
+                            });
+                            out
+                        };
+                        let single = few(1);
+                        let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                        let at = format!("{encoding} {rows}x{columns} {instructions:?}");
+                        assert!(bits(&single) == bits(&panels), "{at}: one row and many give other bits");
+                        for together in 2..=count {
+                            assert!(bits(&single) == bits(&few(together)), "{at}: one row and {together} give other bits");
+                        }
+                        for (t, out) in single.chunks(rows).enumerate() {
                             for (r, &found) in out.iter().enumerate() {
                                 let (wanted, size) = stated(&tensor, r, &x.row(t));
                                 let close = (found as f64 - wanted).abs() <= 1e-6 * size.max(1e-3);
-                                assert!(close, "{encoding} {rows}x{columns} {instructions:?} row {r}: {found}, not {wanted}");
+                                assert!(close, "{at} row {r}: {found}, not {wanted}");
                             }
-                            let same = out.iter().zip(&tiled[t * rows..]).all(|(one, many)| one.to_bits() == many.to_bits());
-                            assert!(same, "{encoding} {rows}x{columns} {instructions:?}: one row and many give other bits");
                         }
                     }
                 }

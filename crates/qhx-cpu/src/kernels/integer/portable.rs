@@ -1,16 +1,19 @@
 //! Integer products without special instructions: loops of fixed length that compilers turn into whatever the target has.
 
-use super::{Offsets, Weights, activation::Row};
-use crate::kernels::quants::Stored;
+use super::{ActivationRows, Offsets, Weights, activation::Row};
+use crate::{kernels::quants::Stored, work::Tile};
 
-pub(super) fn products(w: &Weights<'_>, x: &Row<'_>, out: &mut [f32]) {
-    for (row, out) in out.iter_mut().enumerate() {
+pub(super) fn products(w: &Weights<'_>, x: &ActivationRows<'_>, first: usize, tile: &mut Tile<'_, f32>) {
+    for row in 0..w.rows {
         let data = &w.data[row * w.stride..][..w.stride];
-        *out = match w.stored {
-            Stored::I4Block32 => sum_blocks::<16, 32>(w, x, row, data, nibbles),
-            Stored::I8Block32 => sum_blocks::<32, 32>(w, x, row, data, bytes),
-            Stored::I8Block16 => sum_blocks::<16, 16>(w, x, row, data, bytes),
-        };
+        for t in 0..tile.rows {
+            let x = &x.row(first + t);
+            tile.row(t)[row] = match w.stored {
+                Stored::I4Block32 => sum_blocks::<16, 32>(w, x, row, data, nibbles),
+                Stored::I8Block32 => sum_blocks::<32, 32>(w, x, row, data, bytes),
+                Stored::I8Block16 => sum_blocks::<16, 16>(w, x, row, data, bytes),
+            };
+        }
     }
 }
 

@@ -5,7 +5,7 @@ mod dots;
 mod multiply;
 mod panels;
 
-use super::{ActivationRows, Weights, activation::Row};
+use super::{ActivationRows, Weights};
 use crate::{
     kernels::{InstructionSet, Instructions},
     work::Tile,
@@ -13,14 +13,14 @@ use crate::{
 use multiply::{Dotprod, I8mm, Plain};
 use panels::Product;
 
-/// `out[r] = w_r · x`, with one integer sum for each row where it is `whole`; lengths are checked by the caller.
-pub(super) fn products(instructions: Instructions, w: &Weights<'_>, x: &Row<'_>, whole: bool, out: &mut [f32]) {
+/// See [`super::products`], which checked the lengths.
+pub(super) fn products(instructions: Instructions, w: &Weights<'_>, x: &ActivationRows<'_>, first: usize, tile: &mut Tile<'_, f32>) {
     // SAFETY of all calls: an `Instructions` exists only where the CPU has the set; the caller checked lengths and padding.
     match instructions.set() {
         // SAFETY: as above.
-        InstructionSet::Neon => unsafe { dots::all::<Plain>(w, x, whole, out) },
-        // SAFETY: as above. One row leaves half of a product of matrices empty: dot products serve both.
-        InstructionSet::NeonDotprod | InstructionSet::NeonI8mm => unsafe { products_dotprod(w, x, whole, out) },
+        InstructionSet::Neon => unsafe { dots::all::<Plain>(w, x, first, tile) },
+        // SAFETY: as above. Products of matrices need their rows packed: dot products serve both.
+        InstructionSet::NeonDotprod | InstructionSet::NeonI8mm => unsafe { products_dotprod(w, x, first, tile) },
         other => unreachable!("{other} is not NEON"),
     }
 }
@@ -50,9 +50,9 @@ pub(super) fn matrix_products(
 }
 
 #[target_feature(enable = "neon,dotprod")]
-unsafe fn products_dotprod(w: &Weights<'_>, x: &Row<'_>, whole: bool, out: &mut [f32]) {
+unsafe fn products_dotprod(w: &Weights<'_>, x: &ActivationRows<'_>, first: usize, tile: &mut Tile<'_, f32>) {
     // SAFETY: the caller's promise.
-    unsafe { dots::all::<Dotprod>(w, x, whole, out) }
+    unsafe { dots::all::<Dotprod>(w, x, first, tile) }
 }
 
 #[target_feature(enable = "neon,dotprod")]

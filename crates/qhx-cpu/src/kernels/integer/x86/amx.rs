@@ -92,7 +92,7 @@ impl<'a> Product<'a> {
     unsafe fn run<T: Tiles>(mut self, tiles: &mut T) {
         let mut sums = Sums([[[[0; ROWS]; 16]; 4]; 2]);
         unsafe {
-            tiles.shape(&Shape::new(self.rows(), if self.whole { ROW } else { 32 }));
+            tiles.shape(&Shape::new(self.rows(), ROWS, if self.whole { ROW } else { 32 }));
             for t in (0..self.count).step_by(if self.whole { 32 } else { 16 }) {
                 match (self.whole, self.offsets) {
                     (true, _) if self.count - t > 16 => self.whole::<T, 2>(tiles, t, &mut sums),
@@ -296,7 +296,7 @@ mod tests {
                     for out in numbers.chunks_mut(layout.width()) {
                         layout.quantise(vnni, by_row, &noise.floats(columns), out);
                     }
-                    let x = ActivationRows { layout, numbers: &numbers, stride: layout.width(), by_row };
+                    let x = ActivationRows { layout, numbers: &numbers, stride: layout.width(), by_row, packed: None };
                     let w = matrix.integer_rows(0..rows).unwrap();
                     let mut scratch = vec![f32::NAN; panel_scratch(rows, columns)];
                     let mut tiled = |body: &(dyn Fn(&mut Tile<'_, f32>, &mut [f32]) + Sync)| {

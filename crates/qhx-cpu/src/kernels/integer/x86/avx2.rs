@@ -3,19 +3,23 @@
 //! int4 panels hold four quants of each row next to each other as bytes, whose products with activation bytes can be summed over a block in 16 bits.
 //! int8 panels hold two quants of each row as 16-bit numbers: their products are exact without care for signs.
 
-use super::needs;
+use super::{
+    dots::{
+        Group,
+        avx2::{CHUNK, ROWS, side_by_side},
+    },
+    needs,
+};
 use crate::{
     kernels::{
         InstructionSet, Instructions,
-        integer::{ActivationRows, Offsets, Weights, whole_rows},
+        integer::{ActivationRows, Offsets, Scales, Weights, whole_rows},
         quants::Stored,
+        vector::{MOST_LANES, Vector, x86::Avx2},
     },
     work::Tile,
 };
 use std::arch::x86_64::*;
-
-/// Rows of a panel.
-const ROWS: usize = 8;
 
 /// See [`crate::kernels::integer::matrix_products`], which checked the lengths.
 pub(in super::super) fn matrix_products(
@@ -37,7 +41,8 @@ pub(in super::super) fn matrix_products(
     for (panel, room) in scratch[..panels * size].chunks_mut(size).enumerate() {
         let (quants, rest) = room.split_at_mut(words * ROWS);
         let (scales, offsets) = rest.split_at_mut(w.blocks * ROWS);
-        pack(w, panel * ROWS, (w.rows - panel * ROWS).min(ROWS), bytemuck::cast_slice_mut(quants), scales, offsets);
+        // SAFETY: the CPU has AVX2, FMA and F16C; the caller checked the weights.
+        unsafe { pack(w, panel * ROWS, quants, scales, offsets) };
     }
     let sample = x.row(first);
     let (out, out_stride) = tile.as_mut_ptr();
@@ -64,31 +69,79 @@ pub(in super::super) fn matrix_products(
     unsafe { product.run(w.stored, !matches!(w.offsets, Offsets::None), whole_rows(w, x.by_row)) }
 }
 
-/// Puts rows side by side. Rows beyond `rows` keep what they are: their results are not written.
-fn pack(w: &Weights<'_>, first: usize, rows: usize, quants: &mut [u32], scales: &mut [f32], offsets: &mut [f32]) {
-    for r in 0..rows {
-        let data = &w.data[(first + r) * w.stride..][..w.stride];
+/// Puts eight rows side by side; those beyond the last are the last one again: their results are not written.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: the caller checked the weights; rows of quants and of scales are padded to whole vectors.
+unsafe fn pack(w: &Weights<'_>, first: usize, quants: &mut [f32], scales: &mut [f32], offsets: &mut [f32]) {
+    unsafe {
+        let rows = Group::<ROWS>::new(w, first);
+        let low = _mm256_set1_epi32(0x0f0f_0f0f);
         match w.stored {
+            // 32 bytes of a row are two blocks: their words, low halves before high ones.
             Stored::I4Block32 => {
-                for b in 0..w.blocks {
-                    let words: &[u32] = bytemuck::cast_slice(&data[b * 16..][..16]);
-                    for (i, word) in words.iter().enumerate() {
-                        quants[(b * 8 + i) * ROWS + r] = word & 0x0f0f_0f0f;
-                        quants[(b * 8 + 4 + i) * ROWS + r] = word >> 4 & 0x0f0f_0f0f;
+                for (step, out) in quants.chunks_mut(16 * ROWS).enumerate() {
+                    let words = words_of(&rows, |row| _mm256_loadu_si256(row.add(step * 32).cast()));
+                    for (word, &words) in words.iter().enumerate() {
+                        let place = word / 4 * 8 + word % 4;
+                        // The last block may be alone.
+                        if place * ROWS < out.len() {
+                            store(&mut out[place * ROWS..], _mm256_and_si256(words, low));
+                            store(&mut out[(place + 4) * ROWS..], _mm256_and_si256(_mm256_srli_epi32::<4>(words), low));
+                        }
                     }
                 }
             }
+            // Sixteen bytes of a row become eight words of two numbers.
             Stored::I8Block16 | Stored::I8Block32 => {
-                for (i, pair) in data.chunks_exact(2).take(quants.len() / ROWS).enumerate() {
-                    let [low, high] = [pair[0] as i8 as i16 as u16, pair[1] as i8 as i16 as u16];
-                    quants[i * ROWS + r] = (high as u32) << 16 | low as u32;
+                for (step, out) in quants.chunks_exact_mut(8 * ROWS).enumerate() {
+                    let words = words_of(&rows, |row| _mm256_cvtepi8_epi16(_mm_loadu_si128(row.add(step * 16).cast())));
+                    for (out, &words) in out.chunks_exact_mut(ROWS).zip(&words) {
+                        store(out, words);
+                    }
                 }
             }
         }
-        for b in 0..w.blocks {
-            scales[b * ROWS + r] = w.scales.get(first + r, b);
-            offsets[b * ROWS + r] = w.offset(first + r, b);
+        put_scales(&rows, &w.scales, scales);
+        match &w.offsets {
+            Offsets::None => offsets.fill(0.0),
+            Offsets::MinusEight => offsets.iter_mut().zip(scales).for_each(|(offset, scale)| *offset = -8.0 * *scale),
+            Offsets::Min(mins) => put_scales(&rows, mins, offsets),
         }
+    }
+}
+
+/// Words of eight rows, turned: each word of all rows.
+#[inline(always)]
+#[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: as above.
+unsafe fn words_of(rows: &Group<'_, ROWS>, get: impl Fn(*const u8) -> __m256i) -> [__m256i; ROWS] {
+    unsafe {
+        let mut square = [Avx2::splat(0.0); MOST_LANES];
+        for r in 0..ROWS {
+            square[r] = Avx2(_mm256_castsi256_ps(get(rows.quants[r])));
+        }
+        Avx2::transpose(&mut square);
+        let mut words = [_mm256_setzero_si256(); ROWS];
+        for r in 0..ROWS {
+            words[r] = _mm256_castps_si256(square[r].0);
+        }
+        words
+    }
+}
+
+#[inline(always)]
+#[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: as above.
+unsafe fn store(out: &mut [f32], words: __m256i) {
+    unsafe { _mm256_storeu_si256(out[..ROWS].as_mut_ptr().cast(), words) }
+}
+
+/// Scales of all blocks, each block's for all rows.
+#[inline(always)]
+#[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: as above.
+unsafe fn put_scales(rows: &Group<'_, ROWS>, scales: &Scales<'_>, out: &mut [f32]) {
+    for (chunk, out) in out.chunks_mut(CHUNK * ROWS).enumerate() {
+        let mut eight = [0.0; CHUNK * ROWS];
+        unsafe { side_by_side(rows, scales, chunk * CHUNK, &mut eight) };
+        out.copy_from_slice(&eight[..out.len()]);
     }
 }
 

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // Intrinsics and raw loads.
 
 pub(super) mod amx;
+pub(super) mod amx_few;
 pub(super) mod avx2;
 pub(super) mod dots;
 mod panels;

@@ -109,7 +109,7 @@ pub(super) unsafe fn side_by_side(out: &mut [f32], get: impl Fn(usize, usize) ->
 /// Sixteen rows of sixteen words become sixteen columns.
 #[inline(always)]
 #[allow(clippy::undocumented_unsafe_blocks)]
-unsafe fn transposed(rows: [__m512i; 16]) -> [__m512i; 16] {
+pub(super) unsafe fn transposed(rows: [__m512i; 16]) -> [__m512i; 16] {
     unsafe {
         // Four rows: in each quarter of a vector, column `c` of the quarter's four, of all four rows.
         let mut fours = [[_mm512_setzero_si512(); 4]; 4];

@@ -7,7 +7,7 @@ use std::arch::asm;
 /// Bytes in a row of a tile.
 pub(super) const ROW: usize = 64;
 
-/// The tiles of a thread. Numbers 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights.
+/// The tiles of a thread. Numbers 0 to 3 hold sums, 4 and 5 the left sides of products, 6 and 7 their right sides.
 ///
 /// # Safety
 /// All methods: the CPU has the instructions, [`Self::shape`] came first and [`Self::release`] has not come yet; memory is as large as the shape says.
@@ -19,8 +19,8 @@ pub(super) trait Tiles {
     /// Rows are `stride` bytes apart.
     unsafe fn load<const T: u8>(&mut self, from: *const u8, stride: usize);
 
-    /// `SUMS[m][n] += Σ X[m][k] · W[k / 4][n][k % 4]`, of signed bytes, in 32 bits.
-    unsafe fn multiply<const SUMS: u8, const X: u8, const W: u8>(&mut self);
+    /// `SUMS[m][n] += Σ LEFT[m][k] · RIGHT[k / 4][n][k % 4]`, of signed bytes, in 32 bits.
+    unsafe fn multiply<const SUMS: u8, const LEFT: u8, const RIGHT: u8>(&mut self);
 
     /// Rows are [`ROW`] bytes apart.
     unsafe fn store<const T: u8>(&mut self, to: *mut i32);
@@ -40,11 +40,12 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Tiles for `rows` activation rows of `quants` bytes: sixteen and 64 at most.
-    pub(super) fn new(rows: usize, quants: usize) -> Self {
-        assert!((1..=16).contains(&rows) && (4..=ROW).contains(&quants) && quants % 4 == 0, "a shape that no tile has");
+    /// Tiles for products of `rows` rows with `columns` others, of `quants` bytes each: sixteen, sixteen and 64 at most.
+    pub(super) fn new(rows: usize, columns: usize, quants: usize) -> Self {
+        let fits = (1..=16).contains(&rows) && (1..=16).contains(&columns) && (4..=ROW).contains(&quants) && quants % 4 == 0;
+        assert!(fits, "a shape that no tile has");
         let mut shape = Self { palette: 1, start: 0, reserved: [0; 14], bytes: [0; 16], rows: [0; 16] };
-        shape.bytes[..8].fill(ROW as u16);
+        shape.bytes[..8].fill(4 * columns as u16);
         shape.bytes[4..6].fill(quants as u16);
         shape.rows[..6].fill(rows as u8);
         shape.rows[6..8].fill(quants as u8 / 4);
@@ -74,8 +75,8 @@ impl Tiles for Registers {
     }
 
     #[inline(always)]
-    unsafe fn multiply<const SUMS: u8, const X: u8, const W: u8>(&mut self) {
-        unsafe { asm!("tdpbssd tmm{}, tmm{}, tmm{}", const SUMS, const X, const W, options(nostack, preserves_flags, nomem)) }
+    unsafe fn multiply<const SUMS: u8, const LEFT: u8, const RIGHT: u8>(&mut self) {
+        unsafe { asm!("tdpbssd tmm{}, tmm{}, tmm{}", const SUMS, const LEFT, const RIGHT, options(nostack, preserves_flags, nomem)) }
     }
 
     #[inline(always)]
@@ -136,14 +137,15 @@ impl Tiles for Model {
         }
     }
 
-    unsafe fn multiply<const SUMS: u8, const X: u8, const W: u8>(&mut self) {
-        let ((rows, width), (x_rows, x_bytes), (w_rows, w_bytes)) = (self.size(SUMS), self.size(X), self.size(W));
-        assert!(SUMS != X && X != W && W != SUMS && rows == x_rows && x_bytes == 4 * w_rows && width == w_bytes);
+    unsafe fn multiply<const SUMS: u8, const LEFT: u8, const RIGHT: u8>(&mut self) {
+        let ((rows, width), (left_rows, left_bytes), (right_rows, right_bytes)) = (self.size(SUMS), self.size(LEFT), self.size(RIGHT));
+        assert!(SUMS != LEFT && LEFT != RIGHT && RIGHT != SUMS);
+        assert!(rows == left_rows && left_bytes == 4 * right_rows && width == right_bytes);
         for m in 0..rows {
-            for k in 0..w_rows {
+            for k in 0..right_rows {
                 for n in 0..width / 4 {
-                    let (x, w) = (*self.sum(X, m, k), *self.sum(W, k, n));
-                    let products = (0..4).map(|i| x[i] as i8 as i32 * w[i] as i8 as i32);
+                    let (left, right) = (*self.sum(LEFT, m, k), *self.sum(RIGHT, k, n));
+                    let products = (0..4).map(|i| left[i] as i8 as i32 * right[i] as i8 as i32);
                     let sum = self.sum(SUMS, m, n);
                     *sum = i32::from_le_bytes(*sum).wrapping_add(products.sum()).to_le_bytes();
                 }

@@ -6,46 +6,61 @@ use crate::kernels::vector::{MOST_LANES, Vector, x86::Avx2};
 use std::arch::x86_64::*;
 
 /// Rows of a group.
-const ROWS: usize = 8;
+pub(in super::super) const ROWS: usize = 8;
 /// Blocks whose scales are put side by side at once.
-const CHUNK: usize = 8;
+pub(in super::super) const CHUNK: usize = 8;
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn all(w: &Weights<'_>, x: &Row<'_>, whole: bool, out: &mut [f32]) {
+pub(super) unsafe fn all(w: &Weights<'_>, x: &ActivationRows<'_>, first: usize, tile: &mut Tile<'_, f32>) {
     unsafe {
         match (w.stored, &w.offsets) {
-            (Stored::I4Block32, _) => by_rows::<I4_BLOCK32, true>(w, x, out),
-            (Stored::I8Block32, _) if whole => whole_rows(w, x, out),
-            (Stored::I8Block32, Offsets::None) => by_rows::<I8_BLOCK32, false>(w, x, out),
-            (Stored::I8Block32, _) => by_rows::<I8_BLOCK32, true>(w, x, out),
-            (Stored::I8Block16, Offsets::None) => by_rows::<I8_BLOCK16, false>(w, x, out),
-            (Stored::I8Block16, _) => by_rows::<I8_BLOCK16, true>(w, x, out),
+            (Stored::I4Block32, _) => by_blocks::<I4_BLOCK32, true>(w, x, first, tile),
+            (Stored::I8Block32, _) if whole_rows(w, x.by_row) => by_rows(w, x, first, tile),
+            (Stored::I8Block32, Offsets::None) => by_blocks::<I8_BLOCK32, false>(w, x, first, tile),
+            (Stored::I8Block32, _) => by_blocks::<I8_BLOCK32, true>(w, x, first, tile),
+            (Stored::I8Block16, Offsets::None) => by_blocks::<I8_BLOCK16, false>(w, x, first, tile),
+            (Stored::I8Block16, _) => by_blocks::<I8_BLOCK16, true>(w, x, first, tile),
         }
     }
 }
 
+/// A sum for each block.
 #[inline(always)]
-unsafe fn by_rows<const STORED: usize, const OFFSETS: bool>(w: &Weights<'_>, x: &Row<'_>, out: &mut [f32]) {
-    for (group, out) in out.chunks_mut(ROWS).enumerate() {
-        let rows = Group::new(w, group * ROWS);
-        let results = match out.len() {
-            ..=4 => unsafe { blocks::<STORED, OFFSETS, 1>(&rows, x) },
-            _ => unsafe { blocks::<STORED, OFFSETS, 2>(&rows, x) },
-        };
-        unsafe { store(results, out) };
+unsafe fn by_blocks<const STORED: usize, const OFFSETS: bool>(
+    w: &Weights<'_>,
+    x: &ActivationRows<'_>,
+    first: usize,
+    tile: &mut Tile<'_, f32>,
+) {
+    for start in (0..w.rows).step_by(ROWS) {
+        let rows = Group::new(w, start);
+        let mut out = tile.columns_from(start, (w.rows - start).min(ROWS));
+        let mut t = 0;
+        while t < out.rows {
+            let at = first + t;
+            t += unsafe {
+                match (out.rows - t, out.columns) {
+                    (2.., _) => store(blocks::<STORED, OFFSETS, 2, 2>(&rows, &x.rows(at)), t, &mut out),
+                    (_, 5..) => store(blocks::<STORED, OFFSETS, 2, 1>(&rows, &x.rows(at)), t, &mut out),
+                    _ => store(blocks::<STORED, OFFSETS, 1, 1>(&rows, &x.rows(at)), t, &mut out),
+                }
+            };
+        }
     }
 }
 
-/// The first `4 · FOURS` rows of a group, a sum for each block.
+/// The first `4 · FOURS` rows of a group with `M` activation rows.
 #[inline(always)]
-unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize>(rows: &Group<'_, ROWS>, x: &Row<'_>) -> __m256 {
+unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize, const M: usize>(
+    rows: &Group<'_, ROWS>,
+    x: &[Row<'_>; M],
+) -> [__m256; M] {
     unsafe {
         let w = rows.w;
         // In 32 bytes.
         let per_step = if STORED == I8_BLOCK32 { 1 } else { 2 };
-        let x_sums = if STORED == I8_BLOCK16 { x.sums16.as_ptr() } else { x.sums32.as_ptr() };
         let minus_eight = matches!(w.offsets, Offsets::MinusEight);
-        let mut results = _mm256_setzero_ps();
+        let mut results = [_mm256_setzero_ps(); M];
         let (mut scales, mut offsets) = ([0.0f32; CHUNK * ROWS], [0.0f32; CHUNK * ROWS]);
         for chunk in 0..w.blocks.div_ceil(CHUNK) {
             side_by_side(rows, &w.scales, chunk * CHUNK, &mut scales);
@@ -54,23 +69,28 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize>(r
             }
             let end = w.blocks.min((chunk + 1) * CHUNK);
             for first in (chunk * CHUNK..end).step_by(per_step) {
-                let totals = step::<STORED, FOURS>(rows, x, first / per_step * 32);
+                let totals = step::<STORED, FOURS, M>(rows, x, first / per_step * 32);
                 for i in 0..per_step {
                     let b = first + i;
                     if b >= end {
                         break;
                     }
-                    let total = if STORED == I8_BLOCK32 { _mm256_add_epi32(totals[0], totals[1]) } else { totals[i] };
                     let at = (b - chunk * CHUNK) * ROWS;
                     let w_scales = _mm256_loadu_ps(scales.as_ptr().add(at));
-                    let x_scale = _mm256_broadcast_ss(&*x.scales.as_ptr().add(if STORED == I8_BLOCK16 { b / 2 } else { b }));
-                    results = _mm256_fmadd_ps(_mm256_cvtepi32_ps(total), _mm256_mul_ps(w_scales, x_scale), results);
+                    for m in 0..M {
+                        let total = if STORED == I8_BLOCK32 { _mm256_add_epi32(totals[m][0], totals[m][1]) } else { totals[m][i] };
+                        let x_scale = _mm256_broadcast_ss(&*x[m].scales.as_ptr().add(if STORED == I8_BLOCK16 { b / 2 } else { b }));
+                        results[m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(total), _mm256_mul_ps(w_scales, x_scale), results[m]);
+                    }
                     if OFFSETS {
                         let offsets = match minus_eight {
                             true => _mm256_mul_ps(w_scales, _mm256_set1_ps(-8.0)),
                             false => _mm256_loadu_ps(offsets.as_ptr().add(at)),
                         };
-                        results = _mm256_fmadd_ps(offsets, _mm256_broadcast_ss(&*x_sums.add(b)), results);
+                        for m in 0..M {
+                            let x_sums = if STORED == I8_BLOCK16 { x[m].sums16 } else { x[m].sums32 };
+                            results[m] = _mm256_fmadd_ps(offsets, _mm256_broadcast_ss(&*x_sums.as_ptr().add(b)), results[m]);
+                        }
                     }
                 }
             }
@@ -81,7 +101,7 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize>(r
 
 /// The scales of eight blocks from `b` on: those of one block for all rows, then those of the next.
 #[inline(always)]
-unsafe fn side_by_side(rows: &Group<'_, ROWS>, scales: &Scales<'_>, b: usize, out: &mut [f32; CHUNK * ROWS]) {
+pub(in super::super) unsafe fn side_by_side(rows: &Group<'_, ROWS>, scales: &Scales<'_>, b: usize, out: &mut [f32; CHUNK * ROWS]) {
     unsafe {
         let mut square = [Avx2::splat(0.0); MOST_LANES];
         for r in 0..ROWS {
@@ -98,52 +118,68 @@ unsafe fn side_by_side(rows: &Group<'_, ROWS>, scales: &Scales<'_>, b: usize, ou
     }
 }
 
-/// The sums over each half of the 32 bytes from byte `at` of the rows on.
+/// For each activation row, the sums over each half of the 32 bytes from byte `at` of the stored rows on.
 #[inline(always)]
-unsafe fn step<const STORED: usize, const FOURS: usize>(rows: &Group<'_, ROWS>, x: &Row<'_>, at: usize) -> [__m256i; 2] {
+unsafe fn step<const STORED: usize, const FOURS: usize, const M: usize>(
+    rows: &Group<'_, ROWS>,
+    x: &[Row<'_>; M],
+    at: usize,
+) -> [[__m256i; 2]; M] {
     unsafe {
-        let (x_low, x_high) = match STORED {
-            // Two blocks: their low and high halves meet the first and second sixteens of the activations.
-            I4_BLOCK32 => {
-                let quants = x.quants.as_ptr().add(2 * at).cast::<__m256i>();
-                let (one, two) = (_mm256_loadu_si256(quants), _mm256_loadu_si256(quants.add(1)));
-                (_mm256_permute2x128_si256::<0x20>(one, two), _mm256_permute2x128_si256::<0x31>(one, two))
-            }
-            _ => {
-                let quants = _mm256_loadu_si256(x.quants.as_ptr().add(at).cast());
-                (quants, quants)
-            }
-        };
+        let zero = _mm256_setzero_si256();
+        let (mut x_low, mut x_high) = ([zero; M], [zero; M]);
+        for m in 0..M {
+            (x_low[m], x_high[m]) = match STORED {
+                // Two blocks: their low and high halves meet the first and second sixteens of the activations.
+                I4_BLOCK32 => {
+                    let quants = x[m].quants.as_ptr().add(2 * at).cast::<__m256i>();
+                    let (one, two) = (_mm256_loadu_si256(quants), _mm256_loadu_si256(quants.add(1)));
+                    (_mm256_permute2x128_si256::<0x20>(one, two), _mm256_permute2x128_si256::<0x31>(one, two))
+                }
+                _ => (_mm256_loadu_si256(x[m].quants.as_ptr().add(at).cast()), zero),
+            };
+        }
         let (low, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
         let ahead = rows.ahead(at);
-        let mut fours = [_mm256_setzero_si256(); 2];
+        let mut fours = [[zero; 2]; M];
         for f in 0..FOURS {
-            let mut totals = [_mm256_setzero_si256(); 4];
+            let mut totals = [[zero; 4]; M];
             for r in 0..4 {
                 let from = rows.quants[4 * f + r].add(at);
                 if at % 64 == 0 {
                     fetch(from.wrapping_add(ahead));
                 }
                 let quants = _mm256_loadu_si256(from.cast());
-                totals[r] = match STORED {
-                    I4_BLOCK32 => {
-                        let w_high = _mm256_and_si256(_mm256_srli_epi16::<4>(quants), low);
-                        let first = _mm256_maddubs_epi16(_mm256_and_si256(quants, low), x_low);
-                        _mm256_add_epi16(first, _mm256_maddubs_epi16(w_high, x_high))
+                if STORED == I4_BLOCK32 {
+                    let (w_low, w_high) = (_mm256_and_si256(quants, low), _mm256_and_si256(_mm256_srli_epi16::<4>(quants), low));
+                    for m in 0..M {
+                        let first = _mm256_maddubs_epi16(w_low, x_low[m]);
+                        totals[m][r] = _mm256_add_epi16(first, _mm256_maddubs_epi16(w_high, x_high[m]));
                     }
-                    _ => bytes(quants, x_low, ones),
+                } else {
+                    for m in 0..M {
+                        totals[m][r] = bytes(quants, x_low[m], ones);
+                    }
+                }
+            }
+            for m in 0..M {
+                let totals = totals[m];
+                fours[m][f] = match STORED {
+                    // Sixteen products of 15 and 127 fit 16 bits.
+                    I4_BLOCK32 => {
+                        let pairs = _mm256_hadd_epi16(_mm256_hadd_epi16(totals[0], totals[1]), _mm256_hadd_epi16(totals[2], totals[3]));
+                        _mm256_madd_epi16(pairs, ones)
+                    }
+                    _ => four_rows(totals),
                 };
             }
-            fours[f] = match STORED {
-                // Sixteen products of 15 and 127 fit 16 bits.
-                I4_BLOCK32 => {
-                    let pairs = _mm256_hadd_epi16(_mm256_hadd_epi16(totals[0], totals[1]), _mm256_hadd_epi16(totals[2], totals[3]));
-                    _mm256_madd_epi16(pairs, ones)
-                }
-                _ => four_rows(totals),
-            };
         }
-        [_mm256_permute2x128_si256::<0x20>(fours[0], fours[1]), _mm256_permute2x128_si256::<0x31>(fours[0], fours[1])]
+        // Not `map`: what a closure calls is not compiled for these instructions.
+        for m in 0..M {
+            let [a, b] = fours[m];
+            fours[m] = [_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b)];
+        }
+        fours
     }
 }
 
@@ -154,47 +190,71 @@ unsafe fn bytes(weights: __m256i, x: __m256i, ones: __m256i) -> __m256i {
     unsafe { _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights)), ones) }
 }
 
+/// One sum over each row.
 #[inline(always)]
-unsafe fn whole_rows(w: &Weights<'_>, x: &Row<'_>, out: &mut [f32]) {
-    for (group, out) in out.chunks_mut(ROWS).enumerate() {
-        let rows = Group::new(w, group * ROWS);
-        unsafe {
-            let fours = match out.len() {
-                ..=4 => whole::<1>(&rows, x),
-                _ => whole::<2>(&rows, x),
+unsafe fn by_rows(w: &Weights<'_>, x: &ActivationRows<'_>, first: usize, tile: &mut Tile<'_, f32>) {
+    for start in (0..w.rows).step_by(ROWS) {
+        let rows = Group::new(w, start);
+        let mut out = tile.columns_from(start, (w.rows - start).min(ROWS));
+        let scales = rows.rows.map(|row| w.scales.get(row, 0));
+        let scales = unsafe { _mm256_loadu_ps(scales.as_ptr()) };
+        let mut t = 0;
+        while t < out.rows {
+            let at = first + t;
+            t += unsafe {
+                match (out.rows - t, out.columns) {
+                    (4.., _) => store(whole::<2, 2, 4>(&rows, &x.rows(at), scales), t, &mut out),
+                    (3, _) => store(whole::<2, 2, 3>(&rows, &x.rows(at), scales), t, &mut out),
+                    (2, _) => store(whole::<2, 4, 2>(&rows, &x.rows(at), scales), t, &mut out),
+                    (_, 5..) => store(whole::<2, 8, 1>(&rows, &x.rows(at), scales), t, &mut out),
+                    _ => store(whole::<1, 4, 1>(&rows, &x.rows(at), scales), t, &mut out),
+                }
             };
-            let low = _mm256_permute2x128_si256::<0x20>(fours[0], fours[1]);
-            let total = _mm256_add_epi32(low, _mm256_permute2x128_si256::<0x31>(fours[0], fours[1]));
-            let scales = rows.rows.map(|row| w.scales.get(row, 0));
-            let scale = _mm256_mul_ps(_mm256_loadu_ps(scales.as_ptr()), _mm256_set1_ps(x.scales[0]));
-            store(_mm256_mul_ps(_mm256_cvtepi32_ps(total), scale), out);
         }
     }
 }
 
-/// The first `4 · FOURS` rows of a group, one sum over each row.
+/// The first `4 · FOURS` rows of a group with `M` activation rows, `TOGETHER` stored rows at a time: sums stay in registers.
 #[inline(always)]
-unsafe fn whole<const FOURS: usize>(rows: &Group<'_, ROWS>, x: &Row<'_>) -> [__m256i; 2] {
+unsafe fn whole<const FOURS: usize, const TOGETHER: usize, const M: usize>(
+    rows: &Group<'_, ROWS>,
+    x: &[Row<'_>; M],
+    w_scales: __m256,
+) -> [__m256; M] {
     unsafe {
-        let mut totals = [[_mm256_setzero_si256(); 4]; FOURS];
-        let ones = _mm256_set1_epi16(1);
-        for at in (0..rows.w.blocks * 32).step_by(32) {
-            let (ahead, x) = (rows.ahead(at), _mm256_loadu_si256(x.quants.as_ptr().add(at).cast()));
-            for f in 0..FOURS {
-                for r in 0..4 {
-                    let from = rows.quants[4 * f + r].add(at);
+        let (zero, ones) = (_mm256_setzero_si256(), _mm256_set1_epi16(1));
+        let mut sums = [[zero; ROWS]; M];
+        for first in (0..4 * FOURS).step_by(TOGETHER) {
+            let mut totals = [[zero; TOGETHER]; M];
+            for at in (0..rows.w.blocks * 32).step_by(32) {
+                let ahead = rows.ahead(at);
+                let mut quants = [zero; M];
+                for m in 0..M {
+                    quants[m] = _mm256_loadu_si256(x[m].quants.as_ptr().add(at).cast());
+                }
+                for r in 0..TOGETHER {
+                    let from = rows.quants[first + r].add(at);
                     if at % 64 == 0 {
                         fetch(from.wrapping_add(ahead));
                     }
-                    totals[f][r] = _mm256_add_epi32(totals[f][r], bytes(_mm256_loadu_si256(from.cast()), x, ones));
+                    let w = _mm256_loadu_si256(from.cast());
+                    for m in 0..M {
+                        totals[m][r] = _mm256_add_epi32(totals[m][r], bytes(w, quants[m], ones));
+                    }
                 }
             }
+            for m in 0..M {
+                sums[m][first..first + TOGETHER].copy_from_slice(&totals[m]);
+            }
         }
-        let mut fours = [_mm256_setzero_si256(); 2];
-        for f in 0..FOURS {
-            fours[f] = four_rows(totals[f]);
+        let mut results = [_mm256_setzero_ps(); M];
+        for m in 0..M {
+            let (fours, _) = sums[m].as_chunks::<4>();
+            let (a, b) = (four_rows(fours[0]), four_rows(fours[1]));
+            let total = _mm256_add_epi32(_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b));
+            results[m] = _mm256_mul_ps(_mm256_cvtepi32_ps(total), _mm256_mul_ps(w_scales, _mm256_set1_ps(x[m].scales[0])));
         }
-        fours
+        results
     }
 }
 
@@ -204,11 +264,13 @@ unsafe fn four_rows(totals: [__m256i; 4]) -> __m256i {
     unsafe { _mm256_hadd_epi32(_mm256_hadd_epi32(totals[0], totals[1]), _mm256_hadd_epi32(totals[2], totals[3])) }
 }
 
-/// Writes the results of as many rows as `out` has places for.
+/// Writes results to the rows of `out` from `t` on, as many columns as it has; gives the number of rows.
 #[inline(always)]
-unsafe fn store(results: __m256, out: &mut [f32]) {
-    unsafe {
-        let results = std::mem::transmute::<__m256, [f32; ROWS]>(results);
+unsafe fn store<const M: usize>(results: [__m256; M], t: usize, out: &mut Tile<'_, f32>) -> usize {
+    for (m, results) in results.into_iter().enumerate() {
+        let results = unsafe { std::mem::transmute::<__m256, [f32; ROWS]>(results) };
+        let out = out.row(t + m);
         out.copy_from_slice(&results[..out.len()]);
     }
+    M
 }

@@ -1,31 +1,47 @@
-//! One activation row against stored rows: what decoding is made of.
+//! A few activation rows against stored rows: what decoding is made of.
 //!
-//! As many rows as a vector has lanes go side by side: the integer sums of a block are added up within each row, then stand one row to a lane, and from there on
-//! everything happens as in the products of many rows ([`super::avx2`], [`super::vnni`]), in the same order and so with the same bits.
+//! As many stored rows as a vector has lanes go side by side: the integer sums of a block are added up within each row, then stand one row to a lane, and from there
+//! on everything happens as in the products of many rows ([`super::avx2`], [`super::vnni`]), in the same order and so with the same bits. What is read and unpacked
+//! of stored rows meets several activation rows in registers, and the others while it is in the nearest cache.
 
-mod avx2;
+pub(super) mod avx2;
 mod vnni;
 
 use super::{super::activation::Row, needs};
-use crate::kernels::{
-    InstructionSet, Instructions,
-    integer::{Offsets, Scales, Weights},
-    quants::Stored,
+use crate::{
+    kernels::{
+        InstructionSet, Instructions,
+        integer::{ActivationRows, Offsets, Scales, Weights, whole_rows},
+        quants::Stored,
+    },
+    work::Tile,
 };
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 
-/// `out[r] = w_r · x`, with one integer sum for each row where it is `whole`; lengths are checked by the caller.
-pub(in super::super) fn products_avx2(instructions: Instructions, w: &Weights<'_>, x: &Row<'_>, whole: bool, out: &mut [f32]) {
+/// See [`crate::kernels::integer::products`], which checked the lengths.
+pub(in super::super) fn products_avx2(
+    instructions: Instructions,
+    w: &Weights<'_>,
+    x: &ActivationRows<'_>,
+    first: usize,
+    tile: &mut Tile<'_, f32>,
+) {
     needs(instructions, InstructionSet::Avx2);
     // SAFETY: the CPU has AVX2, FMA and F16C; `products` checked lengths and padding.
-    unsafe { avx2::all(w, x, whole, out) }
+    unsafe { avx2::all(w, x, first, tile) }
 }
 
-/// `out[r] = w_r · x`, with one integer sum for each row where it is `whole`; lengths are checked by the caller.
-pub(in super::super) fn products_vnni(instructions: Instructions, w: &Weights<'_>, x: &Row<'_>, whole: bool, out: &mut [f32]) {
+/// See [`crate::kernels::integer::products`], which checked the lengths.
+pub(in super::super) fn products_vnni(
+    instructions: Instructions,
+    w: &Weights<'_>,
+    x: &ActivationRows<'_>,
+    first: usize,
+    tile: &mut Tile<'_, f32>,
+) {
     needs(instructions, InstructionSet::Avx512Vnni);
     // SAFETY: the CPU has AVX-512 with VNNI; `products` checked lengths and padding.
-    unsafe { vnni::all(w, x, whole, out) }
+    unsafe { vnni::all(w, x, first, tile) }
 }
 
 // SAFETY of all blocks in the modules below: the callers above. A row of quants fills whole cache lines, scales come in sixteens, activations are padded to 128
@@ -38,12 +54,12 @@ const I8_BLOCK32: usize = 1;
 const I8_BLOCK16: usize = 2;
 
 /// `R` stored rows that are multiplied together.
-struct Group<'a, const R: usize> {
+pub(super) struct Group<'a, const R: usize> {
     w: &'a Weights<'a>,
     /// Their numbers. A row beyond the last is the last one again: its result is not written.
-    rows: [usize; R],
+    pub(super) rows: [usize; R],
     /// Where their quants begin.
-    quants: [*const u8; R],
+    pub(super) quants: [*const u8; R],
     /// From the place that [`AHEAD`] of a row's end would be to the same place of a row in the next group.
     to_next: usize,
 }
@@ -55,7 +71,7 @@ const AHEAD: usize = 512;
 impl<'a, const R: usize> Group<'a, R> {
     /// The rows from `first` on. Also asks for the scales and minima of the next group.
     #[inline(always)]
-    fn new(w: &'a Weights<'a>, first: usize) -> Self {
+    pub(super) fn new(w: &'a Weights<'a>, first: usize) -> Self {
         let rows = std::array::from_fn(|r| (first + r).min(w.rows - 1));
         let quants = rows.map(|row| w.data.as_ptr().wrapping_add(row * w.stride));
         let next = first + R;
@@ -79,6 +95,13 @@ impl<'a, const R: usize> Group<'a, R> {
     #[inline(always)]
     fn ahead(&self, at: usize) -> usize {
         if at + AHEAD < self.w.stride { AHEAD } else { self.to_next }
+    }
+
+    /// Asks for what will be needed some time after byte `at` of the rows.
+    #[inline(always)]
+    pub(super) fn fetch(&self, at: usize) {
+        let ahead = self.ahead(at);
+        self.quants.iter().for_each(|row| fetch(row.wrapping_add(at + ahead)));
     }
 }
 

@@ -11,44 +11,58 @@ use std::arch::x86_64::*;
 const CHUNK: usize = 16;
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn all(w: &Weights<'_>, x: &Row<'_>, whole: bool, out: &mut [f32]) {
+pub(super) unsafe fn all(w: &Weights<'_>, x: &ActivationRows<'_>, first: usize, tile: &mut Tile<'_, f32>) {
     unsafe {
         match (w.stored, &w.offsets) {
-            (Stored::I4Block32, _) => by_rows::<I4_BLOCK32, true>(w, x, out),
-            (Stored::I8Block32, _) if whole => whole_rows(w, x, out),
-            (Stored::I8Block32, Offsets::None) => by_rows::<I8_BLOCK32, false>(w, x, out),
-            (Stored::I8Block32, _) => by_rows::<I8_BLOCK32, true>(w, x, out),
-            (Stored::I8Block16, Offsets::None) => by_rows::<I8_BLOCK16, false>(w, x, out),
-            (Stored::I8Block16, _) => by_rows::<I8_BLOCK16, true>(w, x, out),
+            (Stored::I4Block32, _) => by_blocks::<I4_BLOCK32, true>(w, x, first, tile),
+            (Stored::I8Block32, _) if whole_rows(w, x.by_row) => by_rows(w, x, first, tile),
+            (Stored::I8Block32, Offsets::None) => by_blocks::<I8_BLOCK32, false>(w, x, first, tile),
+            (Stored::I8Block32, _) => by_blocks::<I8_BLOCK32, true>(w, x, first, tile),
+            (Stored::I8Block16, Offsets::None) => by_blocks::<I8_BLOCK16, false>(w, x, first, tile),
+            (Stored::I8Block16, _) => by_blocks::<I8_BLOCK16, true>(w, x, first, tile),
         }
     }
 }
 
+/// A sum for each block.
 #[inline(always)]
-unsafe fn by_rows<const STORED: usize, const OFFSETS: bool>(w: &Weights<'_>, x: &Row<'_>, out: &mut [f32]) {
-    for (group, out) in out.chunks_mut(ROWS).enumerate() {
-        let rows = Group::new(w, group * ROWS);
-        let results = match out.len() {
-            ..=4 => unsafe { blocks::<STORED, OFFSETS, 1>(&rows, x) },
-            _ => unsafe { blocks::<STORED, OFFSETS, 4>(&rows, x) },
-        };
-        unsafe { store(results, out) };
+unsafe fn by_blocks<const STORED: usize, const OFFSETS: bool>(
+    w: &Weights<'_>,
+    x: &ActivationRows<'_>,
+    first: usize,
+    tile: &mut Tile<'_, f32>,
+) {
+    for start in (0..w.rows).step_by(ROWS) {
+        let rows = Group::new(w, start);
+        let mut out = tile.columns_from(start, (w.rows - start).min(ROWS));
+        let mut t = 0;
+        while t < out.rows {
+            let at = first + t;
+            t += unsafe {
+                match (out.rows - t, out.columns) {
+                    (4.., _) => store(blocks::<STORED, OFFSETS, 4, 4>(&rows, &x.rows(at)), t, &mut out),
+                    (3, _) => store(blocks::<STORED, OFFSETS, 4, 3>(&rows, &x.rows(at)), t, &mut out),
+                    (2, _) => store(blocks::<STORED, OFFSETS, 4, 2>(&rows, &x.rows(at)), t, &mut out),
+                    (_, 5..) => store(blocks::<STORED, OFFSETS, 4, 1>(&rows, &x.rows(at)), t, &mut out),
+                    _ => store(blocks::<STORED, OFFSETS, 1, 1>(&rows, &x.rows(at)), t, &mut out),
+                }
+            };
+        }
     }
 }
 
-/// The first `4 · FOURS` rows of a group, a sum for each block.
+/// The first `4 · FOURS` rows of a group with `M` activation rows.
 #[inline(always)]
-unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize>(rows: &Group<'_, ROWS>, x: &Row<'_>) -> __m512 {
+unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize, const M: usize>(
+    rows: &Group<'_, ROWS>,
+    x: &[Row<'_>; M],
+) -> [__m512; M] {
     unsafe {
         let w = rows.w;
         // In 64 bytes.
         let per_step = if STORED == I8_BLOCK32 { 2 } else { 4 };
-        let (x_sums, x_shifts) = match STORED {
-            I8_BLOCK16 => (x.sums16.as_ptr(), x.shifts16.as_ptr()),
-            _ => (x.sums32.as_ptr(), x.shifts32.as_ptr()),
-        };
         let minus_eight = matches!(w.offsets, Offsets::MinusEight);
-        let mut results = _mm512_setzero_ps();
+        let mut results = [_mm512_setzero_ps(); M];
         let (mut scales, mut offsets) = ([0.0f32; CHUNK * ROWS], [0.0f32; CHUNK * ROWS]);
         for chunk in 0..w.blocks.div_ceil(CHUNK) {
             side_by_side(&mut scales, |r, _| scales_of(&w.scales, rows.rows[r], chunk));
@@ -57,29 +71,36 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize>(r
             }
             let end = w.blocks.min((chunk + 1) * CHUNK);
             for first in (chunk * CHUNK..end).step_by(per_step) {
-                let totals = step::<STORED, FOURS>(rows, x, first / per_step * 64);
+                let totals = step::<STORED, FOURS, M>(rows, x, first / per_step * 64);
                 for i in 0..per_step {
                     let b = first + i;
                     if b >= end {
                         break;
                     }
-                    let total = match STORED {
-                        I4_BLOCK32 => totals[i],
-                        I8_BLOCK32 => {
-                            _mm512_add_epi32(_mm512_add_epi32(totals[2 * i], totals[2 * i + 1]), _mm512_set1_epi32(*x_shifts.add(b)))
-                        }
-                        _ => _mm512_add_epi32(totals[i], _mm512_set1_epi32(*x_shifts.add(b))),
-                    };
                     let at = (b - chunk * CHUNK) * ROWS;
                     let w_scales = _mm512_loadu_ps(scales.as_ptr().add(at));
-                    let x_scale = _mm512_set1_ps(*x.scales.as_ptr().add(if STORED == I8_BLOCK16 { b / 2 } else { b }));
-                    results = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), _mm512_mul_ps(w_scales, x_scale), results);
+                    for m in 0..M {
+                        let (x, totals) = (&x[m], &totals[m]);
+                        let total = match STORED {
+                            I4_BLOCK32 => totals[i],
+                            I8_BLOCK32 => {
+                                let shift = _mm512_set1_epi32(*x.shifts32.as_ptr().add(b));
+                                _mm512_add_epi32(_mm512_add_epi32(totals[2 * i], totals[2 * i + 1]), shift)
+                            }
+                            _ => _mm512_add_epi32(totals[i], _mm512_set1_epi32(*x.shifts16.as_ptr().add(b))),
+                        };
+                        let x_scale = _mm512_set1_ps(*x.scales.as_ptr().add(if STORED == I8_BLOCK16 { b / 2 } else { b }));
+                        results[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), _mm512_mul_ps(w_scales, x_scale), results[m]);
+                    }
                     if OFFSETS {
                         let offsets = match minus_eight {
                             true => _mm512_mul_ps(w_scales, _mm512_set1_ps(-8.0)),
                             false => _mm512_loadu_ps(offsets.as_ptr().add(at)),
                         };
-                        results = _mm512_fmadd_ps(offsets, _mm512_set1_ps(*x_sums.add(b)), results);
+                        for m in 0..M {
+                            let x_sums = if STORED == I8_BLOCK16 { x[m].sums16 } else { x[m].sums32 };
+                            results[m] = _mm512_fmadd_ps(offsets, _mm512_set1_ps(*x_sums.as_ptr().add(b)), results[m]);
+                        }
                     }
                 }
             }
@@ -88,87 +109,129 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize>(r
     }
 }
 
-/// The sums over each quarter of the 64 bytes from byte `at` of the rows on. Bytes count as unsigned ones: an int8 has 128 too much.
+/// For each activation row, the sums over each quarter of the 64 bytes from byte `at` of the stored rows on. Bytes count as unsigned ones: an int8 has 128 too much.
 #[inline(always)]
-unsafe fn step<const STORED: usize, const FOURS: usize>(rows: &Group<'_, ROWS>, x: &Row<'_>, at: usize) -> [__m512i; 4] {
+unsafe fn step<const STORED: usize, const FOURS: usize, const M: usize>(
+    rows: &Group<'_, ROWS>,
+    x: &[Row<'_>; M],
+    at: usize,
+) -> [[__m512i; 4]; M] {
     unsafe {
-        let (x_low, x_high) = match STORED {
-            // Four blocks: their low and high halves meet the first and second sixteens of the activations.
-            I4_BLOCK32 => {
-                let quants = x.quants.as_ptr().add(2 * at);
-                let (one, two) = (_mm512_loadu_si512(quants.cast()), _mm512_loadu_si512(quants.add(64).cast()));
-                (_mm512_shuffle_i64x2::<0b10_00_10_00>(one, two), _mm512_shuffle_i64x2::<0b11_01_11_01>(one, two))
-            }
-            _ => {
-                let quants = _mm512_loadu_si512(x.quants.as_ptr().add(at).cast());
-                (quants, quants)
-            }
-        };
+        let zero = _mm512_setzero_si512();
+        let (mut x_low, mut x_high) = ([zero; M], [zero; M]);
+        for m in 0..M {
+            (x_low[m], x_high[m]) = match STORED {
+                // Four blocks: their low and high halves meet the first and second sixteens of the activations.
+                I4_BLOCK32 => {
+                    let quants = x[m].quants.as_ptr().add(2 * at);
+                    let (one, two) = (_mm512_loadu_si512(quants.cast()), _mm512_loadu_si512(quants.add(64).cast()));
+                    (_mm512_shuffle_i64x2::<0b10_00_10_00>(one, two), _mm512_shuffle_i64x2::<0b11_01_11_01>(one, two))
+                }
+                _ => (_mm512_loadu_si512(x[m].quants.as_ptr().add(at).cast()), zero),
+            };
+        }
         let (low, shift) = (_mm512_set1_epi8(15), _mm512_set1_epi8(-128));
         let ahead = rows.ahead(at);
-        let mut fours = [_mm512_setzero_si512(); 4];
+        let mut fours = [[zero; 4]; M];
         for f in 0..FOURS {
-            let mut totals = [_mm512_setzero_si512(); 4];
+            let mut totals = [[zero; 4]; M];
             for r in 0..4 {
                 let from = rows.quants[4 * f + r].add(at);
                 fetch(from.wrapping_add(ahead));
                 let quants = _mm512_loadu_si512(from.cast());
-                totals[r] = match STORED {
-                    I4_BLOCK32 => {
-                        let high = _mm512_and_si512(_mm512_srli_epi16::<4>(quants), low);
-                        _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(totals[r], _mm512_and_si512(quants, low), x_low), high, x_high)
+                if STORED == I4_BLOCK32 {
+                    let (w_low, w_high) = (_mm512_and_si512(quants, low), _mm512_and_si512(_mm512_srli_epi16::<4>(quants), low));
+                    for m in 0..M {
+                        totals[m][r] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, w_low, x_low[m]), w_high, x_high[m]);
                     }
-                    _ => _mm512_dpbusd_epi32(totals[r], _mm512_xor_si512(quants, shift), x_low),
-                };
-            }
-            fours[f] = four_rows(totals);
-        }
-        by_quarter(fours)
-    }
-}
-
-#[inline(always)]
-unsafe fn whole_rows(w: &Weights<'_>, x: &Row<'_>, out: &mut [f32]) {
-    // What bytes that count as unsigned ones have too much.
-    let shift = x.shifts32[..w.blocks].iter().sum();
-    for (group, out) in out.chunks_mut(ROWS).enumerate() {
-        let rows = Group::new(w, group * ROWS);
-        unsafe {
-            let totals = match out.len() {
-                ..=4 => whole::<1>(&rows, x),
-                _ => whole::<4>(&rows, x),
-            };
-            let [a, b, c, d] = by_quarter(totals);
-            let total = _mm512_add_epi32(_mm512_add_epi32(a, b), _mm512_add_epi32(c, d));
-            let total = _mm512_cvtepi32_ps(_mm512_add_epi32(total, _mm512_set1_epi32(shift)));
-            let scales = rows.rows.map(|row| w.scales.get(row, 0));
-            let scale = _mm512_mul_ps(_mm512_loadu_ps(scales.as_ptr()), _mm512_set1_ps(x.scales[0]));
-            store(_mm512_mul_ps(total, scale), out);
-        }
-    }
-}
-
-/// The first `4 · FOURS` rows of a group, one sum over each row.
-#[inline(always)]
-unsafe fn whole<const FOURS: usize>(rows: &Group<'_, ROWS>, x: &Row<'_>) -> [__m512i; 4] {
-    unsafe {
-        let mut totals = [[_mm512_setzero_si512(); 4]; FOURS];
-        let shift = _mm512_set1_epi8(-128);
-        for at in (0..rows.w.blocks * 32).step_by(64) {
-            let (ahead, x) = (rows.ahead(at), _mm512_loadu_si512(x.quants.as_ptr().add(at).cast()));
-            for f in 0..FOURS {
-                for r in 0..4 {
-                    let from = rows.quants[4 * f + r].add(at);
-                    fetch(from.wrapping_add(ahead));
-                    totals[f][r] = _mm512_dpbusd_epi32(totals[f][r], _mm512_xor_si512(_mm512_loadu_si512(from.cast()), shift), x);
+                } else {
+                    let quants = _mm512_xor_si512(quants, shift);
+                    for m in 0..M {
+                        totals[m][r] = _mm512_dpbusd_epi32(zero, quants, x_low[m]);
+                    }
                 }
             }
+            for m in 0..M {
+                fours[m][f] = four_rows(totals[m]);
+            }
         }
-        let mut fours = [_mm512_setzero_si512(); 4];
-        for f in 0..FOURS {
-            fours[f] = four_rows(totals[f]);
+        // Not `map`: what a closure calls is not compiled for these instructions.
+        for m in 0..M {
+            fours[m] = by_quarter(fours[m]);
         }
         fours
+    }
+}
+
+/// One sum over each row.
+#[inline(always)]
+unsafe fn by_rows(w: &Weights<'_>, x: &ActivationRows<'_>, first: usize, tile: &mut Tile<'_, f32>) {
+    for start in (0..w.rows).step_by(ROWS) {
+        let rows = Group::new(w, start);
+        let mut out = tile.columns_from(start, (w.rows - start).min(ROWS));
+        let scales = rows.rows.map(|row| w.scales.get(row, 0));
+        let scales = unsafe { _mm512_loadu_ps(scales.as_ptr()) };
+        let mut t = 0;
+        while t < out.rows {
+            let at = first + t;
+            t += unsafe {
+                match (out.rows - t, out.columns) {
+                    (8.., _) => store(whole::<4, 2, 8>(&rows, &x.rows(at), scales), t, &mut out),
+                    (6.., _) => store(whole::<4, 2, 6>(&rows, &x.rows(at), scales), t, &mut out),
+                    (4.., _) => store(whole::<4, 4, 4>(&rows, &x.rows(at), scales), t, &mut out),
+                    (3, _) => store(whole::<4, 4, 3>(&rows, &x.rows(at), scales), t, &mut out),
+                    (2, _) => store(whole::<4, 4, 2>(&rows, &x.rows(at), scales), t, &mut out),
+                    (_, 5..) => store(whole::<4, 16, 1>(&rows, &x.rows(at), scales), t, &mut out),
+                    _ => store(whole::<1, 4, 1>(&rows, &x.rows(at), scales), t, &mut out),
+                }
+            };
+        }
+    }
+}
+
+/// The first `4 · FOURS` rows of a group with `M` activation rows, `TOGETHER` stored rows at a time: sums stay in registers.
+#[inline(always)]
+unsafe fn whole<const FOURS: usize, const TOGETHER: usize, const M: usize>(
+    rows: &Group<'_, ROWS>,
+    x: &[Row<'_>; M],
+    w_scales: __m512,
+) -> [__m512; M] {
+    unsafe {
+        let zero = _mm512_setzero_si512();
+        let shift = _mm512_set1_epi8(-128);
+        let mut sums = [[zero; ROWS]; M];
+        for first in (0..4 * FOURS).step_by(TOGETHER) {
+            let mut totals = [[zero; TOGETHER]; M];
+            for at in (0..rows.w.blocks * 32).step_by(64) {
+                let ahead = rows.ahead(at);
+                let mut quants = [zero; M];
+                for m in 0..M {
+                    quants[m] = _mm512_loadu_si512(x[m].quants.as_ptr().add(at).cast());
+                }
+                for r in 0..TOGETHER {
+                    let from = rows.quants[first + r].add(at);
+                    fetch(from.wrapping_add(ahead));
+                    let w = _mm512_xor_si512(_mm512_loadu_si512(from.cast()), shift);
+                    for m in 0..M {
+                        totals[m][r] = _mm512_dpbusd_epi32(totals[m][r], w, quants[m]);
+                    }
+                }
+            }
+            for m in 0..M {
+                sums[m][first..first + TOGETHER].copy_from_slice(&totals[m]);
+            }
+        }
+        let mut results = [_mm512_setzero_ps(); M];
+        for m in 0..M {
+            let (fours, _) = sums[m].as_chunks::<4>();
+            let [a, b, c, d] = by_quarter([four_rows(fours[0]), four_rows(fours[1]), four_rows(fours[2]), four_rows(fours[3])]);
+            let total = _mm512_add_epi32(_mm512_add_epi32(a, b), _mm512_add_epi32(c, d));
+            // What bytes that count as unsigned ones have too much.
+            let excess = x[m].shifts32[..rows.w.blocks].iter().sum();
+            let total = _mm512_cvtepi32_ps(_mm512_add_epi32(total, _mm512_set1_epi32(excess)));
+            results[m] = _mm512_mul_ps(total, _mm512_mul_ps(w_scales, _mm512_set1_ps(x[m].scales[0])));
+        }
+        results
     }
 }
 
@@ -197,9 +260,12 @@ unsafe fn by_quarter([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
     }
 }
 
-/// Writes the results of as many rows as `out` has places for.
+/// Writes results to the rows of `out` from `t` on, as many columns as it has; gives the number of rows.
 #[inline(always)]
-unsafe fn store(results: __m512, out: &mut [f32]) {
-    let lanes = ((1u32 << out.len()) - 1) as __mmask16;
-    unsafe { _mm512_mask_storeu_ps(out.as_mut_ptr(), lanes, results) };
+unsafe fn store<const M: usize>(results: [__m512; M], t: usize, out: &mut Tile<'_, f32>) -> usize {
+    let lanes = ((1u32 << out.columns) - 1) as __mmask16;
+    for (m, results) in results.into_iter().enumerate() {
+        unsafe { _mm512_mask_storeu_ps(out.row(t + m).as_mut_ptr(), lanes, results) };
+    }
+    M
 }
