@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let program = bundle.program("text").ok_or("the bundle has no text program")?;
     let device = CpuDevice::new(CpuOptions { threads: Some(threads), instructions, ..Default::default() })?;
     let most = SIZES[SIZES.len() - 1];
-    let limits = LoadOptions { max_rows: most.max(context), max_soft_rows: 0, max_wanted: most, artifacts: None };
+    let limits = LoadOptions { max_rows: most.max(context), max_soft_rows: 0, max_wanted: most, max_segments: most, ..Default::default() };
     let mut executable = device.load_here(program, &bundle.weights(), &limits)?;
     println!("{}, {threads} threads, {}, {context} rows of context", bundle.place(), device.instructions());
 
@@ -77,15 +77,13 @@ fn run(executable: &mut CpuExecutable, states: &mut [Box<dyn State>], rows: usiz
         _ => InputData::F32(&[]),
     });
     let inputs: Vec<_> = inputs.collect();
-    let segment = |(number, state)| Segment { state: Some(state), first_row: number * rows, valid_rows: rows };
-    let mut segments: Vec<_> = states.iter_mut().map(|state| &mut **state as &mut dyn State).enumerate().map(segment).collect();
+    let states = states.iter_mut().map(|state| &mut **state as &mut dyn State);
+    let mut segments: Vec<_> = states.enumerate().map(|(number, state)| Segment::new(Some(state), number * rows, rows)).collect();
+    let (want, mut outputs) = (if greedy { Want::Largest } else { Want::Logits }, Outputs::new());
+    let wants = vec![want; wanted.len()];
     executable.run(&mut Call {
-        bindings,
-        inputs: &inputs,
-        segments: &mut segments,
-        epoch: 0,
-        cancel: None,
-        taps: None,
-        largest_only: greedy,
+        phase: if rows > 1 { Phase::Prefill } else { Phase::Decode },
+        wants: &wants,
+        ..Call::new(bindings, &inputs, &mut segments, &mut outputs)
     })
 }
