@@ -207,22 +207,30 @@ fn own(page: &mut Arc<Page>) -> &mut Page {
     Arc::get_mut(page).unwrap_or_else(|| unreachable!("a page is made the state's own before it is written to"))
 }
 
-/// The content of a recurrent slot.
+/// The content of a recurrent slot, aligned so that vectors of it can be streamed.
 pub(crate) struct Numbers {
-    pub(crate) numbers: Vec<f32>,
+    bytes: AlignedBytes,
     pool: Arc<PagePool>,
 }
 
 impl Numbers {
     pub(crate) fn zeroed(pool: &Arc<PagePool>, count: usize) -> Result<Self, DeviceError> {
         pool.count(&pool.recurrent, 4 * count)?;
-        Ok(Self { numbers: vec![0.0; count], pool: pool.clone() })
+        Ok(Self { bytes: AlignedBytes::zeroed(4 * count), pool: pool.clone() })
+    }
+
+    pub(crate) fn as_slice(&self) -> &[f32] {
+        bytemuck::cast_slice(self.bytes.as_ref())
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [f32] {
+        bytemuck::cast_slice_mut(self.bytes.as_mut())
     }
 }
 
 impl Drop for Numbers {
     fn drop(&mut self) {
-        self.pool.recurrent.fetch_sub(4 * self.numbers.len() as u64, Ordering::Relaxed);
+        self.pool.recurrent.fetch_sub(self.bytes.as_ref().len() as u64, Ordering::Relaxed);
     }
 }
 

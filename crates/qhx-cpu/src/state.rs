@@ -68,7 +68,7 @@ impl Recurrent {
     fn begin(&mut self, pages: &Arc<PagePool>) -> Result<(), DeviceError> {
         self.record.clear();
         if self.next.as_mut().is_none_or(|next| Arc::get_mut(next).is_none()) {
-            self.next = Some(Arc::new(Numbers::zeroed(pages, self.current.numbers.len())?));
+            self.next = Some(Arc::new(Numbers::zeroed(pages, self.current.as_slice().len())?));
         }
         Ok(())
     }
@@ -77,7 +77,7 @@ impl Recurrent {
     fn both(&mut self) -> (&[f32], &mut [f32], &mut Vec<f32>) {
         let next = self.next.as_mut().and_then(Arc::get_mut);
         let next = next.unwrap_or_else(|| unreachable!("made before a call"));
-        (&self.current.numbers, &mut next.numbers, &mut self.record)
+        (self.current.as_slice(), next.as_mut_slice(), &mut self.record)
     }
 
     /// Makes the next content that after the first `rows` of the `all` rows that were recorded.
@@ -251,7 +251,7 @@ impl State for CpuState {
                 }
                 SlotData::Kv { dtype, rows: rows.len(), keys, values }
             }
-            Content::Recurrent(recurrent) => SlotData::Recurrent(recurrent.current.numbers.clone()),
+            Content::Recurrent(recurrent) => SlotData::Recurrent(recurrent.current.as_slice().to_vec()),
         })
     }
 
@@ -286,7 +286,7 @@ impl State for CpuState {
     fn bytes(&self) -> u64 {
         let bytes = |content: &Content| match content {
             Content::Kv(kv) => kv.bytes(),
-            Content::Recurrent(r) => 4 * (r.current.numbers.len() + r.next.as_ref().map_or(0, |next| next.numbers.len())) as u64,
+            Content::Recurrent(r) => 4 * (r.current.as_slice().len() + r.next.as_ref().map_or(0, |next| next.as_slice().len())) as u64,
         };
         self.contents.iter().map(bytes).sum()
     }

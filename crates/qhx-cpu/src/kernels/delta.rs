@@ -139,8 +139,8 @@ impl All<'_> {
                     let row: [V; N] = std::array::from_fn(|v| key.mul_add(change[v], row[v]));
                     let to = self.state.add(p * value_dim + j);
                     if t == last && stream {
-                        for v in 0..N {
-                            row[v].stream(to.add(v * V::LANES));
+                        for (v, lanes) in row.into_iter().enumerate() {
+                            lanes.stream(to.add(v * V::LANES));
                         }
                     } else if t == last {
                         store(row, to)
