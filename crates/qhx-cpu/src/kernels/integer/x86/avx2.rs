@@ -112,7 +112,7 @@ unsafe fn pack(w: &Weights<'_>, first: usize, quants: &mut [f32], scales: &mut [
 
 /// Words of eight rows, turned: each word of all rows.
 #[inline(always)]
-#[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: as above.
+#[allow(clippy::undocumented_unsafe_blocks, clippy::needless_range_loop)] // SAFETY: as above.
 unsafe fn words_of(rows: &Group<'_, ROWS>, get: impl Fn(*const u8) -> __m256i) -> [__m256i; ROWS] {
     unsafe {
         let mut square = [Avx2::splat(0.0); MOST_LANES];
