@@ -50,7 +50,8 @@ fn packaged(place: &Path) -> Result<Vec<(String, PathBuf)>, Failure> {
     for entry in fs::read_dir(&made).map_err(io)? {
         let file = entry.map_err(io)?.path();
         let Some(name) = file.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".crate")) else { continue };
-        run(Command::new("tar").arg("-xzf").arg(&file).arg("-C").arg(place))?;
+        // With the time of now: packages date all their files alike, and cargo would take what it built of an earlier one.
+        run(Command::new("tar").arg("-xzmf").arg(&file).arg("-C").arg(place))?;
         let (crate_name, _) = name.rsplit_once('-').ok_or_else(|| format!("{name} has no version"))?;
         crates.push((crate_name.to_owned(), place.join(name)));
     }

@@ -58,7 +58,7 @@ fn what_does_not_fit_is_refused_with_the_numbers() {
     let Error::DoesNotFit(estimate) = &error else { panic!("{error}") };
     // Two layers of keys and values of 2 heads of 4 numbers in f32.
     assert_eq!(estimate.state_bytes, (1 << 50) * 2 * 2 * 8 * 4);
-    assert!(error.to_string().contains("128.0 PiB") && error.to_string().contains("--context"), "{error}");
+    assert!(error.to_string().contains("128.0 PiB") && error.to_string().contains("a smaller context"), "{error}");
 }
 
 #[test]
