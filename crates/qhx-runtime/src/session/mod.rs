@@ -456,7 +456,7 @@ impl Session {
     fn compute(&mut self, first_wanted: usize, cancel: &Cancel, watch: &mut Watch<'_>) -> Result<(), Error> {
         let total = self.len();
         self.refresh()?;
-        let phase = if total - self.state.len() == 1 && total > 1 { Phase::Decode } else { Phase::Prefill };
+        let decodes = total - self.state.len() == 1 && total > 1;
         let most_wanted = self.model.wanted();
         let model = self.model.clone();
         let end_of_call = |first: usize| total.min(first + model.chunk_of(total - first)).min(first.max(first_wanted) + most_wanted);
@@ -471,6 +471,8 @@ impl Session {
             let first = self.state.len();
             let end = end_of_call(first);
             let wanted = end.saturating_sub(first.max(first_wanted));
+            // A state that is lost on the way is computed again like a prompt.
+            let phase = if decodes && total - first == 1 { Phase::Decode } else { Phase::Prefill };
             self.call(first..end, wanted, &Purpose { phase, cancel: Some(cancel.flag()) }, watch)?;
         }
         Ok(())
