@@ -1,4 +1,4 @@
-//! Conversations in the form of the OpenAI API: JSON in, a [`Conversation`](crate::text::Chat) with its media opened out.
+//! Conversations in the form of the OpenAI API: from JSON to a [`Chat`] whose images and sounds are open.
 //!
 //! A part of a message's content may name an image or a sound by the path of a local file:
 //! `{"type": "image", "path": "photo.jpg"}`, `{"type": "image_url", "image_url": {"url": "file://photo.jpg"}}`. Nothing is fetched.

@@ -4,8 +4,8 @@ use std::{env, path::PathBuf};
 
 /// Where models are looked for and kept.
 ///
-/// The default is the user's own cache folder. Nothing here reads environment variables: a program that follows them, as the command line does with
-/// `QHX_CACHE_DIR` and `HF_HOME`, sets these fields.
+/// The default is in the user's home folder, wherever the system says that is. Variables such as `QHX_CACHE_DIR` and `HF_HOME` are not looked at: a program that
+/// follows them, as the command line does, sets these fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Places {
