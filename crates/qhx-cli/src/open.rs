@@ -7,7 +7,7 @@ use crate::{
     output,
     progress::{ForgeBar, GateBar, Waiting, tell_time},
 };
-use qhx::{Error, OpenEvent, Opened, Opener, builtin, bundle::Bundle};
+use qhx::{Error, OpenEvent, Opened, Opener, bundle::Bundle};
 use qhx_runtime::DeviceChoice;
 use std::path::Path;
 
@@ -17,11 +17,16 @@ const BUILTIN_NOTE: &str = "using the built-in demo model, which knows capitals 
 
 /// Opens the bundle that MODEL stands for, making it first where need be; the built-in one where no MODEL is given.
 pub(crate) fn open_model(path: Option<&Path>, device: DeviceChoice, interrupt: &Interrupt) -> Result<Opened, Failure> {
-    if path.is_none() {
-        output::note(BUILTIN_NOTE);
-    }
     let mut told = Told::default();
-    let opened = opener(device, interrupt)?.on_event(|event| told.tell(event)).open(path.unwrap_or(Path::new(builtin::NAME)));
+    let mut opener = opener(device, interrupt)?.on_event(|event| told.tell(event));
+    let opened = match path {
+        Some(path) => opener.open(path),
+        None => {
+            output::note(BUILTIN_NOTE);
+            opener.builtin()
+        }
+    };
+    drop(opener);
     drop(told);
     opened.map_err(explain)
 }

@@ -52,6 +52,10 @@ fn it_answers_with_nothing_else_there() {
     assert!(!found.stdout.trim().is_empty(), "{found:?}");
     assert_eq!(found.stderr.matches("built-in demo model").count(), 1, "{found:?}");
     assert!(found.stderr.contains("qhx run MODEL"), "{found:?}");
+    // Nothing that is called like it comes in its way.
+    fs::create_dir(place.path().join("builtin")).unwrap();
+    assert_eq!(answer(&["run", "How are you?"]).stdout, found.stdout);
+    fs::remove_dir(place.path().join("builtin")).unwrap();
     let by_name = answer(&["run", "builtin", "How are you?"]);
     assert_eq!(by_name.stdout, found.stdout);
     assert!(!by_name.stderr.contains("built-in demo model"), "who names it knows it: {by_name:?}");

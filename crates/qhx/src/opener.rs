@@ -121,12 +121,15 @@ impl<'a> Opener<'a> {
         if let Source::Checkpoint(checkpoint) = &source {
             source = Source::Bundle(self.forged(checkpoint)?);
         }
+        let Source::Bundle(path) = &source else { return self.builtin() };
         let started = Instant::now();
-        let bundle = match &source {
-            Source::Bundle(path) => self.bundle_for_device(path)?,
-            _ => builtin::open()?,
-        };
-        Ok(Opened { bundle, time: started.elapsed() })
+        Ok(Opened { bundle: self.bundle_for_device(path)?, time: started.elapsed() })
+    }
+
+    /// Opens the built-in model, whatever else has its name.
+    pub fn builtin(&mut self) -> Result<Opened, Error> {
+        let started = Instant::now();
+        Ok(Opened { bundle: builtin::open()?, time: started.elapsed() })
     }
 
     /// Opens the bundle at a path; anything else is an error.
