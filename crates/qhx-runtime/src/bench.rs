@@ -192,7 +192,7 @@ enum Test {
 }
 
 impl Test {
-    /// As llama-bench writes it; with several sessions, their number behind it.
+    /// In the usual notation; with several sessions, their number behind it.
     fn name(self, tokens: usize) -> String {
         match self {
             Self::Prompt => format!("pp{tokens}"),

@@ -44,9 +44,9 @@ pub enum BatchError {
         /// Counted from 1.
         line: usize,
         /// The id that stands there.
-        found: Value,
+        found: Box<Value>,
         /// The id that should.
-        expected: Value,
+        expected: Box<Value>,
     },
     /// It was stopped; running it again goes on from there.
     #[error("stopped after {done} lines")]
@@ -126,7 +126,8 @@ impl<'a> Batch<'a> {
             let Some(line) = lines.next_line().map_err(reading)? else { break };
             let (expected, line) = (id_of(&line, number + 1), number + 1);
             if expected != *found {
-                return Err(BatchError::OtherInput { place: output.display().to_string(), line, found: found.clone(), expected });
+                let (place, found) = (output.display().to_string(), Box::new(found.clone()));
+                return Err(BatchError::OtherInput { place, line, found, expected: Box::new(expected) });
             }
             report.skipped += 1;
         }

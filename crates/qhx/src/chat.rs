@@ -13,9 +13,9 @@ use std::path::Path;
 /// # fn main() -> Result<(), qhx::Error> {
 /// let model = qhx::Model::open("builtin")?;
 /// let mut chat = model.chat().max_tokens(32);
-/// let france = chat.ask("What is the capital of France?")?;
+/// let portugal = chat.ask("What is the capital of Portugal?")?;
 /// let italy = chat.ask("What is the capital of Italy?")?;
-/// assert!(france.text.contains("Paris") && italy.text.contains("Rome"));
+/// assert!(portugal.text.contains("Lisbon") && italy.text.contains("Rome"));
 /// assert_eq!(chat.messages().len(), 4);
 /// # Ok(()) }
 /// ```

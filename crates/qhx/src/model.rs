@@ -21,7 +21,7 @@ use std::{
 /// ```
 /// # fn main() -> Result<(), qhx::Error> {
 /// let model = qhx::Model::open("builtin")?;
-/// assert_eq!(model.chat().ask("What is the capital of France?")?.text, "The capital of France is Paris.");
+/// assert_eq!(model.chat().ask("What is the capital of Portugal?")?.text, "The capital of Portugal is Lisbon.");
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
@@ -93,8 +93,8 @@ impl Model {
     /// ```
     /// # fn main() -> Result<(), qhx::Error> {
     /// let model = qhx::Model::open("builtin")?;
-    /// let ids = model.tokenize("The capital of France")?;
-    /// assert_eq!(model.detokenize(&ids)?, "The capital of France");
+    /// let ids = model.tokenize("The capital of Portugal")?;
+    /// assert_eq!(model.detokenize(&ids)?, "The capital of Portugal");
     /// # Ok(()) }
     /// ```
     pub fn tokenize(&self, text: &str) -> Result<Vec<u32>, Error> {

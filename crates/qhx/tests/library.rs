@@ -23,7 +23,7 @@ fn builtin() -> Model {
 fn all_ways_to_an_answer_agree() {
     let model = builtin();
     let chat = || model.chat().max_tokens(24);
-    let question = "What is the capital of France?";
+    let question = "What is the capital of Portugal?";
     let whole = chat().ask(question).unwrap();
     let mut pieces = String::new();
     let told = chat().ask_with(question, |piece| pieces.push_str(piece.text)).unwrap();
@@ -86,7 +86,7 @@ fn conversations_are_saved_and_restored() {
     let file = folder.path().join("chat.qhx");
     let model = builtin();
     let mut chat = model.chat().system("Be brief.");
-    chat.ask("What is the capital of France?").unwrap();
+    chat.ask("What is the capital of Portugal?").unwrap();
     chat.save(&file).unwrap();
     let mut restored = model.restore_chat(&file).unwrap();
     assert_eq!(restored.messages(), chat.messages());
@@ -117,7 +117,7 @@ fn settings_reach_the_answer() {
 #[test]
 fn completions_that_run_together_are_those_that_run_alone() {
     let model = builtin();
-    let prompts = ["Once", "The capital of France is", "There was a", "The capital of Italy is", "What is 3 plus", "Greta"];
+    let prompts = ["Once", "The capital of Portugal is", "There was a", "The capital of Italy is", "What is 3 plus", "Greta"];
     let begin = |prompt: &str, n: usize| model.completion(prompt).max_tokens(4 + 7 * n).temperature(0.4).seed(n as u64).stream().unwrap();
     let alone: Vec<_> = prompts.iter().enumerate().map(|(n, prompt)| begin(prompt, n).answer().unwrap().ids).collect();
     let together: Vec<_> = prompts.iter().enumerate().map(|(n, prompt)| begin(prompt, n)).collect();
@@ -133,9 +133,9 @@ fn completions_that_run_together_are_those_that_run_alone() {
 #[test]
 fn tokens_can_be_forbidden() {
     let model = builtin();
-    let plain = model.complete("The capital of France is").unwrap();
+    let plain = model.complete("The capital of Portugal is").unwrap();
     let first = plain.ids[0];
-    let without = model.completion("The capital of France is").processor(LogitBias(vec![(first, f32::NEG_INFINITY)])).answer().unwrap();
+    let without = model.completion("The capital of Portugal is").processor(LogitBias(vec![(first, f32::NEG_INFINITY)])).answer().unwrap();
     assert!(!without.ids.contains(&first) && !without.ids.is_empty(), "{without:?}");
 }
 
@@ -195,7 +195,7 @@ fn errors_say_what_to_look_at() {
 #[test]
 fn a_model_serves_many_threads() {
     let model = builtin();
-    let question = "What is the capital of France?";
+    let question = "What is the capital of Portugal?";
     let expected = model.chat().ask(question).unwrap().text;
     std::thread::scope(|scope| {
         let ask = || model.chat().ask(question).unwrap().text;

@@ -168,7 +168,7 @@ impl MediaCases {
             max_rows: bindings.rows,
             max_soft_rows: bindings.rows,
             max_wanted: bindings.rows,
-            max_segments: 1,
+            max_segments: segments.len(),
             max_state_bytes: None,
             artifacts: None,
         };

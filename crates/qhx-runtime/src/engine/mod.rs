@@ -4,7 +4,7 @@
 //! prompts that are still being computed, runs one call, chooses tokens and hands pieces out. So a long prompt delays running answers by one step at most, a cancelled request is
 //! gone after the step, and an answer never depends on who else was in its calls.
 //!
-//! What was computed is kept: a request starts from the longest prefix that it has in common with what is there ([`prefixes`]).
+//! What was computed is kept: a request starts from the longest prefix that it has in common with what is there.
 //!
 //! ```no_run
 //! # fn example(model: qhx_runtime::Model) -> Result<(), qhx_runtime::Error> {
@@ -47,7 +47,8 @@ pub struct EngineOptions {
     pub queue: usize,
     /// How long a step may take while answers are running: prompts are computed in chunks that fit.
     pub step_time: Duration,
-    /// Bytes that may be kept of what was computed, for requests that begin alike; beyond it the least recently used is given up.
+    /// Bytes that the states of running answers and of what is kept for requests that begin alike may have together. Beyond it, what is kept is given up, the least
+    /// recently used first.
     pub prefix_bytes: u64,
 }
 

@@ -339,8 +339,8 @@ impl Session {
             return Err(error);
         }
         let read = self.work.rows - before.rows;
-        // A change of epoch or a rollback over recurrent slots reads rows before the common prefix again.
-        Ok(Prepared { kept: ids.len() - read, read, calls: self.work.calls - before.calls })
+        // A change of epoch or a rollback over recurrent slots computes rows before the common prefix again; a lost device costs some twice.
+        Ok(Prepared { kept: ids.len().saturating_sub(read), read, calls: self.work.calls - before.calls })
     }
 
     /// The media of a prompt that begins at row `first`, encoded. Those that stand in this session already are not encoded again.
