@@ -102,10 +102,9 @@ impl CpuExecutable {
         let mut some: Vec<InputData<'_>> = inputs.to_vec();
         for first in (0..all.wanted).step_by(self.limits.max_wanted.max(1)) {
             let rows = first..all.wanted.min(first + self.limits.max_wanted.max(1));
-            for (input, data) in self.program.inputs.iter().zip(&mut some) {
-                let place = self.program.inputs.iter().position(|other| other.name == input.name).unwrap_or_default();
+            for (place, input) in self.program.inputs.iter().enumerate() {
                 if let (Generator::WantedRows, InputData::I32(wanted)) = (&input.generator, inputs[place]) {
-                    *data = InputData::I32(&wanted[rows.clone()]);
+                    some[place] = InputData::I32(&wanted[rows.clone()]);
                 }
             }
             let (bindings, wants) = (Bindings { wanted: rows.len(), ..all }, &wants[rows]);

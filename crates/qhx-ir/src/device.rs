@@ -48,7 +48,7 @@ pub enum DeviceError {
     #[error("{0}")]
     Resources(String),
     /// The states together would need more memory than they may have.
-    #[error("the sessions together need {needed} bytes for their state, more than the {limit} that they may have")]
+    #[error("the states of all sessions need {needed} bytes together, more than the limit of {limit} bytes")]
     StatesFull {
         /// Bytes that would be needed.
         needed: u64,

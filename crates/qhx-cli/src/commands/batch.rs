@@ -25,7 +25,7 @@ const MAX_PARALLEL: u64 = 256;
 ///
 /// Each line of the input is a JSON object: {"id": …, "messages": […]} with OpenAI messages, {"id": …, "ids": […]} or {"id": …, "prompt": "…"}, and optionally max_new, temperature,
 /// top_k, top_p, min_p, repetition_penalty, seed and stop. Each line of the output is {"id": …, "ids": […], "text": …, "finish_reason": …} or {"id": …, "error": {…}},
-/// in the order of the input. Started again with the same files, it goes on where it was stopped.
+/// in the order of the input. Run again with the same files, it resumes where it stopped.
 #[derive(Args)]
 #[command(after_help = "Example:\n  qhx batch smol --in prompts.jsonl --out answers.jsonl --parallel 8")]
 pub(crate) struct Batch {
@@ -41,7 +41,7 @@ pub(crate) struct Batch {
     /// How many prompts are answered at once
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = count(MAX_PARALLEL))]
     parallel: usize,
-    /// The most tokens to generate for a line that does not say it
+    /// The most tokens to generate for lines without max_new
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = count_or_none(MAX_TOKENS), help_heading = "Decoding")]
     max_new: usize,
     #[command(flatten)]

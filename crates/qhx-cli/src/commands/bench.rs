@@ -38,7 +38,7 @@ pub(crate) struct Bench {
     /// Numbers of tokens to decode, separated by commas; 0 for none
     #[arg(short = 'n', long = "generate", value_name = "N", default_value = "64", value_delimiter = ',', value_parser = count_or_none(MAX_TOKENS))]
     generate: Vec<usize>,
-    /// Numbers of sessions that decode at once, separated by commas: each -n test is repeated with them, and named tg64x8 for 8
+    /// Numbers of concurrent sessions, separated by commas: each -n test is repeated for each of them, and named like tg64x8 for 8 sessions
     #[arg(long, value_name = "N", default_value = "1", value_delimiter = ',', value_parser = count(256))]
     sessions: Vec<usize>,
     /// Measured runs of each test

@@ -5,7 +5,7 @@
 use super::{
     needs,
     panels::{Bytes, Panels, ROWS, side_by_side},
-    tiles::{ROW, Registers, Shape, Tiles},
+    tiles::{Four, ROW, Registers, Shape, Tiles, multiply_four},
     vnni,
 };
 use crate::{
@@ -55,9 +55,6 @@ struct Product<'a> {
     /// Activation rows.
     count: usize,
 }
-
-/// What four tiles of sums hold, row by row.
-type Four = [[[i32; ROWS]; 16]; 4];
 
 /// Four tiles of sums that are being made, and four that are being scaled.
 #[repr(align(64))]
@@ -211,16 +208,7 @@ impl<'a> Product<'a> {
             let x = self.quants(t).add(first * 32);
             let weights = self.panels.get(panel).0.add(first * 8 * ROW);
             let stride = self.x_stride * 4;
-            block::<T, 0, 4, 6>(tiles, x, stride, weights, &mut sums[0]);
-            if left > 1 {
-                block::<T, 1, 5, 7>(tiles, x.add(32), stride, weights.add(8 * ROW), &mut sums[1]);
-            }
-            if left > 2 {
-                block::<T, 2, 4, 6>(tiles, x.add(64), stride, weights.add(16 * ROW), &mut sums[2]);
-            }
-            if left > 3 {
-                block::<T, 3, 5, 7>(tiles, x.add(96), stride, weights.add(24 * ROW), &mut sums[3]);
-            }
+            multiply_four(tiles, left, (x, stride), weights, sums);
         }
     }
 
@@ -244,25 +232,6 @@ impl<'a> Product<'a> {
                 }
             }
         }
-    }
-}
-
-/// The sums of one block of 32 quants.
-#[inline(always)]
-#[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: see the call above.
-unsafe fn block<T: Tiles, const SUMS: u8, const X: u8, const W: u8>(
-    tiles: &mut T,
-    x: *const u8,
-    stride: usize,
-    weights: *const u8,
-    sums: &mut [[i32; ROWS]; 16],
-) {
-    unsafe {
-        tiles.zero::<SUMS>();
-        tiles.load::<X>(x, stride);
-        tiles.load::<W>(weights, ROW);
-        tiles.multiply::<SUMS, X, W>();
-        tiles.store::<SUMS>(sums.as_mut_ptr().cast());
     }
 }
 

@@ -7,7 +7,7 @@ use super::{
     dots::{Group, products_vnni},
     needs,
     panels::{ROWS, scales_of, side_by_side, transposed},
-    tiles::{ROW, Registers, Shape, Tiles},
+    tiles::{ROW, Registers, Shape, Sums, Tiles, multiply_four},
 };
 use crate::{
     kernels::{
@@ -99,9 +99,6 @@ struct Product<'a> {
     /// Activation rows.
     count: usize,
 }
-
-/// What a tile of sums holds: a row for each stored row, with a number for each activation row.
-type Sums = [[i32; ROWS]; ROWS];
 
 /// Room for four blocks of sixteen stored rows, unpacked, and for their sums.
 #[repr(align(64))]
@@ -273,36 +270,8 @@ impl<'a> Product<'a> {
                 rows.fetch(first * 32 + ROW);
             }
             let x = self.quants.add(first * 8 * ROW);
-            block::<T, 0, 4, 6>(tiles, w, stride, x, &mut sums[0]);
-            if left > 1 {
-                block::<T, 1, 5, 7>(tiles, w.add(32), stride, x.add(8 * ROW), &mut sums[1]);
-            }
-            if left > 2 {
-                block::<T, 2, 4, 6>(tiles, w.add(64), stride, x.add(16 * ROW), &mut sums[2]);
-            }
-            if left > 3 {
-                block::<T, 3, 5, 7>(tiles, w.add(96), stride, x.add(24 * ROW), &mut sums[3]);
-            }
+            multiply_four(tiles, left, (w, stride), x, sums);
         }
-    }
-}
-
-/// The sums of one block of 32 quants.
-#[inline(always)]
-#[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: see the call above.
-unsafe fn block<T: Tiles, const SUMS: u8, const W: u8, const X: u8>(
-    tiles: &mut T,
-    w: *const u8,
-    stride: usize,
-    x: *const u8,
-    sums: &mut Sums,
-) {
-    unsafe {
-        tiles.zero::<SUMS>();
-        tiles.load::<W>(w, stride);
-        tiles.load::<X>(x, ROW);
-        tiles.multiply::<SUMS, W, X>();
-        tiles.store::<SUMS>(sums.as_mut_ptr().cast());
     }
 }
 

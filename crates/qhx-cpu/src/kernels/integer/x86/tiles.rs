@@ -91,6 +91,57 @@ impl Tiles for Registers {
 }
 
 /// Tiles in plain code, as Intel's manual states the instructions. What the CPU refuses is a panic here.
+/// The sums of one block for 16 rows by 16.
+pub(super) type Sums = [[i32; 16]; 16];
+/// Those of four blocks.
+pub(super) type Four = [Sums; 4];
+
+/// The sums of four blocks of 32 quants, or of the `left` ones: of rows where they lie, a stride apart, with rows that are packed.
+///
+/// # Safety
+/// Both sides have as many blocks, and the shape of the tiles is set.
+#[inline(always)]
+#[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: the caller's promise.
+pub(super) unsafe fn multiply_four<T: Tiles>(
+    tiles: &mut T,
+    left: usize,
+    (rows, stride): (*const u8, usize),
+    packed: *const u8,
+    sums: &mut Four,
+) {
+    unsafe {
+        block::<T, 0, 4, 6>(tiles, rows, stride, packed, &mut sums[0]);
+        if left > 1 {
+            block::<T, 1, 5, 7>(tiles, rows.add(32), stride, packed.add(8 * ROW), &mut sums[1]);
+        }
+        if left > 2 {
+            block::<T, 2, 4, 6>(tiles, rows.add(64), stride, packed.add(16 * ROW), &mut sums[2]);
+        }
+        if left > 3 {
+            block::<T, 3, 5, 7>(tiles, rows.add(96), stride, packed.add(24 * ROW), &mut sums[3]);
+        }
+    }
+}
+
+/// The sums of one block.
+#[inline(always)]
+#[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: as above.
+unsafe fn block<T: Tiles, const SUMS: u8, const ROWS: u8, const PACKED: u8>(
+    tiles: &mut T,
+    rows: *const u8,
+    stride: usize,
+    packed: *const u8,
+    sums: &mut Sums,
+) {
+    unsafe {
+        tiles.zero::<SUMS>();
+        tiles.load::<ROWS>(rows, stride);
+        tiles.load::<PACKED>(packed, ROW);
+        tiles.multiply::<SUMS, ROWS, PACKED>();
+        tiles.store::<SUMS>(sums.as_mut_ptr().cast());
+    }
+}
+
 #[cfg(test)]
 pub(super) struct Model {
     shape: Option<Shape>,
