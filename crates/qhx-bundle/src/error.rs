@@ -1,7 +1,10 @@
 //! What can go wrong with a bundle.
 
-use crate::{Digest, ManifestError};
+use crate::Digest;
 use std::{io, path::PathBuf};
+
+/// The version of the manifest that this code reads and writes.
+pub const SCHEMA_VERSION: u32 = 1;
 
 /// Why a bundle cannot be opened or written. Every message names the file and says what was expected.
 #[derive(Debug, thiserror::Error)]
@@ -117,4 +120,27 @@ impl BundleError {
         let path = path.into();
         move |source| Self::Io { doing, path, source }
     }
+}
+
+/// What is wrong with a manifest.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ManifestError {
+    /// Made by a later qhx.
+    #[error("schema_version {found} is newer than {SCHEMA_VERSION}, the newest that this qhx reads: update qhx")]
+    NewerSchema {
+        /// The manifest's version.
+        found: u32,
+    },
+    /// A field is not what it should be.
+    #[error("field `{field}`: {reason}")]
+    Field {
+        /// Dotted path of the field.
+        field: String,
+        /// What was expected and found.
+        reason: String,
+    },
+    /// No JSON, or no JSON object with a `schema_version`.
+    #[error("not a bundle manifest: {0}")]
+    NotAManifest(String),
 }

@@ -34,8 +34,8 @@ mod verified;
 pub mod write;
 
 pub use bundle::{Bundle, OpenOptions, Verify, is_target_manifest, manifest_in};
-pub use error::BundleError;
+pub use error::{BundleError, ManifestError};
 pub use hash::Digest;
-pub use manifest::{Manifest, ManifestError};
+pub use manifest::Manifest;
 pub use path::{BundlePath, PathError};
 pub use write::{BundleWriter, Staged, TargetWriter, TemporaryFolder, TensorSpec, WriteOptions};

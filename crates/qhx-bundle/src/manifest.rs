@@ -2,8 +2,10 @@
 //!
 //! This module owns the types and every check that needs no other file. It knows nothing of folders, mappings or programs.
 
+pub use crate::error::SCHEMA_VERSION;
+
 use crate::{
-    BundlePath, Digest, json,
+    BundlePath, Digest, ManifestError, json,
     media::Media,
     target::{PlacementRules, TargetPlan},
 };
@@ -11,8 +13,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The version of the manifest that this code reads and writes.
-pub const SCHEMA_VERSION: u32 = 1;
 /// The manifest's file name in a bundle's folder.
 pub const MANIFEST_FILE: &str = "qhx.json";
 /// The program that every bundle has.
@@ -29,7 +29,7 @@ pub struct Manifest {
     #[schemars(range(min = 1, max = 1))]
     pub schema_version: u32,
     /// What the model is.
-    pub model: Model,
+    pub model: ModelFacts,
     /// What was prepared for the processor that `model.dsp_arch` names. In arch folders only: they hold those weights that the host reads, and no others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<TargetPlan>,
@@ -42,9 +42,9 @@ pub struct Manifest {
     pub chat: Chat,
     /// Token ids with a meaning to the generate loop.
     pub tokens: Tokens,
-    /// What the model's makers suggest for sampling. For information: greedy decoding stays the default.
+    /// What the checkpoint's makers suggest for sampling: shown, and there for programs to apply. Greedy decoding is the default all the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub generation: Option<Generation>,
+    pub generation: Option<SuggestedSampling>,
     /// What the model can take beside text, and how that becomes the inputs of its towers.
     #[serde(default, skip_serializing_if = "Media::is_empty")]
     pub media: Media,
@@ -74,7 +74,7 @@ pub struct Manifest {
 /// What the model is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Model {
+pub struct ModelFacts {
     /// What people call it.
     pub name: String,
     /// The family that the forge took it for. For information: nothing depends on it.
@@ -174,7 +174,7 @@ pub struct Tokens {
 /// Sampling as the model's makers suggest it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Generation {
+pub struct SuggestedSampling {
     /// Divides the logits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f64>,
@@ -221,29 +221,6 @@ pub struct FileEntry {
     pub bytes: u64,
     /// Its sum.
     pub sha256: Digest,
-}
-
-/// What is wrong with a manifest.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ManifestError {
-    /// Made by a later qhx.
-    #[error("schema_version {found} is newer than {SCHEMA_VERSION}, the newest that this qhx reads: update qhx")]
-    NewerSchema {
-        /// The manifest's version.
-        found: u32,
-    },
-    /// A field is not what it should be.
-    #[error("field `{field}`: {reason}")]
-    Field {
-        /// Dotted path of the field.
-        field: String,
-        /// What was expected and found.
-        reason: String,
-    },
-    /// No JSON, or no JSON object with a `schema_version`.
-    #[error("not a bundle manifest: {0}")]
-    NotAManifest(String),
 }
 
 impl Manifest {

@@ -1,6 +1,6 @@
 //! The front ends of a model with vision or audio: how an image or audio clip becomes the inputs of its tower. All of it is data of the checkpoint.
 
-use crate::manifest::ManifestError;
+use crate::ManifestError;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

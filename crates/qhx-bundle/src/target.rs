@@ -2,7 +2,7 @@
 //!
 //! Stands in the manifest as `plan`. This module owns the types and the checks that need no file; what the graphs are is the device's business.
 
-use crate::{BundlePath, json, manifest::ManifestError};
+use crate::{BundlePath, ManifestError, json};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -17,7 +17,7 @@ use crate::{
 use qhx_bundle::{
     BundlePath, BundleWriter, Staged, TensorSpec, WriteOptions,
     layout::Part,
-    manifest::{Chat, ChatMode, Generation, IgnoredTensors, Manifest, Model, SCHEMA_VERSION, SourceFormat, Synthetic, Tokens},
+    manifest::{Chat, ChatMode, IgnoredTensors, Manifest, ModelFacts, SCHEMA_VERSION, SourceFormat, SuggestedSampling, Synthetic, Tokens},
 };
 use qhx_ir::{Checked, Name, Weight};
 use serde_json::Value;
@@ -71,11 +71,6 @@ pub fn forge_synthetic(config: &Value, seed: u64, options: &mut ForgeOptions<'_>
     Material::Synthetic { config: config.clone(), seed }.forge(options)
 }
 
-/// Makes a bundle of any material. No gate is applied.
-pub fn forge_material(material: &Material, options: &mut ForgeOptions<'_>) -> Result<Forged, ForgeError> {
-    material.forge(options)
-}
-
 /// What a bundle is made from: the same material can be written at any precision, again and again.
 pub enum Material {
     /// A checkpoint.
@@ -95,7 +90,8 @@ impl Material {
         Ok(Self::Checkpoint(Box::new(Checkpoint::open(source)?)))
     }
 
-    fn forge(&self, options: &mut ForgeOptions<'_>) -> Result<Forged, ForgeError> {
+    /// Makes a bundle of it. No gate is applied.
+    pub fn forge(&self, options: &mut ForgeOptions<'_>) -> Result<Forged, ForgeError> {
         let plan = Plan::from(options.precision);
         let staged = self.stage(&plan, &self.programs(&plan)?, options)?;
         let manifest = staged.manifest().clone();
@@ -179,7 +175,7 @@ impl Material {
         manifest.model.source_format = if checkpoint.path.is_file() { SourceFormat::Gguf } else { SourceFormat::Safetensors };
         manifest.ignored_tensors = (ignored.count > 0).then_some(ignored);
         manifest.tokens = tokens(checkpoint);
-        manifest.generation = checkpoint.generation_config.as_ref().and_then(generation_defaults);
+        manifest.generation = checkpoint.generation_config.as_ref().and_then(suggested_sampling);
         let mut files = Vec::new();
         if let Some(tokenizer) = &checkpoint.tokenizer_json {
             manifest.tokenizer = Some(bundle_path("tokenizer.json")?);
@@ -258,7 +254,7 @@ fn manifest(
     let numbers = |(_, weight, _): (&Name, &Weight, &Recipe)| weight.shape.iter().map(|&d| d as u64).product::<u64>();
     Ok(Manifest {
         schema_version: SCHEMA_VERSION,
-        model: Model {
+        model: ModelFacts {
             name,
             family: family.name.into(),
             architecture: architectures.first().map(|a| a.to_string()),
@@ -296,16 +292,16 @@ fn tokens(checkpoint: &Checkpoint) -> Tokens {
     Tokens { bos: id("bos_token_id"), eos: checkpoint.eos_ids.clone(), pad: id("pad_token_id") }
 }
 
-fn generation_defaults(config: &Value) -> Option<Generation> {
+fn suggested_sampling(config: &Value) -> Option<SuggestedSampling> {
     let number = |field: &str| config.get(field).and_then(Value::as_f64);
-    let defaults = Generation {
+    let suggested = SuggestedSampling {
         temperature: number("temperature"),
         top_k: config.get("top_k").and_then(Value::as_u64).and_then(|k| u32::try_from(k).ok()),
         top_p: number("top_p"),
         min_p: number("min_p"),
         repetition_penalty: number("repetition_penalty"),
     };
-    (defaults != Generation::default()).then_some(defaults)
+    (suggested != SuggestedSampling::default()).then_some(suggested)
 }
 
 /// A special token in `tokenizer_config.json`: text, or an object with `content`.

@@ -25,7 +25,7 @@ mod synth_checkpoint;
 pub mod target;
 
 pub use config::Config;
-pub use forge::{ForgeOptions, Forged, Material, Progress, forge_checkpoint, forge_material, forge_synthetic};
+pub use forge::{ForgeOptions, Forged, Material, Progress, forge_checkpoint, forge_synthetic};
 pub use gate::{GateOptions, GateProgress, Gated, forge_gated, forge_gated_with_targets};
 pub use precision::Precision;
 pub use synth_checkpoint::write_synthetic_checkpoint;

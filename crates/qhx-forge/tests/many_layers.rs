@@ -1,6 +1,6 @@
 //! What a model of many layers takes grows as its layers do: writing its programs, opening its bundle, placing and compiling it, cutting it into stages, its gate.
 
-use qhx_forge::{ForgeOptions, GateOptions, GateProgress, Material, Precision, forge_gated, forge_material, gate::suite::GivenPrompt};
+use qhx_forge::{ForgeOptions, GateOptions, GateProgress, Material, Precision, forge_gated, gate::suite::GivenPrompt};
 use qhx_runtime::{LoadOptions, Model, memory::weight_bytes_per_token};
 use serde_json::{Value, json};
 use std::{
@@ -48,7 +48,7 @@ fn loading_grows_as_the_layers_do() {
     let folder = tempfile::tempdir().unwrap();
     let place = |layers: usize| folder.path().join(layers.to_string());
     for layers in [128, 512] {
-        forge_material(&material(layers), &mut options(&place(layers), &mut |_| {})).unwrap();
+        material(layers).forge(&mut options(&place(layers), &mut |_| {})).unwrap();
     }
     let open = |layers: usize| Model::open(place(layers), &LoadOptions { threads: Some(1), ..LoadOptions::default() }).unwrap();
     let started = Instant::now();

@@ -1,6 +1,6 @@
 //! One call of an executable: whose rows, what is wanted of them, and where the results go.
 
-use crate::{Bindings, Checked, DType, DeviceError, State, want::Want};
+use crate::{Bindings, Checked, DType, DeviceError, RowResult, State, Want};
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -90,27 +90,6 @@ pub struct Outputs {
     /// In the program's order.
     values: Vec<(crate::Name, Vec<f32>)>,
     rows: Vec<RowResult>,
-}
-
-/// The answer to a [`Want`].
-#[derive(Clone, Debug, PartialEq)]
-pub enum RowResult {
-    /// The logits are this row of the output's value: rows of which something else is wanted are not there.
-    Logits(usize),
-    /// The largest logit, the first of equal ones; NaN if any is.
-    Largest {
-        /// Its place: the token's id.
-        id: u32,
-        /// The logit.
-        value: f32,
-    },
-    /// Natural logarithms of probabilities.
-    LogProbs {
-        /// Of the target.
-        target: f32,
-        /// Ids and values of the most probable, the most probable first.
-        top: Vec<(u32, f32)>,
-    },
 }
 
 impl Outputs {

@@ -19,6 +19,7 @@ pub mod conformance;
 pub mod device;
 pub mod dim;
 pub mod encoding;
+mod error;
 pub mod ledger;
 pub mod op;
 pub mod program;
@@ -28,21 +29,22 @@ pub mod state;
 pub mod want;
 
 pub use bytes::{ALIGNMENT, AlignedBytes, Bytes};
-pub use call::{Call, InputData, Outputs, Phase, RowResult, Segment, Tap};
+pub use call::{Call, InputData, Outputs, Phase, Segment, Tap};
 pub use check::{CheckError, Checked, ValueType};
 pub use device::{
-    Artifact, Device, DeviceError, DeviceInfo, Executable, Fact, LoadOptions, Machine, Piece, Planned, StateBytes, Target, Ticket, Traffic,
-    Weights, WeightsRead, all_rows,
+    Artifact, Device, DeviceInfo, Executable, Fact, LoadOptions, Machine, Piece, Planned, StateBytes, Target, Ticket, Traffic, Weights,
+    WeightsRead, all_rows,
 };
 pub use dim::{Bindings, Dim, Shape, Symbol};
 pub use encoding::{BlockEncoding, Encoding, Quants, RowBytes, SCALES_AT_ONCE, ScaleType, WeightTensor};
+pub use error::DeviceError;
 pub use ledger::Ledger;
 pub use op::{Activation, ActivationForm, Clip, KeyValue, Mask, Op, OpKind, Routing};
 pub use program::{
     DType, Generator, Input, KvType, Output, PROGRAM_VERSION, Program, Rotary, RotaryVariant, Slot, Stage, Weight, is_under,
 };
 pub use state::{SlotData, State};
-pub use want::{IdMask, Want};
+pub use want::{IdMask, RowResult, Want};
 
 /// A name of a value, weight, slot, stage or op: cheap to clone.
 pub type Name = std::sync::Arc<str>;

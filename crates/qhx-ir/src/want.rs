@@ -1,6 +1,5 @@
 //! What a caller may want of a row of logits, and its plain definition.
 
-use crate::call::RowResult;
 use std::sync::OnceLock;
 
 /// What is wanted of a row.
@@ -42,6 +41,27 @@ impl IdMask {
     pub fn allows(&self, id: u32) -> bool {
         self.0.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
     }
+}
+
+/// The answer to a [`Want`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum RowResult {
+    /// The logits are this row of the output's value: rows of which something else is wanted are not there.
+    Logits(usize),
+    /// The largest logit, the first of equal ones; NaN if any is.
+    Largest {
+        /// Its place: the token's id.
+        id: u32,
+        /// The logit.
+        value: f32,
+    },
+    /// Natural logarithms of probabilities.
+    LogProbs {
+        /// Of the target.
+        target: f32,
+        /// Ids and values of the most probable, the most probable first.
+        top: Vec<(u32, f32)>,
+    },
 }
 
 impl Want<'_> {

@@ -35,6 +35,7 @@ mod image;
 mod image_file;
 #[cfg(feature = "image")]
 mod jpeg;
+mod kind;
 mod mel;
 #[cfg(feature = "image")]
 mod orientation;
@@ -50,18 +51,10 @@ mod split;
 
 pub use error::{MediaError, MediaProblem};
 pub use image::{Grid, Image};
+pub use kind::MediaKind;
 pub use mel::Frames;
 pub use picture::Picture;
 pub use sound::Sound;
-
-/// Whether the first bytes of a file are those of an image (and not of a sound); the problem is that they are of neither.
-pub fn is_image(start: &[u8]) -> Result<bool, MediaProblem> {
-    match (sniff::ImageFormat::of(start), sniff::SoundFormat::of(start)) {
-        (Ok(_), _) => Ok(true),
-        (_, Ok(_)) => Ok(false),
-        (Err(problem), Err(_)) => Err(problem),
-    }
-}
 
 /// The largest image file that is read, in bytes.
 pub const MAX_IMAGE_BYTES: u64 = 256 << 20;

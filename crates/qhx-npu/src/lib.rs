@@ -31,4 +31,4 @@ pub use context::{Context, ExecGraph, Port};
 pub use device::{Arch, Device};
 pub use error::{CallError, Error, Result};
 pub use library::{Build, Library};
-pub use run::{ContextFile, Kv, NpuDevice, NpuMachine, NpuOptions, Plan as PreparedPlan};
+pub use run::{ContextFile, GraphPlan as PreparedPlan, Kv, NpuDevice, NpuMachine, NpuOptions};

@@ -47,6 +47,11 @@ impl Conversation {
         &mut self.chat
     }
 
+    /// The conversation and the session beneath.
+    pub fn into_parts(self) -> (Chat, Session) {
+        (self.chat, self.session)
+    }
+
     /// The session beneath.
     pub fn session(&self) -> &Session {
         &self.session

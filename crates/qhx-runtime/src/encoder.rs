@@ -3,124 +3,21 @@
 //! Knows programs without state, devices and the numbers of a medium; knows nothing of tokens or sessions.
 
 use crate::{
-    Cancel, Error, LoadOptions,
+    Cancel, DeviceChoice, Encoded, Error, LoadOptions,
     features::Features,
-    inputs::{deepstack_count, soft_row_width},
-    medium::{FrontEnd, MediaKind, Medium, MediumNumbers, takes},
+    medium::{FrontEnd, Medium, MediumNumbers, takes},
     memory::{TowerNeed, available_bytes},
     placement::{self, Placement, Rules},
-    registry::DeviceChoice,
+    soft_rows::{SOFT_ROWS, deepstack_count, deepstack_name, soft_row_width},
 };
-use qhx_bundle::{Digest, media::Media};
+use qhx_bundle::media::Media;
 use qhx_ir::{Bindings, Call, Checked, Device, DeviceError, Dim, Executable, Generator, Outputs, Segment, Tap, Weights};
+use qhx_media::MediaKind;
 use std::{
     collections::BTreeMap,
-    ops::Range,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
-
-/// What a tower made of an image or a sound.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Encoded {
-    kind: MediaKind,
-    digest: Digest,
-    rows: usize,
-    grid: Option<[usize; 2]>,
-    soft: Vec<f32>,
-    deepstack: Vec<Vec<f32>>,
-}
-
-impl Encoded {
-    /// `soft` and each of `deepstack` have `rows` rows of one width.
-    pub(crate) fn new(
-        kind: MediaKind,
-        digest: Digest,
-        rows: usize,
-        grid: Option<[usize; 2]>,
-        soft: Vec<f32>,
-        deepstack: Vec<Vec<f32>>,
-    ) -> Self {
-        Self { kind, digest, rows, grid, soft, deepstack }
-    }
-
-    /// What a tower gave of `medium` as its outputs, for the text program `text` to read.
-    pub fn from_outputs(medium: &Medium, text: &Checked, output: impl Fn(&str) -> Option<Vec<f32>>) -> Result<Self, String> {
-        let width = soft_row_width(text).filter(|width| *width > 0).ok_or("the text program takes no soft rows")?;
-        let rows = output(SOFT_ROWS).map_or(0, |soft| soft.len() / width);
-        Self::of(medium, [rows, width], deepstack_count(text), output)
-    }
-
-    fn of(medium: &Medium, shape: [usize; 2], deepstack: usize, output: impl Fn(&str) -> Option<Vec<f32>>) -> Result<Self, String> {
-        let [rows, width] = shape;
-        let output = |name: &str| match output(name) {
-            Some(numbers) if numbers.len() == rows * width => Ok(numbers),
-            Some(numbers) => Err(format!("there are {} numbers for `{name}`, expected {rows} x {width}", numbers.len())),
-            None => Err(format!("there are no numbers for `{name}`, expected {rows} x {width}")),
-        };
-        let soft = output(SOFT_ROWS)?;
-        // A sound beside images that have them adds nothing to the layers.
-        let deepstack = (0..deepstack).map(|number| match medium.kind() {
-            MediaKind::Image => output(&deepstack_name(number)),
-            MediaKind::Audio => Ok(vec![0.0; soft.len()]),
-        });
-        let deepstack = deepstack.collect::<Result<_, _>>()?;
-        Ok(Self::new(medium.kind(), medium.digest(), rows, medium.grid(), soft, deepstack))
-    }
-
-    /// What it was.
-    pub fn kind(&self) -> MediaKind {
-        self.kind
-    }
-
-    /// The sum of what the tower was given.
-    pub fn digest(&self) -> Digest {
-        self.digest
-    }
-
-    /// How many soft rows it has: as many placeholders stand for it among the ids.
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// Rows and columns of an image's soft rows.
-    pub fn grid(&self) -> Option<[usize; 2]> {
-        self.grid
-    }
-
-    /// Numbers of a soft row.
-    pub fn width(&self) -> usize {
-        self.soft.len() / self.rows.max(1)
-    }
-
-    /// The numbers of some soft rows.
-    pub fn soft_rows(&self, rows: Range<usize>) -> &[f32] {
-        &self.soft[rows.start * self.width()..rows.end * self.width()]
-    }
-
-    /// The numbers alone.
-    pub(crate) fn features(&self) -> Features {
-        Features { rows: self.rows, soft: self.soft.clone(), deepstack: self.deepstack.clone(), grid: self.grid }
-    }
-
-    /// How many sets of rows there are that are added after text layers.
-    pub fn deepstack_count(&self) -> usize {
-        self.deepstack.len()
-    }
-
-    /// The numbers of some rows of deepstack set `number`.
-    pub fn deepstack_rows(&self, number: usize, rows: Range<usize>) -> &[f32] {
-        &self.deepstack[number][rows.start * self.width()..rows.end * self.width()]
-    }
-
-    pub(crate) fn is_same_content(&self, other: &Self) -> bool {
-        (self.kind, self.digest) == (other.kind, other.digest)
-    }
-
-    fn bytes(&self) -> usize {
-        4 * (self.soft.len() + self.deepstack.iter().map(Vec::len).sum::<usize>())
-    }
-}
 
 /// The towers of a model.
 pub(crate) struct Encoders {
@@ -236,7 +133,7 @@ impl Encoders {
     }
 
     fn find(&self, medium: &Medium) -> Option<Arc<Encoded>> {
-        let same = |encoded: &&Arc<Encoded>| (encoded.kind, encoded.digest) == (medium.kind(), medium.digest());
+        let same = |encoded: &&Arc<Encoded>| (encoded.kind(), encoded.digest()) == (medium.kind(), medium.digest());
         lock(&self.made).iter().find(same).cloned()
     }
 
@@ -371,12 +268,6 @@ impl Tower {
         let output = |name: &str| outputs.value(name).map(<[f32]>::to_vec);
         Encoded::of(medium, [self.soft_rows(rows)?, self.width], self.deepstack, output).map_err(wrong)
     }
-}
-
-const SOFT_ROWS: &str = "soft_rows";
-
-fn deepstack_name(number: usize) -> String {
-    format!("deepstack.{number}")
 }
 
 /// A device that panicked is used again: what it computes is checked.

@@ -1,13 +1,12 @@
 //! What can go wrong between a bundle and its text.
 
 use crate::{
-    media::MediaError,
-    medium::MediaKind,
     memory::{MemoryEstimate, show_bytes},
     sample::{SampleError, SamplerConfigError},
-    text::{ChatError, StopStringsError, TokenizerError},
 };
 use qhx_ir::DeviceError;
+use qhx_media::{MediaError, MediaKind};
+use qhx_text::{ChatError, StopStringsError, TokenizerError};
 use std::{io, path::PathBuf};
 
 /// Why the runtime could not do what it was asked. Each text says what was expected, what was found and what to do.
@@ -322,6 +321,12 @@ pub enum Error {
 }
 
 impl Error {
+    /// A device that this machine does not have.
+    pub(crate) fn absent(asked: String, reason: String) -> Self {
+        let offered = if cfg!(feature = "cpu") { "cpu, auto" } else { "nothing but reference" };
+        Self::NoDevice { asked, reason, offered: offered.to_owned() }
+    }
+
     /// The same for another answer that was in the same call.
     pub(crate) fn again(&self) -> Self {
         match self {
@@ -338,7 +343,7 @@ impl From<DeviceError> for Error {
     fn from(error: DeviceError) -> Self {
         match error {
             DeviceError::Cancelled => Self::Cancelled,
-            DeviceError::Absent { device, reason } => crate::registry::absent(device, reason),
+            DeviceError::Absent { device, reason } => Self::absent(device, reason),
             other => Self::Device(other),
         }
     }

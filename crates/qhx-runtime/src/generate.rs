@@ -1,121 +1,13 @@
 //! The generate loop: a prompt's ids in, tokens and text out, one by one.
 
 use crate::{
-    Cancel, Error, LogitProcessor, MediaKind, NextToken, Prompt, Session, Work,
+    Cancel, Error, FinishReason, GenerateOptions, Generation, LogitProcessor, Model, NextToken, Piece, Prompt, Session, StageRuns, Work,
     placement::{Fallback, PlacedStage, Placement},
-    sample::SamplerConfig,
     timing::{PrefillPath, Timing, milliseconds},
     writer::Writer,
 };
-use serde::Serialize;
+use qhx_media::MediaKind;
 use std::time::Instant;
-
-/// How an answer is to be made.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GenerateOptions {
-    /// The most tokens to choose.
-    pub max_new: usize,
-    /// Treat end-of-answer ids as any other.
-    pub ignore_eos: bool,
-    /// Texts that end the answer; they are not part of it.
-    pub stop: Vec<String>,
-    /// How tokens are chosen.
-    pub sampler: SamplerConfig,
-    /// Keep the logits from which each token was chosen.
-    pub keep_logits: bool,
-}
-
-impl Default for GenerateOptions {
-    fn default() -> Self {
-        Self { max_new: 256, ignore_eos: false, stop: Vec::new(), sampler: SamplerConfig::default(), keep_logits: false }
-    }
-}
-
-/// A part of an answer as it comes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece<'a> {
-    /// The token that was chosen; absent for text that was held back until the end.
-    pub id: Option<u32>,
-    /// The text that is now certain: never half a character, never part of a stop string, often empty.
-    pub text: &'a str,
-}
-
-/// Why an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum FinishReason {
-    /// As many tokens as were asked for, or as the context holds.
-    Length,
-    /// An end-of-answer id or a stop string.
-    Stop,
-    /// Somebody asked to stop.
-    Cancelled,
-}
-
-/// An answer. Its JSON is what `--json` prints.
-#[derive(Clone, Debug, Serialize)]
-pub struct Generation {
-    /// The prompt.
-    pub prompt_ids: Vec<u32>,
-    /// The tokens chosen; a token that ended the answer is the last of them.
-    pub ids: Vec<u32>,
-    /// Their text, without special tokens and without a stop string; empty for a model without tokenizer.
-    pub text: String,
-    /// Why it ended.
-    pub finish_reason: FinishReason,
-    /// Where the time went.
-    pub timing: Timing,
-    /// How the prompt was read.
-    pub prefill_path: PrefillPath,
-    /// Where each stage ran, and how often.
-    pub stages: Vec<StageRuns>,
-    /// Stages that ran elsewhere than was preferred.
-    pub fallbacks: Vec<Fallback>,
-    /// Something a person should know about how it ended.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub note: Option<String>,
-    /// Media in the prompt.
-    #[serde(skip)]
-    pub media: usize,
-    /// Rows of the prompt that the session already had.
-    #[serde(skip)]
-    pub kept_rows: usize,
-    /// The logits from which each token was chosen, `[generated, vocabulary]`, where they were asked for.
-    #[serde(skip)]
-    pub step_logits: Vec<f32>,
-}
-
-impl Generation {
-    /// An answer that was cancelled before it began.
-    pub(crate) fn cancelled(prompt: &Prompt, timing: Timing) -> Self {
-        Self {
-            prompt_ids: prompt.ids().to_vec(),
-            ids: Vec::new(),
-            text: String::new(),
-            finish_reason: FinishReason::Cancelled,
-            timing,
-            prefill_path: PrefillPath::Batched,
-            stages: Vec::new(),
-            fallbacks: Vec::new(),
-            note: None,
-            media: prompt.media().len(),
-            kept_rows: 0,
-            step_logits: Vec::new(),
-        }
-    }
-}
-
-/// Where a stage ran, and how often.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct StageRuns {
-    /// The stage's name.
-    pub stage: String,
-    /// The device's name.
-    pub device: String,
-    /// Calls.
-    pub runs: usize,
-}
 
 /// Answers `prompt` on `session`, which keeps what it has in common with it. Each piece goes to `on_piece` as soon as it is certain.
 ///
@@ -163,9 +55,8 @@ fn answer(
         Ok(prepared) => {
             kept_rows = prepared.kept;
             prefill_path = PrefillPath::of(prepared.read, prepared.calls);
-            if let Some(reason) = session.model().runner().executable.row_by_row() {
+            if session.model().runner().executable.row_by_row().is_some() {
                 prefill_path = PrefillPath::DecodeOverPrompt;
-                writer.note = Some(format!("prompts are processed row by row, because the prefill graph could not be loaded: {reason}"));
             }
             let encode_time = session.work().encode - before.encode;
             timing.encode_ms += milliseconds(encode_time);
@@ -187,9 +78,6 @@ fn answer(
     }
     timing.end(prompt, started, writer.first_token, writer.ids.len());
     writer.flush(on_piece)?;
-    let runner = session.model().runner();
-    writer.note = writer.note.or_else(|| runner.moved.clone().filter(|_| runner.loads > loads));
-    drop(runner);
     let (stages, fallbacks) = where_it_ran(session, prompt, before);
     Ok(Generation {
         prompt_ids: prompt.ids().to_vec(),
@@ -200,11 +88,20 @@ fn answer(
         prefill_path,
         stages,
         fallbacks,
-        note: writer.note,
+        note: writer.note.or_else(|| note(session.model(), loads)),
         media: prompt.media().len(),
         kept_rows,
         step_logits: writer.step_logits,
     })
+}
+
+/// What a person should know about how an answer was computed that began when the program had been loaded `loads` times.
+pub(crate) fn note(model: &Model, loads: u64) -> Option<String> {
+    let runner = model.runner();
+    let row_by_row = runner.executable.row_by_row();
+    let note =
+        row_by_row.map(|reason| format!("prompts are processed row by row, because the prefill graph could not be loaded: {reason}"));
+    note.or_else(|| runner.moved.clone().filter(|_| runner.loads > loads))
 }
 
 /// The stages that worked on an answer since `before`, and how often: those of the towers whose media the prompt has, then those of the text program.

@@ -4,10 +4,11 @@
 
 use crate::{
     Encoded, Error,
-    rows::{Rows, Run},
+    rows::{MediumSpan, Rows},
+    soft_rows::deepstack_count,
 };
 use qhx_bundle::media::Media;
-use qhx_ir::{Bindings, Checked, Dim, Generator, InputData};
+use qhx_ir::{Bindings, Checked, Generator, InputData};
 use std::{ops::Range, sync::Arc};
 
 /// The buffers from which a call's inputs are lent.
@@ -57,24 +58,6 @@ pub(crate) fn check(program: &Checked) -> Result<(), Error> {
     Ok(())
 }
 
-/// The width of the soft rows that a text program takes; none where it takes text only.
-pub(crate) fn soft_row_width(program: &Checked) -> Option<usize> {
-    let soft = program.inputs.iter().find(|input| input.generator == Generator::SoftRows)?;
-    match soft.shape[..] {
-        [Dim::R, Dim::Fixed(width)] => Some(width),
-        _ => None,
-    }
-}
-
-/// How many deepstack inputs it takes.
-pub(crate) fn deepstack_count(program: &Checked) -> usize {
-    let number = |generator: &Generator| match generator {
-        Generator::DeepstackRows(number) => number + 1,
-        _ => 0,
-    };
-    program.inputs.iter().map(|input| number(&input.generator)).max().unwrap_or(0)
-}
-
 fn is_of_text(generator: &Generator) -> bool {
     match generator {
         Generator::Ids
@@ -97,16 +80,8 @@ fn is_of_text(generator: &Generator) -> bool {
 }
 
 impl Inputs {
-    /// Makes the inputs of a call over spans of rows, one after the other, and lends them to `run`.
-    pub(crate) fn lend<'r, T>(
-        &mut self,
-        program: &Checked,
-        placeholders: &Placeholders,
-        spans: impl Iterator<Item = RowSpan<'r>> + Clone,
-        run: impl FnOnce(Bindings, &[InputData<'_>]) -> T,
-    ) -> T {
-        self.fill(placeholders, spans, deepstack_count(program));
-
+    /// Lends the inputs that were made last to `run`.
+    pub(crate) fn lend<T>(&self, program: &Checked, run: impl FnOnce(Bindings, &[InputData<'_>]) -> T) -> T {
         let mut stack = [InputData::I32(&[]); ON_STACK];
         let mut heap = Vec::new();
         let lent = match program.inputs.len() {
@@ -138,7 +113,8 @@ impl Inputs {
         })
     }
 
-    fn fill<'r>(&mut self, placeholders: &Placeholders, spans: impl Iterator<Item = RowSpan<'r>> + Clone, deepstack: usize) {
+    /// Makes the inputs of a call over spans of rows, one after the other.
+    pub(crate) fn fill<'r>(&mut self, program: &Checked, placeholders: &Placeholders, spans: impl Iterator<Item = RowSpan<'r>> + Clone) {
         let as_pad = |&id: &u32| if placeholders.ids.contains(&id) { placeholders.pad as i32 } else { id as i32 };
         for list in
             [&mut self.ids, &mut self.ids_media_as_pad, &mut self.sequence, &mut self.mrope, &mut self.wanted, &mut self.soft_rows_at]
@@ -146,7 +122,7 @@ impl Inputs {
             list.clear();
         }
         self.soft_rows.clear();
-        self.deepstack.resize_with(deepstack, Vec::new);
+        self.deepstack.resize_with(deepstack_count(program), Vec::new);
         self.deepstack.iter_mut().for_each(Vec::clear);
         for RowSpan { rows, span, wanted } in spans.clone() {
             let (before, ids) = (self.ids.len(), &rows.ids()[span.clone()]);
@@ -154,12 +130,12 @@ impl Inputs {
             self.ids_media_as_pad.extend(ids.iter().map(as_pad));
             self.sequence.extend(span.clone().map(|row| row as i32));
             self.wanted.extend((span.len() - wanted..span.len()).map(|row| (before + row) as i32));
-            for (run, part) in rows.runs_in(span.clone()) {
-                self.soft_rows.extend_from_slice(run.encoded.soft_rows(part.clone()));
+            for (medium, part) in rows.media_in(span.clone()) {
+                self.soft_rows.extend_from_slice(medium.encoded.soft_rows(part.clone()));
                 self.deepstack.iter_mut().enumerate().for_each(|(number, rows)| {
-                    rows.extend_from_slice(run.encoded.deepstack_rows(number, part.clone()));
+                    rows.extend_from_slice(medium.encoded.deepstack_rows(number, part.clone()));
                 });
-                self.soft_rows_at.extend(part.map(|row| (before + run.first + row - span.start) as i32));
+                self.soft_rows_at.extend(part.map(|row| (before + medium.first + row - span.start) as i32));
             }
         }
         for stream in 0..STREAMS {
@@ -186,11 +162,11 @@ impl WholeInputs {
     /// Of `ids`, and of encoded media with the row at which each begins, rising. `media` and `pad` are the model's.
     pub fn new(text: &Checked, media: &Media, pad: Option<u32>, ids: &[u32], encoded: &[(usize, Arc<Encoded>)]) -> Self {
         let mut rows = Rows::default();
-        let runs: Vec<Run> = encoded.iter().map(|(first, encoded)| Run::new(*first, encoded.clone())).collect();
-        rows.extend(ids, &runs);
+        let spans: Vec<MediumSpan> = encoded.iter().map(|(first, encoded)| MediumSpan::new(*first, encoded.clone())).collect();
+        rows.extend(ids, &spans);
         let mut inputs = Inputs::default();
         let all = RowSpan { rows: &rows, span: 0..ids.len(), wanted: 0 };
-        inputs.fill(&Placeholders::new(media, pad), std::iter::once(all), deepstack_count(text));
+        inputs.fill(text, &Placeholders::new(media, pad), std::iter::once(all));
         Self(inputs)
     }
 

@@ -1,15 +1,15 @@
 //! The language side of a model: what turns texts, conversations and media into rows and tokens into text. Needs no device and no weights.
 
 use crate::{
-    Encoded, Error,
+    Encoded, Error, ModelParts, ModelTemplate,
     encoder::Towers,
     inputs::{self, Placeholders},
-    medium::{MediaKind, Medium, takes},
-    model::{ModelParts, ModelTemplate},
-    text::Tokenizer,
+    medium::{Medium, takes},
 };
 use qhx_bundle::media::{Media, Placeholder};
 use qhx_ir::{Checked, Dim, Generator, OpKind};
+use qhx_media::MediaKind;
+use qhx_text::Tokenizer;
 use std::sync::Arc;
 
 /// Sizes that ids and logits of a model have.
@@ -117,7 +117,7 @@ impl Language {
 
     /// A medium of which a session holds what its tower made.
     pub(crate) fn restored_medium(&self, name: String, encoded: &Encoded) -> Result<Medium, Error> {
-        Medium::restored(name, encoded, &self.name, &self.media)
+        Medium::staged(encoded.kind(), name, encoded.features(), encoded.digest(), &self.name, &self.media)
     }
 
     /// The program that encodes media of a kind.

@@ -2,73 +2,15 @@
 //!
 //! Between the front ends, which know files, and the encoders, which know programs.
 
-use crate::{
-    Encoded, Error,
-    features::Features,
-    media::{Frames, Image, MediaError, Sound, is_image},
-    text::Attachment,
-};
+use crate::{Error, features::Features};
 use qhx_bundle::{
     Digest,
     media::{AudioFrontEnd, ImageFrontEnd, Media},
 };
 use qhx_ir::{Generator, InputData};
-use serde::{Deserialize, Serialize};
-use std::{fmt, fs::File, io::Read, path::Path, sync::Arc};
-
-/// What a medium is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MediaKind {
-    /// An image.
-    Image,
-    /// A sound.
-    Audio,
-}
-
-impl MediaKind {
-    /// What a file is, by its first bytes.
-    pub fn of_file(path: &Path) -> Result<Self, Error> {
-        let cannot = |source| Error::File { what: "read", path: path.to_owned(), source };
-        let mut start = Vec::new();
-        File::open(path).and_then(|file| file.take(64).read_to_end(&mut start)).map_err(cannot)?;
-        match is_image(&start) {
-            Ok(true) => Ok(Self::Image),
-            Ok(false) => Ok(Self::Audio),
-            Err(problem) => Err(MediaError { name: path.display().to_string(), problem }.into()),
-        }
-    }
-
-    /// What the content of a message calls a part of this kind.
-    pub fn part_type(self) -> &'static str {
-        match self {
-            Self::Image => "image",
-            Self::Audio => "audio",
-        }
-    }
-
-    /// The kind of a message's part of this type; none if it is no medium.
-    pub fn of_part(part_type: &str) -> Option<Self> {
-        [Self::Image, Self::Audio].into_iter().find(|kind| kind.part_type() == part_type)
-    }
-
-    /// As people call several of them.
-    pub fn plural(self) -> &'static str {
-        match self {
-            Self::Image => "images",
-            Self::Audio => "sounds",
-        }
-    }
-}
-
-impl fmt::Display for MediaKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Image => "image",
-            Self::Audio => "sound",
-        })
-    }
-}
+use qhx_media::{Frames, Image, MediaKind, Sound};
+use qhx_text::Attachment;
+use std::{fmt, path::Path, sync::Arc};
 
 /// An image or a sound, ready for the tower of the model whose front end made it. Clones share it.
 #[derive(Clone)]
@@ -169,23 +111,20 @@ impl Medium {
         Ok(Self(Arc::new(Inner { name: name.into(), front_end, content: Content::Audio(frames), digest })))
     }
 
-    /// One of which it is known what its tower makes.
-    pub(crate) fn staged(kind: MediaKind, name: String, features: Features, model: &str, media: &Media) -> Result<Self, Error> {
+    /// One of which it is known what its tower makes: the same to sessions as the original.
+    pub(crate) fn staged(
+        kind: MediaKind,
+        name: String,
+        features: Features,
+        digest: Digest,
+        model: &str,
+        media: &Media,
+    ) -> Result<Self, Error> {
         let front_end = match kind {
             MediaKind::Image => FrontEnd::Image(image_front_end(model, media)?.clone()),
             MediaKind::Audio => FrontEnd::Audio(audio_front_end(model, media)?.clone()),
         };
-        let digest = features.digest();
         Ok(Self(Arc::new(Inner { name, front_end, content: Content::Staged(features), digest })))
-    }
-
-    /// One that was encoded before, and of which only that is left: the same to sessions as the original.
-    pub(crate) fn restored(name: String, encoded: &Encoded, model: &str, media: &Media) -> Result<Self, Error> {
-        let front_end = match encoded.kind() {
-            MediaKind::Image => FrontEnd::Image(image_front_end(model, media)?.clone()),
-            MediaKind::Audio => FrontEnd::Audio(audio_front_end(model, media)?.clone()),
-        };
-        Ok(Self(Arc::new(Inner { name, front_end, content: Content::Staged(encoded.features()), digest: encoded.digest() })))
     }
 
     /// What its tower makes, where that is known.

@@ -3,7 +3,7 @@
 //! The estimate is made before anything is allocated, from the program alone. Numbers about the machine come from the kernel's own files
 //! where there are any; elsewhere they are unknown, and nothing is refused for lack of them.
 
-use crate::{inputs, placement::SlotCopy};
+use crate::soft_rows::soft_row_width;
 use qhx_ir::{Bindings, Checked, DType, Encoding, OpKind, Program, dim};
 use serde::Serialize;
 use std::{collections::HashMap, fmt, fs, path::Path};
@@ -35,7 +35,7 @@ impl MemoryEstimate {
         let weight_bytes = weight_bytes(program);
         let state_bytes = state_bytes(program, context);
         // Every row of a call may be one of a medium.
-        let soft_rows = if inputs::soft_row_width(program).is_some() { chunk } else { 0 };
+        let soft_rows = if soft_row_width(program).is_some() { chunk } else { 0 };
         let scratch_bytes = peak_activation_bytes(program, &Bindings { rows: chunk, soft_rows, wanted });
         Self {
             weight_bytes,
@@ -61,9 +61,9 @@ impl MemoryEstimate {
         self
     }
 
-    /// The same with slots that are held a second time.
-    pub fn with_copies(mut self, program: &Program, copies: &[SlotCopy]) -> Self {
-        let slots = copies.iter().filter_map(|copy| program.slots.get(&*copy.slot));
+    /// The same with slots that are held a second time, by their names.
+    pub fn with_copies<'a>(mut self, program: &Program, slots: impl IntoIterator<Item = &'a str>) -> Self {
+        let slots = slots.into_iter().filter_map(|slot| program.slots.get(slot));
         let bytes = slots.map(|slot| slot.bytes(self.context)).fold(0, u64::saturating_add);
         self.state_bytes = self.state_bytes.saturating_add(bytes);
         self.total_bytes = self.total_bytes.saturating_add(bytes);

@@ -4,218 +4,25 @@
 //! model family: everything that differs between models is data of the bundle.
 
 use crate::{
-    Cancel, Error, Language, Session,
-    encoder::{Encoded, Encoders},
-    inputs,
-    medium::{MediaKind, Medium},
+    Cancel, DeviceChoice, Encoded, Error, Language, LoadOptions, Medium, ModelParts,
+    encoder::Encoders,
     memory::{MemoryEstimate, TowerNeed},
-    placement::{self, Placement, Rules},
-    registry::{self, CpuSettings, DeviceChoice, InstructionSet, NpuSettings},
+    options::{DEFAULT_CONTEXT, MAX_SESSIONS},
+    placement::{self, Placement},
+    registry::{self, NpuSettings},
     runner::Runner,
-    text::{ChatTemplate, Tokenizer},
+    soft_rows::soft_row_width,
 };
-use qhx_bundle::{
-    Bundle, BundlePath, Manifest,
-    manifest::{ChatMode, TEXT_PROGRAM},
-    media::Media,
-    target::MadeFor,
-};
+use qhx_bundle::{Bundle, target::MadeFor};
 use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, State, Tap, Weights};
+use qhx_media::MediaKind;
 use std::{
     collections::BTreeMap,
     ops::Deref,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
-
-/// The session length that is chosen when nobody asks for one and the model allows it.
-pub const DEFAULT_CONTEXT: usize = 4096;
-/// Rows per call in prefill when nobody asks for another number.
-pub const DEFAULT_CHUNK: usize = 256;
-/// The most sessions that may share a call.
-pub(crate) const MAX_SESSIONS: usize = 256;
-
-/// How a model is to be loaded.
-#[derive(Clone, Debug)]
-pub struct LoadOptions {
-    /// Where it runs.
-    pub device: DeviceChoice,
-    /// Which stage runs where; absent: all of them where `device` says.
-    pub placement: Option<Rules>,
-    /// Threads of the processor; absent: the device's own choice.
-    pub threads: Option<usize>,
-    /// Keep each of them on a core of its own, where the system can: see [`registry::CAN_PIN`].
-    pub pin: bool,
-    /// The processor's instruction set, for comparisons; absent: the best that it has.
-    pub instructions: Option<InstructionSet>,
-    /// Longest session; absent: the model's own limit, at most [`DEFAULT_CONTEXT`].
-    pub context: Option<usize>,
-    /// Rows per call in prefill.
-    pub chunk: usize,
-    /// The most rows per call whose logits are wanted: 1 for generating, more for checking many rows at once.
-    pub wanted: usize,
-    /// How many sessions may share a call: answers that an [`crate::engine::Engine`] makes at once.
-    pub sessions: usize,
-    /// The most bytes that the states of all sessions may have together, where the device counts them; absent: no limit.
-    pub state_bytes: Option<u64>,
-    /// Load even what does not fit into memory. Weights are mapped, so it may run, slowly, from the disk.
-    pub overcommit: bool,
-    /// Media that are going to be encoded: what that takes counts in the estimate of memory.
-    pub media: Vec<Medium>,
-    /// Where QNN is, and what the NPU is to be.
-    pub npu: NpuSettings,
-}
-
-impl Default for LoadOptions {
-    fn default() -> Self {
-        Self {
-            device: DeviceChoice::Auto,
-            placement: None,
-            threads: None,
-            pin: false,
-            instructions: None,
-            context: None,
-            chunk: DEFAULT_CHUNK,
-            wanted: 1,
-            sessions: 1,
-            state_bytes: None,
-            overcommit: false,
-            media: Vec::new(),
-            npu: NpuSettings::default(),
-        }
-    }
-}
-
-impl LoadOptions {
-    /// The devices that they name, the one for everything else first.
-    pub fn candidates(&self) -> Result<Vec<Arc<dyn Device>>, Error> {
-        let cpu = CpuSettings { threads: self.threads, pin: self.pin, instructions: self.instructions };
-        registry::candidates_for(self.device, self.placement.as_ref(), cpu, &self.npu)
-    }
-
-    /// As they are for a bundle: an arch folder runs on the NPU, on the generation that it is for, and what its manifest places elsewhere there, unless
-    /// another placement is asked for.
-    pub fn of_bundle(&self, bundle: &Bundle) -> Result<Self, Error> {
-        let mut options = self.clone();
-        let (Some(plan), Some(arch)) = (&bundle.manifest().plan, &bundle.manifest().model.dsp_arch) else { return Ok(options) };
-        options.device = match self.device {
-            DeviceChoice::Auto | DeviceChoice::Npu => DeviceChoice::Npu,
-            other => return Err(Error::OnlyNpu { bundle: bundle.place().to_owned(), device: other.to_string() }),
-        };
-        options.npu.arch = Some(arch.clone());
-        options.placement = self.placement.clone().or_else(|| bundle.manifest().placement.as_ref().map(Rules::from));
-        options.npu.prefill_min_rows = Some(plan.prefill_min_tokens);
-        // A call is one execution of the largest graph.
-        options.chunk = self.chunk.min(plan.prefill.last().copied().unwrap_or(1));
-        Ok(options)
-    }
-}
-
-/// Everything a model is made from, apart from a device.
-#[derive(Clone)]
-pub struct ModelParts {
-    /// What people call it.
-    pub name: String,
-    /// The text program.
-    pub program: Checked,
-    /// Its weights.
-    pub weights: Arc<dyn Weights>,
-    /// The longest session that the model was made for.
-    pub context_limit: usize,
-    /// Ids that end an answer.
-    pub eos: Vec<u32>,
-    /// Text to ids and back; a model without one takes ids only.
-    pub tokenizer: Option<Tokenizer>,
-    /// How a conversation becomes text; absent: the model only continues texts.
-    pub template: Option<ModelTemplate>,
-    /// What ties saved sessions to this model.
-    pub fingerprint: String,
-    /// What it takes beside text.
-    pub media: Media,
-    /// The programs that `media` names.
-    pub towers: BTreeMap<String, Checked>,
-    /// The id that takes the place of media placeholders where a program asks for that.
-    pub pad: Option<u32>,
-    /// What was prepared ahead of time.
-    pub prepared: Option<Prepared>,
-}
-
-/// What was prepared ahead of time for a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prepared {
-    /// Where it is.
-    pub folder: PathBuf,
-    /// Fewer rows than this are read one by one.
-    pub prefill_min_rows: usize,
-}
-
-/// A model's chat template.
-#[derive(Clone)]
-pub struct ModelTemplate {
-    /// The template itself.
-    pub template: Arc<ChatTemplate>,
-    /// Variables that it sees unless a conversation sets them.
-    pub defaults: serde_json::Map<String, serde_json::Value>,
-}
-
-impl ModelParts {
-    /// The parts of a bundle.
-    pub fn of(bundle: &Bundle) -> Result<Self, Error> {
-        let template = bundle.manifest().chat.template.as_ref();
-        let read = |file: &BundlePath| match template == Some(file) {
-            true => Ok(bundle.read_text(file)?.into_bytes()),
-            false => Ok(bundle.read(file)?),
-        };
-        let manifest = bundle.manifest();
-        let mut parts = Self::described(manifest, bundle.programs(), bundle.weights(), &bundle.fingerprint().to_string(), &read)?;
-        parts.prepared = manifest
-            .plan
-            .as_ref()
-            .and_then(|plan| Some(Prepared { folder: bundle.folder()?.to_path_buf(), prefill_min_rows: plan.prefill_min_tokens }));
-        Ok(parts)
-    }
-
-    /// The parts of what a manifest describes, its files read by `read`.
-    pub fn described(
-        manifest: &Manifest,
-        programs: &BTreeMap<String, Checked>,
-        weights: Arc<dyn Weights>,
-        fingerprint: &str,
-        read: &dyn Fn(&BundlePath) -> Result<Vec<u8>, Error>,
-    ) -> Result<Self, Error> {
-        let missing = || Error::NotText { program: TEXT_PROGRAM.into(), reason: "the bundle has no such program".into() };
-        let tokenizer = match &manifest.tokenizer {
-            Some(file) => Some(Tokenizer::from_bytes(&read(file)?)?),
-            None => None,
-        };
-        let template = match (manifest.chat.mode, &manifest.chat.template) {
-            (ChatMode::Template, Some(file)) => {
-                let tokens = [("bos_token", &manifest.chat.bos_token), ("eos_token", &manifest.chat.eos_token)];
-                let tokens = tokens.into_iter().filter_map(|(name, text)| Some((name, text.as_deref()?)));
-                Some(ModelTemplate {
-                    template: Arc::new(ChatTemplate::new(&String::from_utf8_lossy(&read(file)?), tokens)?),
-                    defaults: manifest.chat.template_arguments.clone().into_iter().collect(),
-                })
-            }
-            _ => None,
-        };
-        Ok(Self {
-            name: manifest.model.name.clone(),
-            program: programs.get(TEXT_PROGRAM).ok_or_else(missing)?.clone(),
-            weights,
-            context_limit: manifest.model.context_length,
-            eos: manifest.tokens.eos.clone(),
-            tokenizer,
-            template,
-            fingerprint: fingerprint.to_owned(),
-            media: manifest.media.clone(),
-            towers: programs.iter().filter(|(name, _)| *name != TEXT_PROGRAM).map(|(n, p)| (n.clone(), p.clone())).collect(),
-            pad: manifest.tokens.pad,
-            prepared: None,
-        })
-    }
-}
 
 /// A loaded model. Clones share it.
 #[derive(Clone)]
@@ -279,7 +86,7 @@ impl LoadPlan {
         let wanted = between("wanted", options.wanted, 1 << 20)?.max(sessions).min(chunk);
         let memory = MemoryEstimate::of(program, context, chunk, wanted);
         let (device, placement) = placement::place(program, options.device, options.placement.as_ref(), candidates)?;
-        Ok(Self { memory: memory.with_copies(program, &placement.copies), placement, device })
+        Ok(Self { memory: memory.with_copies(program, placement.copies.iter().map(|copy| &*copy.slot)), placement, device })
     }
 }
 
@@ -357,7 +164,7 @@ impl Model {
         }
         let sessions = options.sessions.min(memory.chunk);
         let wanted = options.wanted.max(sessions).min(memory.chunk);
-        let max_soft_rows = if inputs::soft_row_width(&program).is_some() { memory.chunk } else { 0 };
+        let max_soft_rows = if soft_row_width(&program).is_some() { memory.chunk } else { 0 };
         let (prefill_min_rows, artifacts) = prepared.map_or((0, None), |p| (p.prefill_min_rows, Some(p.folder)));
         let load = qhx_ir::LoadOptions {
             max_rows: memory.chunk,
@@ -368,7 +175,8 @@ impl Model {
             artifacts: artifacts.clone(),
         };
         let machine = device.open()?;
-        let runner = Mutex::new(Runner::new(machine.load(&program, &weights, &load)?));
+        let executable = machine.load(&program, &weights, &load)?;
+        let runner = Mutex::new(Runner::new(executable, program.clone(), language.placeholders().clone(), language.vocabulary().logits));
         let origin = Origin { devices: candidates.to_vec(), weights: weights.clone(), options: load };
         let encoders = Encoders::new(language.towers.clone(), weights, candidates.to_vec(), artifacts, options);
         Ok(Self(Arc::new(Loaded {
@@ -386,11 +194,6 @@ impl Model {
             prefill_min_rows,
             load_time: started.elapsed(),
         })))
-    }
-
-    /// A fresh session.
-    pub fn session(&self) -> Result<Session, Error> {
-        Session::new(self.clone())
     }
 
     /// The text program.
@@ -490,13 +293,5 @@ impl Model {
         let Some((device, executable)) = loaded else { return Err(lost.into()) };
         self.runner().replace(executable, format!("{lost}; the answer was continued on {}", device.name()));
         Ok(())
-    }
-
-    pub(crate) fn wrong_output(&self, rows: usize, found: Option<usize>) -> Error {
-        let (name, width) = (&self.0.device.name, self.vocabulary().logits);
-        Error::Device(DeviceError::Call(match found {
-            Some(found) => format!("device {name} gave {found} logits for {rows} rows of {width}"),
-            None => format!("device {name} gave no output `logits`"),
-        }))
     }
 }

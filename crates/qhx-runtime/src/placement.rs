@@ -9,9 +9,8 @@ pub use qhx_ir::Phase;
 pub use rules::Rules;
 
 use crate::{
-    Error,
-    registry::DeviceChoice,
-    split::{SplitDevice, slot_copies},
+    DeviceChoice, Error,
+    split::{SlotCopy, SplitDevice, slot_copies},
 };
 use qhx_ir::{Checked, Device, Name, is_under};
 use serde::Serialize;
@@ -55,21 +54,6 @@ pub struct Fallback {
     /// The device that runs it.
     pub to: String,
     /// What the refusing device said.
-    pub reason: String,
-}
-
-/// A slot of which a second copy is kept.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct SlotCopy {
-    /// The slot's name.
-    pub slot: String,
-    /// Its home.
-    pub from: String,
-    /// Where the copy is.
-    pub to: String,
-    /// Bytes that are copied for each row (of a recurrent slot: for each change of phase).
-    pub bytes: u64,
-    /// When, and what for.
     pub reason: String,
 }
 

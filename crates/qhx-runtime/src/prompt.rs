@@ -45,6 +45,12 @@ impl Prompt {
         Self { ids, ..Self::default() }
     }
 
+    /// The same with more ids behind it: what was answered.
+    pub fn followed_by(mut self, ids: &[u32]) -> Self {
+        self.ids.extend_from_slice(ids);
+        self
+    }
+
     /// These ids as they are, with as many placeholders among them as the media have soft rows, those of each medium together.
     pub fn from_ids_with_media(model: &Language, ids: Vec<u32>, media: &[Medium]) -> Result<Self, Error> {
         let mut placed = Vec::with_capacity(media.len());
@@ -179,7 +185,7 @@ fn media_of(chat: &Chat) -> Result<Vec<Medium>, Error> {
 
 /// The conversation by the template: content as it is given or, where the template fails on that or does not write a placeholder for each medium, as
 /// one text.
-fn render(model: &Language, tokenizer: &Tokenizer, chat: &Chat, media: &[Medium]) -> Result<text::Prompt, Error> {
+fn render(model: &Language, tokenizer: &Tokenizer, chat: &Chat, media: &[Medium]) -> Result<text::RenderedChat, Error> {
     let ModelTemplate { template, defaults } = model.template()?;
     let mut chat = chat.clone();
     for (name, value) in defaults {

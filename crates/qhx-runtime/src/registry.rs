@@ -3,67 +3,12 @@
 //! Each device crate stands behind a cargo feature of its name. `reference` is always there: slow and obviously right, for verification
 //! only, and never chosen automatically.
 
-use crate::{Error, placement::Rules};
+use crate::{DeviceChoice, Error, placement::Rules};
 use qhx_ir::{
     Device, DeviceInfo,
     reference::{HalfSumsDevice, ReferenceDevice},
 };
-use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
-
-/// Where a model is to run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum DeviceChoice {
-    /// The best that takes the whole program.
-    #[default]
-    Auto,
-    /// The processor.
-    Cpu,
-    /// The graphics processor.
-    Gpu,
-    /// The neural processor.
-    Npu,
-    /// Several devices together.
-    Split,
-    /// The plain interpreter, for verification.
-    Reference,
-    /// The plain interpreter with sums of products in f16, to see what that does to a stage.
-    ReferenceF16,
-}
-
-impl DeviceChoice {
-    /// Every choice, in the order of help texts.
-    pub const ALL: [Self; 7] = [Self::Auto, Self::Cpu, Self::Gpu, Self::Npu, Self::Split, Self::Reference, Self::ReferenceF16];
-
-    /// As users write it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Cpu => "cpu",
-            Self::Gpu => "gpu",
-            Self::Npu => "npu",
-            Self::Split => "split",
-            Self::Reference => "reference",
-            Self::ReferenceF16 => "reference-f16",
-        }
-    }
-}
-
-impl fmt::Display for DeviceChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for DeviceChoice {
-    type Err = Error;
-    fn from_str(text: &str) -> Result<Self, Error> {
-        Self::ALL
-            .into_iter()
-            .find(|choice| choice.name() == text)
-            .ok_or_else(|| Error::UnknownDevice { found: text.to_owned(), known: Self::ALL.map(Self::name).join(", ") })
-    }
-}
+use std::{path::PathBuf, sync::Arc};
 
 /// How the processor is to be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -290,11 +235,5 @@ pub fn plain(threads: Option<usize>) -> Result<Arc<dyn Device>, Error> {
 }
 
 fn none(choice: DeviceChoice, reason: &str) -> Result<Vec<Arc<dyn Device>>, Error> {
-    Err(absent(choice.to_string(), reason.to_owned()))
-}
-
-/// The error for a device that this machine does not have.
-pub(crate) fn absent(asked: String, reason: String) -> Error {
-    let offered = if cfg!(feature = "cpu") { "cpu, auto" } else { "nothing but reference" };
-    Error::NoDevice { asked, reason, offered: offered.to_owned() }
+    Err(Error::absent(choice.to_string(), reason.to_owned()))
 }

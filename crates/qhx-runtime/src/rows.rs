@@ -2,7 +2,7 @@
 //!
 //! Everything that a call's inputs are made from follows from here, so a session that forgets its state computes it again exactly.
 
-use crate::encoder::Encoded;
+use crate::Encoded;
 use std::{ops::Range, sync::Arc};
 
 /// What was put in.
@@ -10,12 +10,12 @@ use std::{ops::Range, sync::Arc};
 pub(crate) struct Rows {
     ids: Vec<u32>,
     /// By rising first row, apart from each other.
-    runs: Vec<Run>,
+    media: Vec<MediumSpan>,
 }
 
 /// A medium among the rows.
 #[derive(Clone, Debug)]
-pub(crate) struct Run {
+pub(crate) struct MediumSpan {
     /// Its first row.
     pub(crate) first: usize,
     /// How many rows of it there are: all, unless a rollback cut it.
@@ -25,7 +25,7 @@ pub(crate) struct Run {
     pub(crate) encoded: Arc<Encoded>,
 }
 
-impl Run {
+impl MediumSpan {
     /// All of a medium from row `first` on.
     pub(crate) fn new(first: usize, encoded: Arc<Encoded>) -> Self {
         Self { first, rows: encoded.rows(), shift: 0, encoded }
@@ -61,15 +61,15 @@ impl Run {
 impl Rows {
     /// Empty, with room for `capacity` ids.
     pub(crate) fn with_capacity(capacity: usize) -> Self {
-        Self { ids: Vec::with_capacity(capacity), runs: Vec::new() }
+        Self { ids: Vec::with_capacity(capacity), media: Vec::new() }
     }
 
     pub(crate) fn ids(&self) -> &[u32] {
         &self.ids
     }
 
-    pub(crate) fn runs(&self) -> &[Run] {
-        &self.runs
+    pub(crate) fn media(&self) -> &[MediumSpan] {
+        &self.media
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -80,19 +80,19 @@ impl Rows {
     pub(crate) fn copy_with_capacity(&self, capacity: usize) -> Self {
         let mut copy = Self::with_capacity(capacity.max(self.len()));
         copy.ids.extend_from_slice(&self.ids);
-        copy.runs.clone_from(&self.runs);
+        copy.media.clone_from(&self.media);
         copy
     }
 
-    /// Adds ids, and the media whose rows lie among them. A run that begins before the new ids completes the one that was cut there.
-    pub(crate) fn extend(&mut self, ids: &[u32], runs: &[Run]) {
+    /// Adds ids, and the media whose rows lie among them. A medium that begins before the new ids completes the one that was cut there.
+    pub(crate) fn extend(&mut self, ids: &[u32], media: &[MediumSpan]) {
         self.ids.extend_from_slice(ids);
-        for run in runs {
-            match self.runs.last_mut() {
-                Some(last) if last.first == run.first => *last = Run { shift: last.shift, ..run.clone() },
+        for medium in media {
+            match self.media.last_mut() {
+                Some(last) if last.first == medium.first => *last = MediumSpan { shift: last.shift, ..medium.clone() },
                 last => {
                     let shift = last.map_or(0, |last| last.shift_after());
-                    self.runs.push(Run { shift, ..run.clone() });
+                    self.media.push(MediumSpan { shift, ..medium.clone() });
                 }
             }
         }
@@ -101,47 +101,47 @@ impl Rows {
     /// Forgets the rows from `len` on. A medium may be cut.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.ids.truncate(len);
-        self.runs.retain(|run| run.first < len);
-        if let Some(last) = self.runs.last_mut() {
+        self.media.retain(|medium| medium.first < len);
+        if let Some(last) = self.media.last_mut() {
             last.rows = last.rows.min(len - last.first);
         }
     }
 
     /// How many leading rows equal those of a prompt: the same ids, the same media at the same places.
-    pub(crate) fn common_prefix(&self, ids: &[u32], runs: &[Run]) -> usize {
+    pub(crate) fn common_prefix(&self, ids: &[u32], media: &[MediumSpan]) -> usize {
         let mut common = self.ids.iter().zip(ids).take_while(|(a, b)| a == b).count();
-        let mut pairs = self.runs.iter().zip(runs);
+        let mut pairs = self.media.iter().zip(media);
         match pairs.find(|(a, b)| !a.is_same_medium(b) || a.rows != b.rows) {
             Some((a, b)) if a.is_same_medium(b) => common = common.min(a.end().min(b.end())),
             Some((a, b)) => common = common.min(a.first.min(b.first)),
             None => {
                 // A medium against placeholders that stand for nothing.
-                let shorter = self.runs.len().min(runs.len());
-                let more = self.runs[shorter..].iter().chain(&runs[shorter..]).map(|run| run.first).min();
+                let shorter = self.media.len().min(media.len());
+                let more = self.media[shorter..].iter().chain(&media[shorter..]).map(|medium| medium.first).min();
                 common = common.min(more.unwrap_or(usize::MAX));
             }
         }
         common
     }
 
-    /// The parts of media that lie in `span`: the run, and which of its rows.
-    pub(crate) fn runs_in(&self, span: Range<usize>) -> impl Iterator<Item = (&Run, Range<usize>)> {
-        let from = self.runs.partition_point(|run| run.end() <= span.start);
-        let here = self.runs[from..].iter().take_while(move |run| run.first < span.end);
-        here.map(move |run| (run, span.start.max(run.first) - run.first..span.end.min(run.end()) - run.first))
+    /// The parts of media that lie in `span`: the medium, and which of its rows.
+    pub(crate) fn media_in(&self, span: Range<usize>) -> impl Iterator<Item = (&MediumSpan, Range<usize>)> {
+        let from = self.media.partition_point(|medium| medium.end() <= span.start);
+        let here = self.media[from..].iter().take_while(move |medium| medium.first < span.end);
+        here.map(move |medium| (medium, span.start.max(medium.first) - medium.first..span.end.min(medium.end()) - medium.first))
     }
 
     /// Gives the time, height and width positions of the rows in `span`, in order.
     pub(crate) fn positions(&self, span: Range<usize>) -> impl Iterator<Item = [isize; 3]> {
-        let mut next = self.runs.partition_point(|run| run.end() <= span.start);
+        let mut next = self.media.partition_point(|medium| medium.end() <= span.start);
         span.map(move |row| {
-            while self.runs.get(next).is_some_and(|run| run.end() <= row) {
+            while self.media.get(next).is_some_and(|medium| medium.end() <= row) {
                 next += 1;
             }
-            match self.runs.get(next) {
-                Some(run) if run.first <= row => run.position(row),
+            match self.media.get(next) {
+                Some(medium) if medium.first <= row => medium.position(row),
                 _ => {
-                    let shift = next.checked_sub(1).map_or(0, |last| self.runs[last].shift_after());
+                    let shift = next.checked_sub(1).map_or(0, |last| self.media[last].shift_after());
                     [row as isize + shift; 3]
                 }
             }
@@ -152,8 +152,8 @@ impl Rows {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::medium::MediaKind;
     use qhx_bundle::Digest;
+    use qhx_media::MediaKind;
 
     fn image(number: u8, rows: usize, columns: usize) -> Arc<Encoded> {
         Arc::new(Encoded::new(
@@ -171,15 +171,15 @@ mod tests {
     }
 
     /// Two rows of text, an image of 2 x 3, a row, an image of 4 x 1, three rows.
-    fn rows() -> (Vec<u32>, Vec<Run>) {
+    fn rows() -> (Vec<u32>, Vec<MediumSpan>) {
         let ids = vec![1, 2, 9, 9, 9, 9, 9, 9, 3, 9, 9, 9, 9, 4, 5, 6];
-        (ids, vec![Run::new(2, image(1, 2, 3)), Run::new(9, image(2, 4, 1))])
+        (ids, vec![MediumSpan::new(2, image(1, 2, 3)), MediumSpan::new(9, image(2, 4, 1))])
     }
 
     fn whole() -> Rows {
         let mut all = Rows::default();
-        let (ids, runs) = rows();
-        all.extend(&ids, &runs);
+        let (ids, media) = rows();
+        all.extend(&ids, &media);
         all
     }
 
@@ -199,41 +199,41 @@ mod tests {
             }
         }
         let mut heard = Rows::default();
-        heard.extend(&[1, 8, 8, 8, 2], &[Run::new(1, sound(1, 3))]);
+        heard.extend(&[1, 8, 8, 8, 2], &[MediumSpan::new(1, sound(1, 3))]);
         assert_eq!(heard.positions(0..5).collect::<Vec<_>>(), [0, 1, 2, 3, 4].map(text));
     }
 
     #[test]
     fn a_cut_medium_is_made_whole_again() {
-        let (ids, runs) = rows();
+        let (ids, media) = rows();
         let expected: Vec<_> = whole().positions(0..16).collect();
         for cut in 0..16 {
             let mut all = whole();
             all.truncate(cut);
             assert_eq!(all.positions(0..cut).collect::<Vec<_>>(), expected[..cut]);
-            assert_eq!(all.common_prefix(&ids, &runs), cut);
-            let more: Vec<_> = runs.iter().filter(|run| run.end() > cut).cloned().collect();
+            assert_eq!(all.common_prefix(&ids, &media), cut);
+            let more: Vec<_> = media.iter().filter(|medium| medium.end() > cut).cloned().collect();
             all.extend(&ids[cut..], &more);
             assert_eq!(all.positions(0..16).collect::<Vec<_>>(), expected, "cut at {cut}");
-            assert_eq!(all.runs().len(), 2);
-            let parts: Vec<_> = all.runs_in(4..11).map(|(run, part)| (run.first, part)).collect();
+            assert_eq!(all.media().len(), 2);
+            let parts: Vec<_> = all.media_in(4..11).map(|(medium, part)| (medium.first, part)).collect();
             assert_eq!(parts, [(2, 2..6), (9, 0..2)]);
         }
     }
 
     #[test]
     fn media_are_compared_by_content() {
-        let (ids, runs) = rows();
+        let (ids, media) = rows();
         let all = whole();
-        assert_eq!(all.common_prefix(&ids, &runs), 16);
-        let other = vec![runs[0].clone(), Run::new(9, image(3, 4, 1))];
+        assert_eq!(all.common_prefix(&ids, &media), 16);
+        let other = vec![media[0].clone(), MediumSpan::new(9, image(3, 4, 1))];
         assert_eq!(all.common_prefix(&ids, &other), 9, "another second image");
-        assert_eq!(all.common_prefix(&ids, &[Run::new(2, image(7, 2, 3)), runs[1].clone()]), 2, "another first image");
-        assert_eq!(all.common_prefix(&ids, &runs[..1]), 9, "placeholders for nothing");
+        assert_eq!(all.common_prefix(&ids, &[MediumSpan::new(2, image(7, 2, 3)), media[1].clone()]), 2, "another first image");
+        assert_eq!(all.common_prefix(&ids, &media[..1]), 9, "placeholders for nothing");
         assert_eq!(all.common_prefix(&ids, &[]), 2);
         assert_eq!(all.common_prefix(&ids[..5], &[]), 2);
         assert_eq!(all.common_prefix(&[1, 7], &[]), 1);
-        let moved = vec![Run::new(3, image(1, 2, 3)), runs[1].clone()];
+        let moved = vec![MediumSpan::new(3, image(1, 2, 3)), media[1].clone()];
         assert_eq!(all.common_prefix(&ids, &moved), 2, "the same image elsewhere");
     }
 }

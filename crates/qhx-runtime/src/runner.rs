@@ -1,14 +1,15 @@
-//! Runs the text program: rows of one or many sessions in, what is wanted of them out.
+//! Runs the text program: rows of one or many sequences in, what is wanted of them out.
 //!
 //! The one place where calls are made. Whoever has the [`Runner`] has the device.
 
 use crate::{
-    Error, Model, Session,
-    inputs::{Inputs, RowSpan},
-    session::Watch,
+    Error,
+    inputs::{Inputs, Placeholders, RowSpan},
+    sequence::Sequence,
 };
-use qhx_ir::{Call, Executable, IdMask, Outputs, Phase, RowResult, Segment, Tap, Want};
+use qhx_ir::{Call, Checked, DeviceError, Executable, IdMask, Outputs, Phase, RowResult, Segment, Tap, Want};
 use std::{
+    iter::repeat_n,
     ops::Range,
     sync::{OnceLock, atomic::AtomicBool},
 };
@@ -16,6 +17,10 @@ use std::{
 /// The loaded text program with the buffers of its calls.
 pub(crate) struct Runner {
     pub(crate) executable: Box<dyn Executable>,
+    program: Checked,
+    placeholders: Placeholders,
+    /// Numbers in a row of logits.
+    width: usize,
     inputs: Inputs,
     outputs: Outputs,
     /// How often the program was loaded again because its device was lost: states of an earlier time are of no use.
@@ -24,13 +29,34 @@ pub(crate) struct Runner {
     pub(crate) moved: Option<String>,
 }
 
-/// Rows of a session that a call computes. Those of which something is wanted are the last ones.
+/// Rows of a sequence that a call computes. Those of which something is wanted are the last ones.
 pub(crate) struct Span<'a> {
-    pub(crate) session: &'a mut Session,
+    pub(crate) sequence: &'a mut Sequence,
     pub(crate) rows: Range<usize>,
     pub(crate) wanted: usize,
     /// The ids from which the next token may be chosen, where the largest logit decides.
     pub(crate) mask: Option<&'a OnceLock<IdMask>>,
+}
+
+impl<'a> Span<'a> {
+    fn row_span(&self) -> RowSpan<'_> {
+        RowSpan { rows: &self.sequence.rows, span: self.rows.clone(), wanted: self.wanted }
+    }
+
+    /// What a call should give of a wanted row.
+    fn want(&self, all_logits: bool) -> Want<'a> {
+        match self.mask {
+            _ if all_logits || !self.sequence.largest_only => Want::Logits,
+            Some(mask) => Want::LargestAllowed(mask),
+            None => Want::Largest,
+        }
+    }
+
+    /// The segment of a call whose first row is row `first` of the call.
+    fn segment(&mut self, first: usize) -> Segment<'_> {
+        let Sequence { state, epoch, .. } = &mut *self.sequence;
+        Segment { epoch: *epoch, ..Segment::new(Some(&mut **state), first, self.rows.len()) }
+    }
 }
 
 /// What a call is made for.
@@ -39,107 +65,118 @@ pub(crate) struct Purpose<'a> {
     pub(crate) cancel: Option<&'a AtomicBool>,
 }
 
+/// Takes the logits of a row, and the row's number.
+pub type ShowLogits<'a> = dyn FnMut(usize, &[f32]) + 'a;
+/// Takes what a stage made in a call, and the number of the call's first row.
+pub type ShowTap<'a> = dyn FnMut(usize, Tap<'_>) + 'a;
+
+/// What a step reports while it runs.
+#[derive(Default)]
+pub(crate) struct Watch<'a> {
+    /// Gets the logits of each wanted row with the row's number.
+    pub(crate) logits: Option<&'a mut ShowLogits<'a>>,
+    /// Gets each stage's tap with the number of the call's first row.
+    pub(crate) taps: Option<&'a mut ShowTap<'a>>,
+}
+
 impl Runner {
-    pub(crate) fn new(executable: Box<dyn Executable>) -> Self {
-        Self { executable, inputs: Inputs::default(), outputs: Outputs::new(), loads: 0, moved: None }
+    pub(crate) fn new(executable: Box<dyn Executable>, program: Checked, placeholders: Placeholders, width: usize) -> Self {
+        let (inputs, outputs) = (Inputs::default(), Outputs::new());
+        Self { executable, program, placeholders, width, inputs, outputs, loads: 0, moved: None }
     }
 
     /// From now on calls go to a program that was loaded anew.
     pub(crate) fn replace(&mut self, executable: Box<dyn Executable>, why: String) {
-        *self = Self { loads: self.loads + 1, moved: Some(why), ..Self::new(executable) };
+        (self.executable, self.outputs) = (executable, Outputs::new());
+        self.loads += 1;
+        self.moved = Some(why);
     }
 
-    /// One call over rows of several sessions. Each session's rows are committed; the last row's logits are kept where a session's span ends with its last row.
-    pub(crate) fn call(
-        &mut self,
-        model: &Model,
-        spans: &mut [Span<'_>],
-        purpose: &Purpose<'_>,
-        watch: &mut Watch<'_>,
-    ) -> Result<(), Error> {
-        let Self { executable, inputs, outputs, .. } = self;
+    /// One call over rows of several sequences. The rows are committed; the last row's logits are kept where a span ends with its sequence's last row.
+    pub(crate) fn call(&mut self, spans: &mut [Span<'_>], purpose: &Purpose<'_>, watch: &mut Watch<'_>) -> Result<(), Error> {
+        let Self { executable, program, placeholders, inputs, outputs, .. } = self;
+        inputs.fill(program, placeholders, spans.iter().map(Span::row_span));
         let all_logits = watch.logits.is_some();
-        match spans {
-            // Decoding alone allocates nothing.
-            [Span { session, rows, wanted, mask }] if *wanted <= 1 => {
-                let want = [session.want(all_logits, *mask)];
-                let first = rows.start;
-                let Session { rows: own, state, epoch, .. } = &mut **session;
-                let span = RowSpan { rows: own, span: rows.clone(), wanted: *wanted };
-                inputs.lend(model.program(), model.placeholders(), std::iter::once(span), |bindings, inputs| {
-                    let mut segments = [Segment { epoch: *epoch, ..Segment::new(Some(&mut **state), 0, rows.len()) }];
-                    let mut tap;
-                    let mut call = Call::new(bindings, inputs, &mut segments, outputs);
-                    (call.wants, call.phase, call.cancel) = (&want[..*wanted], purpose.phase, purpose.cancel);
-                    if let Some(show) = &mut watch.taps {
-                        tap = |it: Tap<'_>| show(first, it);
-                        call.taps = Some(&mut tap);
-                    }
-                    executable.run(&mut call)
-                })?;
+        let first = spans.first().map_or(0, |span| span.rows.start);
+        // Decoding alone allocates nothing.
+        let (one_want, many_wants);
+        let wants = match &*spans {
+            [span] if span.wanted <= 1 => {
+                one_want = [span.want(all_logits)];
+                &one_want[..span.wanted]
             }
-            _ => {
-                let wants: Vec<Want<'_>> =
-                    spans.iter().flat_map(|span| std::iter::repeat_n(span.session.want(all_logits, span.mask), span.wanted)).collect();
-                let mut states = Vec::with_capacity(spans.len());
-                let mut rows = Vec::with_capacity(spans.len());
-                let first = spans.first().map_or(0, |span| span.rows.start);
-                for Span { session, rows: span, wanted, .. } in spans.iter_mut() {
-                    let Session { rows: own, state, epoch, .. } = &mut **session;
-                    states.push((state, *epoch, span.len()));
-                    rows.push(RowSpan { rows: own, span: span.clone(), wanted: *wanted });
+            spans => {
+                many_wants = spans.iter().flat_map(|span| repeat_n(span.want(all_logits), span.wanted)).collect::<Vec<_>>();
+                &many_wants[..]
+            }
+        };
+        inputs.lend(program, |bindings, inputs| {
+            let (mut one_segment, mut many_segments);
+            let segments = match &mut *spans {
+                [span] => {
+                    one_segment = [span.segment(0)];
+                    &mut one_segment[..]
                 }
-                inputs.lend(model.program(), model.placeholders(), rows.into_iter(), |bindings, inputs| {
+                spans => {
                     let mut next = 0;
-                    let segments = states.iter_mut().map(|(state, epoch, count)| {
-                        let first_row = next;
-                        next += *count;
-                        Segment { epoch: *epoch, ..Segment::new(Some(&mut ***state), first_row, *count) }
-                    });
-                    let mut segments: Vec<Segment<'_>> = segments.collect();
-                    let mut tap;
-                    let mut call = Call::new(bindings, inputs, &mut segments, outputs);
-                    (call.wants, call.phase, call.cancel) = (&wants, purpose.phase, purpose.cancel);
-                    if let Some(show) = &mut watch.taps {
-                        tap = |it: Tap<'_>| show(first, it);
-                        call.taps = Some(&mut tap);
-                    }
-                    executable.run(&mut call)
-                })?;
+                    let segment = |span| {
+                        let segment = Span::segment(span, next);
+                        next += segment.valid_rows;
+                        segment
+                    };
+                    many_segments = spans.iter_mut().map(segment).collect::<Vec<_>>();
+                    &mut many_segments[..]
+                }
+            };
+            let mut tap;
+            let mut call = Call::new(bindings, inputs, segments, outputs);
+            (call.wants, call.phase, call.cancel) = (wants, purpose.phase, purpose.cancel);
+            if let Some(show) = &mut watch.taps {
+                tap = |it: Tap<'_>| show(first, it);
+                call.taps = Some(&mut tap);
             }
-        }
-        self.deliver(model, spans, purpose, watch)
+            executable.run(&mut call)
+        })?;
+        self.deliver(spans, purpose, watch)
     }
 
     /// Hands out what a call gave, and commits its rows.
-    fn deliver(&self, model: &Model, spans: &mut [Span<'_>], purpose: &Purpose<'_>, watch: &mut Watch<'_>) -> Result<(), Error> {
-        let width = model.vocabulary().logits;
+    fn deliver(&self, spans: &mut [Span<'_>], purpose: &Purpose<'_>, watch: &mut Watch<'_>) -> Result<(), Error> {
+        let width = self.width;
         let logits = self.outputs.value("logits").unwrap_or_default();
         let mut results = self.outputs.rows().iter();
         let last_stage = self.executable.last_stage_time().unwrap_or_default();
-        for Span { session, rows, wanted, .. } in spans {
-            session.state.commit(rows.len())?;
-            session.work.add(purpose.phase, rows.len(), last_stage);
+        for Span { sequence, rows, wanted, .. } in spans {
+            sequence.state.commit(rows.len())?;
+            sequence.work.add(purpose.phase, rows.len(), last_stage);
             for number in 0..*wanted {
                 let row = rows.end - *wanted + number;
                 // Only the last row of all is kept: until then the step may still fail.
-                let is_last = row + 1 == session.rows.len();
+                let is_last = row + 1 == sequence.rows.len();
                 match results.next() {
                     Some(RowResult::Logits(at)) if logits.len() >= (at + 1) * width => {
                         let logits = &logits[at * width..][..width];
                         if is_last {
-                            session.set_logits(logits);
+                            sequence.set_logits(logits);
                         }
                         if let Some(show) = &mut watch.logits {
                             show(row, logits);
                         }
                     }
-                    Some(RowResult::Largest { id, value }) if is_last => session.set_largest(*id, *value),
+                    Some(RowResult::Largest { id, value }) if is_last => sequence.set_largest(*id, *value),
                     Some(RowResult::Largest { .. }) => {}
-                    _ => return Err(model.wrong_output(*wanted, self.outputs.value("logits").map(<[f32]>::len))),
+                    _ => return Err(self.wrong_output(*wanted)),
                 }
             }
         }
         Ok(())
+    }
+
+    fn wrong_output(&self, rows: usize) -> Error {
+        let width = self.width;
+        Error::Device(DeviceError::Call(match self.outputs.value("logits") {
+            Some(found) => format!("the device gave {} logits for {rows} rows of {width}", found.len()),
+            None => "the device gave no output `logits`".into(),
+        }))
     }
 }

@@ -23,6 +23,6 @@ mod tokenizer;
 
 pub use chat::{Attachment, Chat, ChatError, ChatTemplate, Message};
 pub use detokenize::Detokenizer;
-pub use prompt::Prompt;
+pub use prompt::RenderedChat;
 pub use stop::{StopStrings, StopStringsError, Stopped};
 pub use tokenizer::{SpecialTokens, Tokenizer, TokenizerError};

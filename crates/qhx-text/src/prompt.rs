@@ -14,7 +14,7 @@ use serde_json::Value;
 
 /// A rendered and encoded conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prompt {
+pub struct RenderedChat {
     /// The conversation as the template wrote it.
     pub text: String,
     /// Its ids, control tokens included. Nothing is to be added to them.
@@ -24,7 +24,7 @@ pub struct Prompt {
 impl ChatTemplate {
     /// Renders and encodes a conversation. `special` says what special tokens written out in messages, tools and documents become; the template's
     /// own are control tokens in any case.
-    pub fn prompt<A>(&self, chat: &Chat<A>, tokenizer: &Tokenizer, special: SpecialTokens) -> Result<Prompt, ChatError> {
+    pub fn prompt<A>(&self, chat: &Chat<A>, tokenizer: &Tokenizer, special: SpecialTokens) -> Result<RenderedChat, ChatError> {
         self.prompt_changed(chat.text(), tokenizer, special, |_| {})
     }
 
@@ -36,7 +36,7 @@ impl ChatTemplate {
         tokenizer: &Tokenizer,
         special: SpecialTokens,
         placeholder: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<Prompt, ChatError> {
+    ) -> Result<RenderedChat, ChatError> {
         self.prompt_changed(chat.text(), tokenizer, special, |chat| {
             for message in &mut chat.messages {
                 if let Some(Value::Array(parts)) = message.fields_mut().get_mut("content") {
@@ -58,20 +58,20 @@ impl ChatTemplate {
         tokenizer: &Tokenizer,
         special: SpecialTokens,
         change: impl Fn(&mut Chat),
-    ) -> Result<Prompt, ChatError> {
+    ) -> Result<RenderedChat, ChatError> {
         if special == SpecialTokens::AsText {
             let marker = Marker::for_chat(&chat, tokenizer)?;
             if marker.mark_chat(&mut chat) > 0 {
                 change(&mut chat);
                 let (text, forged) = unmark(&self.render(&chat)?, marker.character);
                 let ids = tokenizer.encode_except(&text, &forged)?;
-                return Ok(Prompt { text, ids });
+                return Ok(RenderedChat { text, ids });
             }
         }
         change(&mut chat);
         let text = self.render(&chat)?;
         let ids = tokenizer.encode(&text, false, SpecialTokens::Parse)?;
-        Ok(Prompt { text, ids })
+        Ok(RenderedChat { text, ids })
     }
 }
 

@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             break;
         }
         let answer = chat.ask_with(line.trim(), |piece| {
-            print!("{}", piece.text);
+            print!("{piece}");
             // A terminal that is gone is noticed at the next line.
             let _ = io::stdout().flush();
         })?;

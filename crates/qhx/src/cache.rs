@@ -1,6 +1,6 @@
 //! Bundles that were forged from checkpoints, kept in the user's cache: `models/KEY/NAME`, where the key changes with the checkpoint's files.
 
-use crate::{Checkpoint, Error, Opener, Places, forge_lock::ForgeLock, opener::OpenEvent};
+use crate::{Checkpoint, Error, OpenEvent, Places, forge_lock::ForgeLock, source::bundle_at};
 use qhx_bundle::{Digest, files::Identity, manifest::SCHEMA_VERSION, parity::PARITY_PAGE, write::check_replaceable};
 use qhx_forge::{ForgeOptions, GateOptions, GateProgress, Material, Precision, Progress, forge_gated};
 use qhx_ir::PROGRAM_VERSION;
@@ -63,8 +63,7 @@ impl Forging<'_> {
 
     /// Whether the cache has it, and has it whole.
     fn cached(&self) -> Option<Result<(), Error>> {
-        let mut opener = Opener::new(self.places.clone()).cancel(self.cancel.clone());
-        self.place.exists().then(|| opener.bundle(self.place).map(drop))
+        self.place.exists().then(|| bundle_at(self.place, self.places, self.cancel).map(drop))
     }
 
     fn forge(&mut self, replace: bool) -> Result<(), Error> {

@@ -1,13 +1,20 @@
 //! Conversations.
 
-use crate::{Error, Model, Stream, messages, settings::generation_settings};
+use crate::{
+    Error, Model, Stream, messages,
+    settings::generation_settings,
+    turn::{Said, Turn},
+};
 use qhx_runtime::{
-    Cancel, Conversation, GenerateOptions, Generation, Medium, Piece,
-    text::{self, Message},
+    Cancel, Conversation, Error as RunError, GenerateOptions, Generation, Medium, Prompt,
+    engine::Request,
+    save_session,
+    text::{self, ChatError, Message},
 };
 use std::path::Path;
 
-/// A conversation with a model. It keeps what the model has computed, so that each turn costs only what is new.
+/// A conversation with a model. What the model has computed is kept, so that each turn costs only what is new; conversations that run at the same time share the
+/// work, and none depends on the others.
 ///
 /// ```
 /// # fn main() -> Result<(), qhx::Error> {
@@ -24,30 +31,42 @@ use std::path::Path;
 #[must_use]
 pub struct Chat {
     model: Model,
-    /// What the conversation begins with, until it does.
-    beginning: text::Chat,
-    /// Taken while a stream runs.
-    conversation: Option<Conversation>,
+    said: Said,
     /// What goes with the next message.
     attached: Vec<Medium>,
     options: GenerateOptions,
     cancel: Cancel,
 }
 
+impl Model {
+    /// A conversation that has not begun. A model without a chat template refuses when it is asked something: see [`Model::complete`].
+    pub fn chat(&self) -> Chat {
+        Chat::new(self.clone())
+    }
+
+    /// A conversation that was saved with [`Chat::save`], bit for bit where it was left.
+    pub fn restore_chat(&self, path: impl AsRef<Path>) -> Result<Chat, Error> {
+        Chat::restore(self.clone(), path.as_ref())
+    }
+}
+
 impl Chat {
     pub(crate) fn new(model: Model) -> Self {
-        let beginning = text::Chat::new(Vec::new());
-        Self { model, beginning, conversation: None, attached: Vec::new(), options: GenerateOptions::default(), cancel: Cancel::new() }
+        let said = Said { chat: text::Chat::new(Vec::new()), computed: None };
+        Self { model, said, attached: Vec::new(), options: GenerateOptions::default(), cancel: Cancel::new() }
     }
 
     pub(crate) fn restore(model: Model, path: &Path) -> Result<Self, Error> {
-        let conversation = Conversation::restore(model.runtime(), path)?;
-        Ok(Self { conversation: Some(conversation), ..Self::new(model) })
+        let (chat, session) = Conversation::restore(model.runtime(), path)?.into_parts();
+        let media: Vec<Medium> = chat.messages.iter().flat_map(|message| message.media.iter().cloned()).collect();
+        let computed = Prompt::from_ids_with_media(model.runtime(), session.ids().to_vec(), &media).ok();
+        model.engine()?.keep(session);
+        Ok(Self { said: Said { chat, computed }, ..Self::new(model) })
     }
 
     /// Sets the system message. An empty one leaves out the system turn, also where the model's template has one of its own.
     pub fn system(mut self, text: &str) -> Self {
-        let chat = self.text_mut();
+        let chat = &mut self.said.chat;
         chat.messages.retain(|message| message.role() != "system");
         chat.without_system = text.is_empty();
         if !text.is_empty() {
@@ -68,7 +87,7 @@ impl Chat {
 
     /// Adds any message.
     pub fn message(mut self, message: Message) -> Self {
-        self.text_mut().messages.push(message);
+        self.said.chat.messages.push(message);
         self
     }
 
@@ -85,7 +104,7 @@ impl Chat {
     pub fn openai(mut self, json: &str) -> Result<Self, Error> {
         let mut chat = messages::parse(json)?;
         messages::open_media(&mut chat, self.model.bundle())?;
-        *self.text_mut() = chat;
+        self.said.chat = chat;
         Ok(self)
     }
 
@@ -119,20 +138,19 @@ impl Chat {
     /// ```
     /// # fn main() -> Result<(), qhx::Error> {
     /// let model = qhx::Model::open("builtin")?;
-    /// let answer = model.chat().ask_with("What is the capital of Japan?", |piece| print!("{}", piece.text))?;
+    /// let answer = model.chat().ask_with("What is the capital of Japan?", |piece| print!("{piece}"))?;
     /// println!(" ({} tokens)", answer.ids.len());
     /// # Ok(()) }
     /// ```
-    pub fn ask_with(&mut self, text: &str, mut on_piece: impl FnMut(Piece<'_>)) -> Result<Generation, Error> {
-        let message = self.message_of(text);
-        self.begin()?;
-        let (options, cancel) = (self.options.clone(), self.cancel.clone());
-        let answer = self.conversation_mut()?.say(message, &options, &cancel, &mut on_piece)?;
-        self.attached.clear();
-        Ok(answer)
+    pub fn ask_with(&mut self, text: &str, mut on_piece: impl FnMut(&str)) -> Result<Generation, Error> {
+        let mut stream = self.stream(text)?;
+        for piece in &mut stream {
+            on_piece(&piece?);
+        }
+        stream.answer()
     }
 
-    /// Says something and gives the answer as an iterator of pieces, which come from a thread of their own.
+    /// Says something and gives the answer as an iterator of pieces.
     ///
     /// ```
     /// # fn main() -> Result<(), qhx::Error> {
@@ -143,64 +161,49 @@ impl Chat {
     /// # Ok(()) }
     /// ```
     pub fn stream(&mut self, text: &str) -> Result<Stream<'_>, Error> {
-        let message = self.message_of(text);
-        self.begin()?;
-        let mut conversation = self.conversation.take().ok_or(Error::Cancelled)?;
-        self.attached.clear();
-        let (options, cancel) = (self.options.clone(), self.cancel.clone());
-        Ok(Stream::start(&mut self.conversation, self.cancel.clone(), move |on_piece| {
-            let answer = conversation.say(message, &options, &cancel, on_piece);
-            (conversation, answer.map_err(Error::from))
-        }))
+        let message = Message::with_media("user", self.attached.clone(), text);
+        let mut chat = self.said.chat.clone();
+        chat.messages.push(message.clone());
+        let prompt = Prompt::chat(self.model.runtime(), &chat)?;
+        self.begin(prompt, Some(message))
     }
 
     /// Answers the conversation as it is: its last message is one that was added with [`Chat::user`] or [`Chat::openai`].
     pub fn answer(&mut self) -> Result<Generation, Error> {
-        self.begin()?;
-        let (options, cancel) = (self.options.clone(), self.cancel.clone());
-        let conversation = self.conversation_mut()?;
-        let last = conversation.chat_mut().messages.pop().ok_or(qhx_runtime::Error::Chat(text::ChatError::NoMessages))?;
-        let answered = conversation.say(last.clone(), &options, &cancel, &mut |_| {});
-        if answered.is_err() {
-            conversation.chat_mut().messages.push(last);
+        if self.said.chat.messages.is_empty() {
+            return Err(RunError::Chat(ChatError::NoMessages).into());
         }
-        Ok(answered?)
+        let prompt = Prompt::chat(self.model.runtime(), &self.said.chat)?;
+        self.begin(prompt, None)?.answer()
+    }
+
+    fn begin(&mut self, prompt: Prompt, message: Option<Message>) -> Result<Stream<'_>, Error> {
+        let engine = self.model.engine()?;
+        let mut request = Request::new(prompt.clone()).with_options(self.options.clone());
+        request.cancel = self.cancel.clone();
+        let answer = engine.submit(request)?;
+        let turn = Turn {
+            said: &mut self.said,
+            attached: &mut self.attached,
+            prompt,
+            message,
+            cancel: self.cancel.clone(),
+            context: self.model.context(),
+        };
+        Ok(Stream::new(answer, engine, Some(turn)))
     }
 
     /// The messages so far, oldest first.
     pub fn messages(&self) -> &[Message] {
-        self.conversation.as_ref().map_or(&self.beginning.messages, |conversation| &conversation.chat().messages)
+        &self.said.chat.messages
     }
 
     /// Writes the conversation, with all that the model has computed for it, to a file; whole or not at all. [`Model::restore_chat`] goes on with it.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
-        match &self.conversation {
-            Some(conversation) => Ok(conversation.save(path.as_ref())?),
-            None => Ok(Conversation::new(self.model.runtime(), self.beginning.clone())?.save(path.as_ref())?),
-        }
-    }
-
-    /// The message that is to be said, with what is attached.
-    fn message_of(&self, text: &str) -> Message {
-        Message::with_media("user", self.attached.clone(), text)
-    }
-
-    /// The messages, to change.
-    fn text_mut(&mut self) -> &mut text::Chat {
-        match &mut self.conversation {
-            Some(conversation) => conversation.chat_mut(),
-            None => &mut self.beginning,
-        }
-    }
-
-    fn begin(&mut self) -> Result<(), Error> {
-        if self.conversation.is_none() {
-            self.conversation = Some(Conversation::new(self.model.runtime(), self.beginning.clone())?);
-        }
-        Ok(())
-    }
-
-    fn conversation_mut(&mut self) -> Result<&mut Conversation, Error> {
-        self.conversation.as_mut().ok_or(Error::Cancelled)
+        let session = match &self.said.computed {
+            Some(prompt) => self.model.engine()?.session(prompt, &Cancel::new())?,
+            None => self.model.runtime().session()?,
+        };
+        Ok(save_session(&session, Some(&self.said.chat), path.as_ref())?)
     }
 }

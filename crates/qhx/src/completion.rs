@@ -26,6 +26,25 @@ pub struct Completion {
     cancel: Cancel,
 }
 
+impl Model {
+    /// Continues a text, without a chat template: the most probable tokens, at most 256 of them.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), qhx::Error> {
+    /// let model = qhx::Model::open("builtin")?;
+    /// println!("{}", model.complete("Once")?.text);
+    /// # Ok(()) }
+    /// ```
+    pub fn complete(&self, text: impl Into<String>) -> Result<Generation, Error> {
+        self.completion(text).answer()
+    }
+
+    /// The same with a say in how tokens are chosen and when to stop, and with streaming.
+    pub fn completion(&self, text: impl Into<String>) -> Completion {
+        Completion::new(self.clone(), text.into())
+    }
+}
+
 impl Completion {
     pub(crate) fn new(model: Model, text: String) -> Self {
         let options = GenerateOptions::default();
@@ -56,6 +75,6 @@ impl Completion {
         let engine = self.model.engine()?;
         let mut request = Request::new(Prompt::completion_with_media(self.model.runtime(), &self.text, &self.media)?);
         (request.options, request.processors, request.cancel) = (self.options, self.processors, self.cancel);
-        Ok(Stream::of_engine(engine.submit(request)?, engine))
+        Ok(Stream::new(engine.submit(request)?, engine, None))
     }
 }

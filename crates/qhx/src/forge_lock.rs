@@ -2,7 +2,7 @@
 //!
 //! The lock is the operating system's, on a small file in the cache that stays there: it is free again when its holder ends, however it ends.
 
-use crate::{Error, opener::OpenEvent};
+use crate::{Error, OpenEvent};
 use qhx_runtime::Cancel;
 use std::{
     fs::{self, File, TryLockError},

@@ -1,13 +1,14 @@
 //! A model that is loaded, and how it is to be loaded.
 
-use crate::{Chat, Completion, Error, OpenEvent, Opener, Places, messages};
+use crate::{Error, OpenEvent, Opener, Places, messages};
 use qhx_bundle::Bundle;
 use qhx_runtime::{
-    Cancel, DeviceChoice, Generation, LoadOptions, MediaKind, Medium,
+    Cancel, DeviceChoice, LoadOptions, MediaKind, Medium,
     engine::{Engine, EngineOptions},
     media::{Image, Sound},
     placement::Rules,
     registry::NpuSettings,
+    sample::SamplerConfig,
     text::SpecialTokens,
     verify,
 };
@@ -46,6 +47,23 @@ impl Model {
         ModelOptions::default()
     }
 
+    /// How the checkpoint's makers suggest that tokens are sampled, for [`GenerateOptions::sampler`](crate::GenerateOptions); none where they do not. Without it answers are greedy.
+    pub fn suggested_sampling(&self) -> Option<SamplerConfig> {
+        let suggested = self.bundle.manifest().generation.as_ref()?;
+        let plain = SamplerConfig::default();
+        let number = |value: Option<f64>, absent: f32| value.map_or(absent, |value| value as f32);
+        let config = SamplerConfig {
+            // Greedy is what nobody has to suggest: where only filters are named, they are meant for sampling as it is.
+            temperature: number(suggested.temperature, 1.0),
+            top_k: suggested.top_k.map_or(plain.top_k, |k| k as usize),
+            top_p: number(suggested.top_p, plain.top_p),
+            min_p: number(suggested.min_p, plain.min_p),
+            repetition_penalty: number(suggested.repetition_penalty, plain.repetition_penalty),
+            ..plain
+        };
+        config.validate().is_ok().then_some(config)
+    }
+
     /// What people call it.
     pub fn name(&self) -> &str {
         self.loaded.name()
@@ -59,33 +77,6 @@ impl Model {
     /// Tokens that a conversation can have, its answers included.
     pub fn context(&self) -> usize {
         self.loaded.context()
-    }
-
-    /// A conversation that has not begun. A model without a chat template refuses when it is asked something: see [`Model::complete`].
-    pub fn chat(&self) -> Chat {
-        Chat::new(self.clone())
-    }
-
-    /// A conversation that was saved with [`Chat::save`], bit for bit where it was left.
-    pub fn restore_chat(&self, path: impl AsRef<Path>) -> Result<Chat, Error> {
-        Chat::restore(self.clone(), path.as_ref())
-    }
-
-    /// Continues a text, without a chat template: the most probable tokens, at most 256 of them.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), qhx::Error> {
-    /// let model = qhx::Model::open("builtin")?;
-    /// println!("{}", model.complete("Once")?.text);
-    /// # Ok(()) }
-    /// ```
-    pub fn complete(&self, text: impl Into<String>) -> Result<Generation, Error> {
-        self.completion(text).answer()
-    }
-
-    /// The same with a say in how tokens are chosen and when to stop, and with streaming.
-    pub fn completion(&self, text: impl Into<String>) -> Completion {
-        Completion::new(self.clone(), text.into())
     }
 
     /// The ids of a text, with the special tokens that the tokenizer adds by itself. Special tokens that are written out in the text stay text.

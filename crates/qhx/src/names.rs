@@ -1,6 +1,6 @@
 //! Which model was probably meant by a name that names none.
 
-use crate::{Places, builtin, cache::cached_names, reference::at_path};
+use crate::{Places, builtin, cache::cached_names, source::at_path};
 use std::{
     fs,
     path::{Path, PathBuf},

@@ -1,12 +1,11 @@
 //! From a reference to an open bundle, with whatever has to be made on the way.
 
 use crate::{
-    Error, Places, Source, builtin,
+    Checkpoint, Error, OpenEvent, Places, Source, builtin,
     cache::{self, Forging},
-    reference::at_path,
+    source::bundle_at,
 };
-use qhx_bundle::{Bundle, BundleError, OpenOptions, manifest::MANIFEST_FILE, manifest_in, parity::GateResult, target::MadeFor};
-use qhx_forge::{GateProgress, Progress};
+use qhx_bundle::{Bundle, manifest::MANIFEST_FILE, manifest_in, target::MadeFor};
 use qhx_runtime::{
     Cancel, DeviceChoice,
     registry::{self, NpuSettings},
@@ -15,49 +14,6 @@ use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
-
-/// Something worth telling about while a model is opened.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub enum OpenEvent<'a> {
-    /// Another process is forging this very checkpoint; its bundle will be used.
-    Waiting {
-        /// Where the bundle will be.
-        place: &'a Path,
-    },
-    /// A checkpoint is being forged into the cache, once.
-    Forging {
-        /// The checkpoint.
-        source: &'a Path,
-        /// Where the bundle will be.
-        place: &'a Path,
-    },
-    /// The cache has the bundle, but it cannot be used; it is forged again.
-    ForgingAgain {
-        /// What is wrong with it.
-        reason: &'a Error,
-    },
-    /// A folder in the cache that holds files of somebody else was renamed.
-    Kept {
-        /// Where it was.
-        place: &'a Path,
-        /// Where it is.
-        kept: &'a Path,
-        /// Why it was not replaced.
-        reason: &'a str,
-    },
-    /// How far writing the bundle is.
-    Writing(Progress<'a>),
-    /// How far comparing it with the checkpoint is.
-    Gating(GateProgress<'a>),
-    /// It passed its gate.
-    Passed(&'a GateResult),
-    /// A folder for phones is not used, because this machine emulates the NPU and compiles the bundle instead.
-    ForPhonesOnly {
-        /// The folder.
-        folder: &'a Path,
-    },
-}
 
 /// Opens what references name.
 ///
@@ -134,14 +90,7 @@ impl<'a> Opener<'a> {
 
     /// Opens the bundle at a path; anything else is an error.
     pub fn bundle(&mut self, path: &Path) -> Result<Bundle, Error> {
-        if builtin::is_meant(path) {
-            return builtin::open();
-        }
-        let options = OpenOptions { cache_dir: self.places.cache.clone(), cancel: Some(self.cancel.shared()), ..OpenOptions::default() };
-        Bundle::open_with(path, &options).map_err(|error| match (&error, at_path(path)) {
-            (BundleError::NotABundle { .. }, Some(Source::Checkpoint(_))) => Error::NotForged { path: path.to_path_buf() },
-            _ => error.into(),
-        })
+        bundle_at(path, &self.places, &self.cancel)
     }
 
     /// Opens what the device runs of the bundle at a path.
@@ -163,7 +112,7 @@ impl<'a> Opener<'a> {
     }
 
     /// Where the cache has the bundle of a checkpoint.
-    fn forged(&mut self, checkpoint: &crate::Checkpoint) -> Result<PathBuf, Error> {
+    fn forged(&mut self, checkpoint: &Checkpoint) -> Result<PathBuf, Error> {
         let place = cache::place_of(checkpoint, &self.places)?;
         let Self { places, cancel, on_event, .. } = self;
         Forging { source: &checkpoint.path, place: &place, places, cancel, on_event }.once()?;

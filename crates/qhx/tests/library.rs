@@ -26,7 +26,7 @@ fn all_ways_to_an_answer_agree() {
     let question = "What is the capital of Portugal?";
     let whole = chat().ask(question).unwrap();
     let mut pieces = String::new();
-    let told = chat().ask_with(question, |piece| pieces.push_str(piece.text)).unwrap();
+    let told = chat().ask_with(question, |piece| pieces.push_str(piece)).unwrap();
     assert_eq!((&told.text, &told.ids, &pieces), (&whole.text, &whole.ids, &whole.text));
 
     let mut streaming = chat();

@@ -7,7 +7,7 @@ use crate::{
     seeds::Seeds,
 };
 use qhx_forge::{
-    ForgeOptions, Material, Precision, forge_material,
+    ForgeOptions, Material, Precision,
     read::{Checkpoint, Mapping},
 };
 use std::{path::Path, sync::Arc};
@@ -49,7 +49,7 @@ pub(super) fn forge(material: &Material, case: &Case, out: &Path) -> Outcome {
         return Ok(shape);
     }
     let mut options = ForgeOptions { out, precision: Precision::Native, replace: true, cancel: Arc::default(), progress: &mut |_| () };
-    let forged = forge_material(material, &mut options).map_err(refused)?;
+    let forged = material.forge(&mut options).map_err(refused)?;
     let ran = bundle::open_and_run(&forged.path);
     std::fs::remove_dir_all(&forged.path).map_err(refused)?;
     ran

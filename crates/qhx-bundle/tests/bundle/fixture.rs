@@ -91,7 +91,7 @@ pub(crate) fn program(name: &str, weights: &[(&str, Encoding, Vec<usize>)]) -> P
 pub(crate) fn manifest() -> Manifest {
     Manifest {
         schema_version: SCHEMA_VERSION,
-        model: Model {
+        model: ModelFacts {
             name: "tiny".into(),
             family: "plain".into(),
             architecture: None,

@@ -14,7 +14,7 @@ use crate::{
 use clap::Args;
 use qhx_bundle::{
     Bundle, BundlePath,
-    manifest::{ChatMode, FileEntry, IgnoredTensors, Manifest, Model, TEXT_PROGRAM},
+    manifest::{ChatMode, FileEntry, IgnoredTensors, Manifest, ModelFacts, SuggestedSampling, TEXT_PROGRAM},
     media::{AudioFrontEnd, ImageFrontEnd, Media, Patches, Resize},
 };
 use qhx_ir::{Checked, OpKind};
@@ -22,7 +22,8 @@ use qhx_npu::{ContextFile, PreparedPlan};
 use qhx_runtime::{
     LoadOptions, LoadPlan,
     memory::{MemoryEstimate, state_bytes, tensor_bytes, weight_bytes, weight_bytes_per_token},
-    placement::{Fallback, Phase, PlacedStage, SlotCopy, place_tower, tower_stage},
+    placement::{Fallback, Phase, PlacedStage, place_tower, tower_stage},
+    split::SlotCopy,
 };
 use serde::Serialize;
 use std::{
@@ -48,9 +49,12 @@ pub(crate) struct Inspect {
 struct Report<'a> {
     bundle: &'a str,
     fingerprint: String,
-    model: &'a Model,
+    model: &'a ModelFacts,
     precision: &'a str,
     chat: ChatMode,
+    /// What the checkpoint's makers suggest; greedy decoding is the default all the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    suggested_sampling: Option<&'a SuggestedSampling>,
     gated: bool,
     active_parameters: u64,
     per_token: PerToken,
@@ -149,6 +153,7 @@ impl<'a> Report<'a> {
             model: &manifest.model,
             precision: &manifest.precision,
             chat: manifest.chat.mode,
+            suggested_sampling: manifest.generation.as_ref(),
             gated: manifest.parity.is_some(),
             active_parameters: active_parameters(program),
             per_token: PerToken { weight_bytes: weight_bytes_per_token(program), flops, attention_flops, context },
@@ -196,6 +201,7 @@ impl<'a> Report<'a> {
             ("vocabulary", format!("{}, hidden size {}", model.vocab_size, model.hidden_size)),
             ("context", format!("up to {} tokens", model.context_length)),
             ("chat", if self.chat == ChatMode::Template { "by its template".into() } else { "none, it is a completion model".to_owned() }),
+            ("suggested sampling", self.suggested_sampling.map_or_else(|| "none".to_owned(), sampling)),
             ("parity", if self.gated { "gated, see parity.json".into() } else { "not gated".to_owned() }),
             ("images", self.media.image.as_ref().map_or_else(|| "none".to_owned(), images)),
             ("sound", self.media.audio.as_ref().map_or_else(|| "none".to_owned(), sound)),
@@ -233,7 +239,22 @@ impl<'a> Report<'a> {
     }
 }
 
-fn source(model: &Model) -> &'static str {
+/// The flags that follow the suggestion.
+fn sampling(suggested: &SuggestedSampling) -> String {
+    let SuggestedSampling { temperature, top_k, top_p, min_p, repetition_penalty } = suggested;
+    let flag = |name: &str, value: Option<String>| value.map(|value| format!("--{name} {value}"));
+    let number = |value: &Option<f64>| value.map(|value| value.to_string());
+    let flags = [
+        flag("temperature", number(temperature)),
+        flag("top-k", top_k.map(|k| k.to_string())),
+        flag("top-p", number(top_p)),
+        flag("min-p", number(min_p)),
+        flag("repetition-penalty", number(repetition_penalty)),
+    ];
+    flags.into_iter().flatten().collect::<Vec<_>>().join(" ")
+}
+
+fn source(model: &ModelFacts) -> &'static str {
     match model.source_format {
         qhx_bundle::manifest::SourceFormat::Safetensors => "safetensors",
         qhx_bundle::manifest::SourceFormat::Gguf => "a GGUF file",

@@ -33,7 +33,7 @@ use qhx_bundle::{
 };
 use qhx_ir::{Checked, Device, Name, OpKind};
 use qhx_runtime::{
-    Cancel, LoadOptions, Model, ModelParts, Session,
+    Cancel, DeviceChoice, LoadOptions, Model, ModelParts, Session,
     memory::tensor_bytes,
     placement::tower_stage,
     registry,
@@ -187,7 +187,7 @@ impl<'m, 'o> Gate<'m, 'o> {
         let device = match parameters {
             // A search measures many times: it takes what is fastest here.
             n if n <= REPRODUCIBLE_PARAMETERS && options.reproducible && !options.auto => registry::plain(options.threads)?,
-            _ => registry::candidates(registry::DeviceChoice::Cpu, options.threads)?.remove(0),
+            _ => registry::candidates(DeviceChoice::Cpu, options.threads)?.remove(0),
         };
         let is_f32 = forge.precision == Precision::F32 && !options.auto;
         let kind = options.kind.unwrap_or(if is_f32 { GateKind::Strict } else { GateKind::Tolerant });

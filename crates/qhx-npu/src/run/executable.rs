@@ -8,7 +8,7 @@ use super::{
     graphs::{Graphs, Ports, Source, failed},
     host::{self, Tables},
     meter::Meter,
-    plan::Plan,
+    plan::GraphPlan,
     state::NpuState,
     values::Values,
 };
@@ -53,7 +53,7 @@ impl NpuExecutable {
         let source = match &limits.artifacts {
             None => Source::Compile(options.compile()),
             Some(folder) => {
-                let plan = Box::new(Plan::read(folder, &program.name, contexts.device.arch())?);
+                let plan = Box::new(GraphPlan::read(folder, &program.name, contexts.device.arch())?);
                 options.part_bytes = plan.part_bytes;
                 if let Some(most) = plan.ring.filter(|&most| limits.max_rows > most) {
                     return Err(DeviceError::Resources(format!(

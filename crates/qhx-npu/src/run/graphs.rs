@@ -2,7 +2,7 @@
 
 use super::{
     contexts::Contexts,
-    plan::{ContextFile, Plan},
+    plan::{ContextFile, GraphPlan},
 };
 use crate::{
     CompileOptions, ExecGraph, Expected, ExpectedGraph, ExpectedTensor,
@@ -22,7 +22,7 @@ pub(super) enum Source {
         /// The folder.
         folder: PathBuf,
         /// The plan of its contents.
-        plan: Box<Plan>,
+        plan: Box<GraphPlan>,
     },
 }
 

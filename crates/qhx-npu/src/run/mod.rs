@@ -15,4 +15,4 @@ mod state;
 mod values;
 
 pub use device::{Kv, NpuDevice, NpuMachine, NpuOptions};
-pub use plan::{ContextFile, Plan};
+pub use plan::{ContextFile, GraphPlan};

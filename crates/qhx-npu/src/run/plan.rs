@@ -21,7 +21,7 @@ const MOST_BYTES: u64 = 16 << 20;
 /// The plan of one program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Plan {
+pub struct GraphPlan {
     /// The version of the file: 3.
     pub plan_version: u32,
     /// `v79`, `v81`.
@@ -67,7 +67,7 @@ pub struct ContextFile {
     pub graphs: Vec<String>,
 }
 
-impl Plan {
+impl GraphPlan {
     /// The file's name for a program.
     pub(super) fn file_name(program: &str) -> String {
         format!("{program}.npu.json")
@@ -153,7 +153,7 @@ impl ContextFile {
 mod tests {
     use super::*;
 
-    fn plan() -> Plan {
+    fn plan() -> GraphPlan {
         let file = ContextFile {
             file: "text_0.bin".into(),
             bytes: 7,
@@ -163,7 +163,7 @@ mod tests {
             layers: 1,
             graphs: vec!["a".into()],
         };
-        Plan {
+        GraphPlan {
             plan_version: PLAN_VERSION,
             arch: "v81".into(),
             library: "QAIRT 2.51.0".into(),
@@ -180,18 +180,18 @@ mod tests {
     #[test]
     fn a_plan_is_read_back_and_refused_with_the_reason() {
         let folder = tempfile::tempdir().unwrap();
-        let write = |plan: &Plan| {
-            std::fs::write(folder.path().join(Plan::file_name("text")), serde_json::to_string(plan).unwrap()).unwrap();
-            Plan::read(folder.path(), "text", Arch::V81).map_err(|e| e.to_string())
+        let write = |plan: &GraphPlan| {
+            std::fs::write(folder.path().join(GraphPlan::file_name("text")), serde_json::to_string(plan).unwrap()).unwrap();
+            GraphPlan::read(folder.path(), "text", Arch::V81).map_err(|e| e.to_string())
         };
         assert_eq!(write(&plan()), Ok(plan()));
-        assert!(write(&Plan { plan_version: 1, ..plan() }).unwrap_err().contains("update qhx"));
-        assert!(write(&Plan { arch: "v79".into(), ..plan() }).unwrap_err().contains("is for v79"));
+        assert!(write(&GraphPlan { plan_version: 1, ..plan() }).unwrap_err().contains("update qhx"));
+        assert!(write(&GraphPlan { arch: "v79".into(), ..plan() }).unwrap_err().contains("is for v79"));
         for rows in [vec![], vec![0], vec![128, 1], vec![1, 1], vec![1, usize::MAX]] {
-            assert!(write(&Plan { rows, ..plan() }).unwrap_err().contains("impossible"));
+            assert!(write(&GraphPlan { rows, ..plan() }).unwrap_err().contains("impossible"));
         }
         for (context, ring) in [(0, None), (usize::MAX, None), (512, Some(0)), (512, Some(usize::MAX))] {
-            assert!(write(&Plan { context, ring, ..plan() }).unwrap_err().contains("impossible"), "{context} {ring:?}");
+            assert!(write(&GraphPlan { context, ring, ..plan() }).unwrap_err().contains("impossible"), "{context} {ring:?}");
         }
         for name in ["../text_0.bin", "/", "", "a/b.bin", ".hidden", "a.bin/"] {
             let mut away = plan();
@@ -200,6 +200,6 @@ mod tests {
         }
         assert_eq!(plan().contexts[0].sum().unwrap(), [10; 32]);
         assert!(ContextFile { sha256: "0g".repeat(32), ..plan().contexts.remove(0) }.sum().is_err());
-        assert!(Plan::read(folder.path(), "vision", Arch::V81).unwrap_err().to_string().contains("cannot be read"));
+        assert!(GraphPlan::read(folder.path(), "vision", Arch::V81).unwrap_err().to_string().contains("cannot be read"));
     }
 }

@@ -3,7 +3,7 @@
 use super::{
     device::NpuOptions,
     graphs::{experts_name, failed, part_name},
-    plan::{ContextFile, PLAN_VERSION, Plan},
+    plan::{ContextFile, GraphPlan, PLAN_VERSION},
 };
 use crate::{
     CompileOptions, Device,
@@ -80,7 +80,7 @@ pub(super) fn prepare(
             let graphs: Vec<String> = planned.planned.iter().filter(is_own).map(graph_name).collect();
             (!graphs.is_empty()).then(|| ContextFile { graphs, ..made.clone() })
         };
-        let plan = Plan {
+        let plan = GraphPlan {
             plan_version: PLAN_VERSION,
             arch: budget.arch.clone(),
             library: device.library().build().to_string(),
@@ -92,7 +92,7 @@ pub(super) fn prepare(
             notes: budget.notes.clone(),
             contexts: budget.contexts.iter().zip(&contexts).filter_map(own).collect(),
         };
-        let (name, text) = (Plan::file_name(&piece.program.name), serde_json::to_string_pretty(&plan));
+        let (name, text) = (GraphPlan::file_name(&piece.program.name), serde_json::to_string_pretty(&plan));
         let (file, text) = (folder.join(&name), text.map_err(|e| DeviceError::Resources(e.to_string()))?);
         std::fs::write(&file, text).map_err(|e| cannot_write(&file, e))?;
         names.push(name);

@@ -28,12 +28,12 @@ mod task;
 
 pub use answer::{Answer, AnswerPiece};
 
-use crate::{Cancel, Error, GenerateOptions, LogitProcessor, Model, Prompt};
+use crate::{Cancel, Error, GenerateOptions, LogitProcessor, Model, Prompt, Session, rows::MediumSpan};
 use answer::Sender;
 use scheduler::Scheduler;
 use std::{
     collections::VecDeque,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -140,8 +140,18 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
+    loans: Vec<Loan>,
+    /// Sessions of which something is to be kept.
+    returned: Vec<Session>,
     stopped: bool,
     stats: EngineStats,
+}
+
+/// Somebody wants a session that holds as much of a prompt as is there.
+struct Loan {
+    ids: Vec<u32>,
+    media: Vec<MediumSpan>,
+    to: mpsc::SyncSender<Result<Session, Error>>,
 }
 
 impl Shared {
@@ -180,6 +190,26 @@ impl Engine {
         drop(queue);
         shared.wake.notify_all();
         Ok(answer)
+    }
+
+    /// A session of the caller's own that holds `prompt`: for what a request cannot do, such as saving it to a file. It starts from what the engine has kept; the
+    /// rest is computed here, in turns with the engine's steps.
+    pub fn session(&self, prompt: &Prompt, cancel: &Cancel) -> Result<Session, Error> {
+        let shared = &self.0.shared;
+        shared.model.check_prompt(prompt.ids())?;
+        let (to, lent) = mpsc::sync_channel(1);
+        let loan = Loan { ids: prompt.ids().to_vec(), media: task::encode(&shared.model, prompt, cancel)?, to };
+        shared.queue().loans.push(loan);
+        shared.wake.notify_all();
+        let mut session = lent.recv().map_err(|_| Error::EngineStopped)??;
+        session.prepare_prompt(prompt, cancel)?;
+        Ok(session)
+    }
+
+    /// Keeps what a session has computed for requests that begin alike, in scope 0. The session must be one of this engine's model.
+    pub fn keep(&self, session: Session) {
+        self.0.shared.queue().returned.push(session);
+        self.0.shared.wake.notify_all();
     }
 
     /// What it has done and holds.

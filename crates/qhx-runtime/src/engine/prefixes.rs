@@ -5,7 +5,7 @@
 
 use crate::{
     Error,
-    rows::{Rows, Run},
+    rows::{MediumSpan, Rows},
 };
 use qhx_ir::{Program, State};
 
@@ -43,8 +43,8 @@ impl Prefixes {
     }
 
     /// How many rows of a prompt a state with these rows could save; its last row is always computed, for its logits.
-    pub(super) fn shared(&self, rows: &Rows, ids: &[u32], runs: &[Run]) -> usize {
-        let common = rows.common_prefix(ids, runs);
+    pub(super) fn shared(&self, rows: &Rows, ids: &[u32], media: &[MediumSpan]) -> usize {
+        let common = rows.common_prefix(ids, media);
         match self.recurrent {
             true if common < rows.len() || rows.len() >= ids.len() => 0,
             true => rows.len(),
@@ -53,20 +53,20 @@ impl Prefixes {
     }
 
     /// How many rows of a prompt are there.
-    pub(super) fn longest(&self, ids: &[u32], runs: &[Run], epoch: usize, scope: u64) -> usize {
-        self.best(ids, runs, epoch, scope).map_or(0, |best| best.1)
+    pub(super) fn longest(&self, ids: &[u32], media: &[MediumSpan], epoch: usize, scope: u64) -> usize {
+        self.best(ids, media, epoch, scope).map_or(0, |best| best.1)
     }
 
     /// The prefix that saves the most rows of a prompt, and how many.
-    fn best(&self, ids: &[u32], runs: &[Run], epoch: usize, scope: u64) -> Option<(usize, usize)> {
+    fn best(&self, ids: &[u32], media: &[MediumSpan], epoch: usize, scope: u64) -> Option<(usize, usize)> {
         let own = self.all.iter().enumerate().filter(|(_, prefix)| (prefix.epoch, prefix.scope) == (epoch, scope));
-        let shared = own.map(|(place, prefix)| (place, self.shared(&prefix.rows, ids, runs)));
+        let shared = own.map(|(place, prefix)| (place, self.shared(&prefix.rows, ids, media)));
         shared.filter(|&(_, rows)| rows > 0).max_by_key(|&(_, rows)| rows)
     }
 
     /// A state that holds as many rows of a prompt as any.
-    pub(super) fn start(&mut self, ids: &[u32], runs: &[Run], epoch: usize, scope: u64) -> Option<Start> {
-        let (place, rows) = self.best(ids, runs, epoch, scope)?;
+    pub(super) fn start(&mut self, ids: &[u32], media: &[MediumSpan], epoch: usize, scope: u64) -> Option<Start> {
+        let (place, rows) = self.best(ids, media, epoch, scope)?;
         self.clock += 1;
         self.all[place].used = self.clock;
         let start = fork(&*self.all[place].state, rows);
@@ -84,7 +84,7 @@ impl Prefixes {
         self.clock += 1;
         let (clock, recurrent) = (self.clock, self.recurrent);
         let same_place = |prefix: &Prefix| (prefix.epoch, prefix.scope) == (epoch, scope);
-        let common = |prefix: &Prefix| prefix.rows.common_prefix(rows.ids(), rows.runs());
+        let common = |prefix: &Prefix| prefix.rows.common_prefix(rows.ids(), rows.media());
         // It is there, or something is that can do what it can.
         let covers =
             |prefix: &&mut Prefix| same_place(prefix) && common(prefix) == rows.len() && (!recurrent || prefix.rows.len() == rows.len());

@@ -1,14 +1,14 @@
 //! The engine's thread: who computes what in the next step.
 
 use super::{
-    Shared,
+    Loan, Shared,
     prefixes::{self, Prefixes, Start},
     task::{Job, Task},
 };
 use crate::{
-    Error, Model,
-    runner::{Purpose, Span},
-    session::Watch,
+    Error, Model, Session,
+    rows::MediumSpan,
+    runner::{Purpose, Span, Watch},
 };
 use qhx_ir::{DeviceError, Phase};
 use std::{
@@ -102,12 +102,39 @@ impl Scheduler {
             if queue.stopped {
                 return false;
             }
+            let (loans, returned) = (std::mem::take(&mut queue.loans), std::mem::take(&mut queue.returned));
+            if !loans.is_empty() || !returned.is_empty() {
+                drop(queue);
+                returned.iter().for_each(|session| self.take_back(session));
+                loans.into_iter().for_each(|loan| self.lend(loan));
+                queue = shared.queue();
+                continue;
+            }
             self.waiting.extend(queue.jobs.drain(..));
             if !self.waiting.is_empty() || !self.active.is_empty() {
                 return true;
             }
             queue = shared.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Gives somebody a session that holds as much of a prompt as is there.
+    fn lend(&mut self, Loan { ids, media, to }: Loan) {
+        let session = self.session_for(&ids, &media, 0).map(|(mut session, reused)| {
+            session.put_in(&ids, &media, reused);
+            session.forget_uncomputed();
+            session
+        });
+        // Who asked may be gone.
+        let _ = to.send(session);
+    }
+
+    /// Keeps what a session has computed.
+    fn take_back(&mut self, session: &Session) {
+        for state in session.computed() {
+            let _ = self.prefixes.keep(&session.sequence.rows, &*state, session.sequence.epoch, 0);
+        }
+        self.make_room();
     }
 
     fn step(&mut self) {
@@ -149,7 +176,11 @@ impl Scheduler {
                 continue;
             }
             let job = self.waiting.remove(next);
-            match self.session_for(&job) {
+            let begun = match job.alone {
+                true => self.model.session().map(|session| (session, 0)),
+                false => self.session_for(job.prompt.ids(), &job.media, job.scope),
+            };
+            match begun {
                 Ok((session, reused)) => {
                     let mut task = job.begin(session, reused);
                     task.prepare_choice();
@@ -168,10 +199,10 @@ impl Scheduler {
             return false;
         }
         let (ids, epoch) = (job.prompt.ids(), self.model.program().epoch(job.prompt.ids().len()));
-        let there = self.prefixes.longest(ids, &job.runs, epoch, job.scope);
-        for task in self.active.iter_mut().filter(|task| !task.alone && task.scope == job.scope && task.session.epoch == epoch) {
+        let there = self.prefixes.longest(ids, &job.media, epoch, job.scope);
+        for task in self.active.iter_mut().filter(|task| !task.alone && task.scope == job.scope && task.session.sequence.epoch == epoch) {
             let prompt = task.prompt.ids().len();
-            let common = task.rows().common_prefix(ids, &job.runs).min(ids.len() - 1).min(prompt);
+            let common = task.rows().common_prefix(ids, &job.media).min(ids.len() - 1).min(prompt);
             if common >= there + WORTH_WAITING && task.done() < common {
                 task.keep_at.insert(common);
                 return true;
@@ -181,26 +212,23 @@ impl Scheduler {
     }
 
     /// A session that holds as much of a prompt as is there.
-    fn session_for(&mut self, job: &Job) -> Result<(crate::Session, usize), Error> {
+    fn session_for(&mut self, ids: &[u32], media: &[MediumSpan], scope: u64) -> Result<(Session, usize), Error> {
         let mut session = self.model.session()?;
-        let ids = job.prompt.ids();
-        session.epoch = self.model.program().epoch(ids.len());
-        if job.alone {
-            return Ok((session, 0));
-        }
-        let kept = self.prefixes.start(ids, &job.runs, session.epoch, job.scope);
+        session.sequence.epoch = self.model.program().epoch(ids.len());
+        let kept = self.prefixes.start(ids, media, session.sequence.epoch, scope);
         // A running task has rows, too, from any of which a program without recurrent slots can go on.
-        let sources = self.active.iter().filter(|task| !task.alone && task.scope == job.scope && task.session.epoch == session.epoch);
+        let sources =
+            self.active.iter().filter(|task| !task.alone && task.scope == scope && task.session.sequence.epoch == session.sequence.epoch);
         let running = sources
             .filter(|_| !self.prefixes.are_recurrent())
-            .map(|task| (task, task.rows().common_prefix(ids, &job.runs).min(ids.len() - 1).min(task.done())));
+            .map(|task| (task, task.rows().common_prefix(ids, media).min(ids.len() - 1).min(task.done())));
         let best = running.max_by_key(|(_, rows)| *rows).filter(|(_, rows)| *rows > kept.as_ref().map_or(0, |kept| kept.rows));
         let start = match best {
-            Some((task, rows)) => prefixes::fork(&*task.session.state, rows).ok().map(|state| Start { state, rows }).or(kept),
+            Some((task, rows)) => prefixes::fork(&*task.session.sequence.state, rows).ok().map(|state| Start { state, rows }).or(kept),
             None => kept,
         };
         let reused = start.map_or(0, |Start { state, rows }| {
-            session.state = state;
+            session.sequence.state = state;
             rows
         });
         Ok((session, reused))
@@ -271,10 +299,10 @@ impl Scheduler {
             for Planned { task, rows, .. } in planned {
                 let Some(Task { session, mask, .. }) = by_task[*task].take() else { continue };
                 let wanted = usize::from(rows.end == session.len());
-                spans.push(Span { session, rows: rows.clone(), wanted, mask: mask.as_ref() });
+                spans.push(Span { sequence: &mut session.sequence, rows: rows.clone(), wanted, mask: mask.as_ref() });
             }
             let purpose = Purpose { phase, cancel: alone.as_ref().map(|cancel| cancel.flag()) };
-            let result = self.model.runner().call(&self.model, &mut spans, &purpose, &mut Watch::default());
+            let result = self.model.runner().call(&mut spans, &purpose, &mut Watch::default());
             drop(spans);
             if result.is_ok() {
                 self.rows += planned.iter().map(|planned| planned.rows.len() as u64).sum::<u64>();
@@ -315,7 +343,7 @@ impl Scheduler {
             let by_itself = done == prompt || self.prefixes.are_recurrent() && done % KEEP_EVERY == 0;
             if done > task.reused && (asked || by_itself) {
                 // Without it others only compute more.
-                let _ = self.prefixes.keep(task.rows(), &*task.session.state, task.session.epoch, task.scope);
+                let _ = self.prefixes.keep(task.rows(), &*task.session.sequence.state, task.session.sequence.epoch, task.scope);
             }
         }
         self.make_room();
@@ -355,7 +383,7 @@ impl Scheduler {
         let (scope, alone) = (task.scope, task.alone);
         let session = task.end(cancelled);
         if !alone {
-            let _ = self.prefixes.keep(&session.rows, &*session.state, session.epoch, scope);
+            let _ = self.prefixes.keep(&session.sequence.rows, &*session.sequence.state, session.sequence.epoch, scope);
             drop(session);
             self.make_room();
         }

@@ -2,9 +2,9 @@
 
 use super::{AnswerPiece, Request, answer::Sender};
 use crate::{
-    Cancel, Error, FinishReason, Generation, Model, NextToken, Piece, Prompt, Session, Work,
-    generate::where_it_ran,
-    rows::{Rows, Run},
+    Cancel, Error, FinishReason, Generation, Model, NextToken, Piece, PlacedMedium, Prompt, Session, Work,
+    generate::{note, where_it_ran},
+    rows::{MediumSpan, Rows},
     timing::{PrefillPath, Timing, milliseconds},
     writer::Writer,
 };
@@ -15,11 +15,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// The media of a prompt, encoded.
+pub(super) fn encode(model: &Model, prompt: &Prompt, cancel: &Cancel) -> Result<Vec<MediumSpan>, Error> {
+    let encode = |placed: &PlacedMedium| Ok(MediumSpan::new(placed.first(), model.encode(placed.medium(), cancel)?));
+    prompt.media().iter().map(encode).collect()
+}
+
 /// A request that waits.
 pub(super) struct Job {
     pub(super) prompt: Prompt,
     /// Its media, encoded.
-    pub(super) runs: Vec<Run>,
+    pub(super) media: Vec<MediumSpan>,
     pub(super) scope: u64,
     pub(super) alone: bool,
     pub(super) cancel: Cancel,
@@ -36,9 +42,8 @@ impl Job {
         model.check_prompt(prompt.ids())?;
         let writer = Writer::new(model, &options, processors)?;
         let began = Instant::now();
-        let encode = |placed: &crate::PlacedMedium| Ok(Run::new(placed.first(), model.encode(placed.medium(), &cancel)?));
-        let runs = prompt.media().iter().map(encode).collect::<Result<_, Error>>()?;
-        Ok(Self { prompt, runs, scope, alone, cancel, sender, writer, encode_time: began.elapsed(), asked })
+        let media = encode(model, &prompt, &cancel)?;
+        Ok(Self { prompt, media, scope, alone, cancel, sender, writer, encode_time: began.elapsed(), asked })
     }
 
     /// Ends it before it began.
@@ -50,15 +55,15 @@ impl Job {
 
     /// Begins to answer on a session that holds the first `reused` rows of the prompt; the others are put in, to be computed.
     pub(super) fn begin(self, mut session: Session, reused: usize) -> Task {
-        let Self { prompt, runs, scope, alone, cancel, sender, writer, encode_time, asked } = self;
-        session.put_in(prompt.ids(), &runs, reused);
+        let Self { prompt, media, scope, alone, cancel, sender, writer, encode_time, asked } = self;
+        session.put_in(prompt.ids(), &media, reused);
         session.want_largest_only(writer.wants_largest());
         let mut timing = Timing::of_prompt(session.model(), &prompt);
         timing.encode_ms += milliseconds(encode_time);
-        let before = session.work();
+        let (before, loads) = (session.work(), session.model().runner().loads);
         let began = Instant::now();
         let keep_at = BTreeSet::new();
-        Task { session, prompt, scope, alone, cancel, reused, keep_at, mask: None, sender, writer, before, timing, asked, began }
+        Task { session, prompt, scope, alone, cancel, reused, keep_at, mask: None, sender, writer, before, loads, timing, asked, began }
     }
 
     /// Ends it with an error.
@@ -84,6 +89,8 @@ pub(super) struct Task {
     sender: Sender,
     writer: Writer,
     before: Work,
+    /// How often the program had been loaded when it began.
+    loads: u64,
     timing: Timing,
     asked: Instant,
     /// When the prompt was begun.
@@ -93,7 +100,7 @@ pub(super) struct Task {
 impl Task {
     /// Rows that are computed.
     pub(super) fn done(&self) -> usize {
-        self.session.state.len()
+        self.session.sequence.state.len()
     }
 
     /// Rows that are yet to be computed.
@@ -130,7 +137,7 @@ impl Task {
         let next = self.session.next_token().unwrap_or(NextToken::Logits(&[]));
         let chosen = self.writer.choose(next, self.session.ids(), self.session.context(), &mut send)?;
         if let Some(id) = chosen {
-            self.session.rows.extend(&[id], &[]);
+            self.session.sequence.rows.extend(&[id], &[]);
         }
         Ok(chosen.is_some())
     }
@@ -148,7 +155,7 @@ impl Task {
         let prefilled = self.prompt.ids().len() - self.reused;
         let calls = work.calls - self.before.calls - (work.decode_calls - self.before.decode_calls);
         self.timing.lm_head_ms = milliseconds(work.last_stage - self.before.last_stage);
-        let Writer { ids, text, finish_reason, note, step_logits, .. } = self.writer;
+        let Writer { ids, text, finish_reason, note: end, step_logits, .. } = self.writer;
         let generation = Generation {
             prompt_ids: self.prompt.ids().to_vec(),
             ids,
@@ -158,7 +165,7 @@ impl Task {
             prefill_path: PrefillPath::of(prefilled, calls),
             stages,
             fallbacks,
-            note,
+            note: end.or_else(|| note(self.session.model(), self.loads)),
             media: self.prompt.media().len(),
             kept_rows: self.reused,
             step_logits,
@@ -174,6 +181,6 @@ impl Task {
 
     /// The rows that the request was made with.
     pub(super) fn rows(&self) -> &Rows {
-        &self.session.rows
+        &self.session.sequence.rows
     }
 }

@@ -10,17 +10,16 @@ mod checkpoint;
 mod snapshot;
 
 use crate::{
-    Cancel, Encoded, Error, MediaKind, Model, Prompt,
-    rows::{Rows, Run},
-    runner::{Purpose, Span},
+    Cancel, Encoded, Error, Model, NextToken, Prompt, ShowLogits, ShowTap, Work,
+    rows::MediumSpan,
+    runner::{Purpose, Span, Watch},
+    sequence::Sequence,
 };
 use checkpoint::{Checkpoint, recurrent};
 use qhx_bundle::Digest;
-use qhx_ir::{DeviceError, IdMask, Phase, State, Tap, Want};
-use std::{
-    sync::{Arc, OnceLock},
-    time::{Duration, Instant},
-};
+use qhx_ir::{DeviceError, Phase, State};
+use qhx_media::MediaKind;
+use std::{sync::Arc, time::Instant};
 
 /// Checkpoints of recurrent slots that a session keeps by itself; those asked for with [`Session::checkpoint`] do not count.
 const AUTOMATIC_CHECKPOINTS: usize = 8;
@@ -39,79 +38,18 @@ const AUTOMATIC_CHECKPOINTS: usize = 8;
 /// ```
 pub struct Session {
     model: Model,
-    pub(crate) rows: Rows,
-    pub(crate) state: Box<dyn State>,
-    /// [`crate::runner::Runner::loads`] of the program that `state` belongs to.
+    pub(crate) sequence: Sequence,
+    /// [`crate::runner::Runner::loads`] of the program that the state belongs to.
     loads: u64,
-    /// Whether `state` is of unknown content (a device failed while it was being restored) and must be made anew.
+    /// Whether the state is of unknown content (a device failed while it was being restored) and must be made anew.
     lost: bool,
-    /// The program's epoch for which `state` was computed.
-    pub(crate) epoch: usize,
-    /// By rising length, none beyond `state`.
+    /// By rising length, none beyond the state.
     checkpoints: Vec<Checkpoint>,
-    /// Of the last row; empty when they are not known.
-    logits: Vec<f32>,
-    /// The id and the value of the largest logit of the last row, where nothing else was wanted.
-    largest: Option<(u32, f32)>,
-    /// Whether only the largest of them is wanted.
-    largest_only: bool,
-    pub(crate) work: Work,
-}
-
-/// What is known of the next token.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum NextToken<'a> {
-    /// All logits.
-    Logits(&'a [f32]),
-    /// The largest logit.
-    Largest {
-        /// Its id.
-        id: u32,
-        /// The logit.
-        value: f32,
-    },
-}
-
-/// What a session has made the device do so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Work {
-    /// Calls of the program.
-    pub calls: usize,
-    /// Those of them that wrote: see [`Phase`].
-    pub decode_calls: usize,
-    /// Rows computed, those computed again included.
-    pub rows: usize,
-    /// Time spent in the program's last stage (the output head), as far as the device tells.
-    pub last_stage: Duration,
-    /// Images that a tower encoded.
-    pub images: usize,
-    /// Sounds that a tower encoded.
-    pub sounds: usize,
-    /// Time that took.
-    pub encode: Duration,
-}
-
-impl Work {
-    /// Counts a call in which so many of the session's rows were computed.
-    pub(crate) fn add(&mut self, phase: Phase, rows: usize, last_stage: Duration) {
-        self.calls += 1;
-        self.decode_calls += usize::from(phase == Phase::Decode);
-        self.rows += rows;
-        self.last_stage += last_stage;
-    }
-
-    /// Media of a kind that a tower encoded.
-    pub fn encoded(&self, kind: MediaKind) -> usize {
-        match kind {
-            MediaKind::Image => self.images,
-            MediaKind::Audio => self.sounds,
-        }
-    }
 }
 
 /// How a prompt met what the session already had: see [`Session::prepare`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Prepared {
+pub struct PromptReuse {
     /// Rows of the prompt whose state was there already.
     pub kept: usize,
     /// Rows computed for it.
@@ -120,38 +58,18 @@ pub struct Prepared {
     pub calls: usize,
 }
 
-/// Takes the logits of a row, and the row's number.
-pub type ShowLogits<'a> = dyn FnMut(usize, &[f32]) + 'a;
-/// Takes what a stage made in a call, and the number of the call's first row.
-pub type ShowTap<'a> = dyn FnMut(usize, Tap<'_>) + 'a;
-
-/// What a step reports while it runs.
-#[derive(Default)]
-pub(crate) struct Watch<'a> {
-    /// Gets the logits of each wanted row with the row's number.
-    pub(crate) logits: Option<&'a mut ShowLogits<'a>>,
-    /// Gets each stage's tap with the number of the call's first row.
-    pub(crate) taps: Option<&'a mut ShowTap<'a>>,
+impl Model {
+    /// A fresh session.
+    pub fn session(&self) -> Result<Session, Error> {
+        Session::new(self.clone())
+    }
 }
 
 impl Session {
-    pub(crate) fn new(model: Model) -> Result<Self, Error> {
+    fn new(model: Model) -> Result<Self, Error> {
         let (state, loads) = model.new_state()?;
-        let rows = Rows::with_capacity(model.context());
-        let logits = Vec::with_capacity(model.vocabulary().logits);
-        Ok(Self {
-            model,
-            rows,
-            state,
-            loads,
-            lost: false,
-            epoch: 0,
-            checkpoints: Vec::new(),
-            logits,
-            largest: None,
-            largest_only: false,
-            work: Work::default(),
-        })
+        let sequence = Sequence::new(state, model.context(), model.vocabulary().logits);
+        Ok(Self { model, sequence, loads, lost: false, checkpoints: Vec::new() })
     }
 
     /// The model it runs on.
@@ -161,12 +79,12 @@ impl Session {
 
     /// The ids that were put in, in order.
     pub fn ids(&self) -> &[u32] {
-        self.rows.ids()
+        self.sequence.rows.ids()
     }
 
     /// Number of rows.
     pub fn len(&self) -> usize {
-        self.rows.len()
+        self.sequence.rows.len()
     }
 
     /// Whether nothing was put in.
@@ -176,61 +94,33 @@ impl Session {
 
     /// The most rows it can hold.
     pub fn context(&self) -> usize {
-        self.state.capacity().min(self.model.context())
+        self.sequence.state.capacity().min(self.model.context())
     }
 
     /// The logits of the last row, if the last thing that happened to this session was a step.
     pub fn logits(&self) -> Option<&[f32]> {
-        (!self.logits.is_empty()).then_some(&self.logits[..])
+        self.sequence.logits()
     }
 
     /// What is known of the token after the last row, if the last thing that happened to this session was a step.
     pub fn next_token(&self) -> Option<NextToken<'_>> {
-        match self.largest {
-            Some((id, value)) => Some(NextToken::Largest { id, value }),
-            None => self.logits().map(NextToken::Logits),
-        }
+        self.sequence.next_token()
     }
 
     /// From now on only the largest logit is wanted, and its id, which is faster: see [`Session::next_token`]. Where all logits of several rows are
     /// shown ([`Session::append_showing`]) they are all there.
     pub fn want_largest_only(&mut self, largest_only: bool) {
-        self.largest_only = largest_only;
-    }
-
-    /// What a call should give of the last row.
-    pub(crate) fn want<'m>(&self, all_logits: bool, mask: Option<&'m OnceLock<IdMask>>) -> Want<'m> {
-        match mask {
-            _ if all_logits || !self.largest_only => Want::Logits,
-            Some(mask) => Want::LargestAllowed(mask),
-            None => Want::Largest,
-        }
-    }
-
-    pub(crate) fn set_logits(&mut self, logits: &[f32]) {
-        self.largest = None;
-        self.logits.clear();
-        self.logits.extend_from_slice(logits);
-    }
-
-    pub(crate) fn set_largest(&mut self, id: u32, value: f32) {
-        self.logits.clear();
-        self.largest = Some((id, value));
-    }
-
-    fn forget_logits(&mut self) {
-        self.logits.clear();
-        self.largest = None;
+        self.sequence.largest_only = largest_only;
     }
 
     /// What it has made the device do so far.
     pub fn work(&self) -> Work {
-        self.work
+        self.sequence.work
     }
 
     /// Bytes that its state and its checkpoints hold.
     pub fn bytes(&self) -> u64 {
-        self.state.bytes() + self.checkpoints.iter().map(Checkpoint::bytes).sum::<u64>()
+        self.sequence.state.bytes() + self.checkpoints.iter().map(Checkpoint::bytes).sum::<u64>()
     }
 
     /// Puts `ids` in and gives the logits of the last one (none where only the largest is wanted). Long inputs are computed in chunks; a single id after others is a
@@ -239,7 +129,7 @@ impl Session {
     /// On an error, cancellation included, the session is as it was.
     pub fn append(&mut self, ids: &[u32], cancel: &Cancel) -> Result<&[f32], Error> {
         self.step(ids, &[], 1, cancel, &mut Watch::default())?;
-        Ok(&self.logits)
+        Ok(&self.sequence.logits)
     }
 
     /// Puts an id into each of several sessions of one model, in one call. On an error none of them has changed.
@@ -251,20 +141,25 @@ impl Session {
         let before: Vec<usize> = sessions.iter().map(Self::len).collect();
         let advance = |sessions: &mut [Self]| {
             for (session, &id) in sessions.iter_mut().zip(ids) {
-                session.rows.extend(&[id], &[]);
+                session.sequence.rows.extend(&[id], &[]);
                 session.refresh()?;
             }
             let mut spans: Vec<Span<'_>> = sessions
                 .iter_mut()
-                .map(|session| Span { rows: session.state.len()..session.len(), session, wanted: 1, mask: None })
+                .map(|session| Span {
+                    rows: session.sequence.state.len()..session.len(),
+                    sequence: &mut session.sequence,
+                    wanted: 1,
+                    mask: None,
+                })
                 .collect();
             let purpose = Purpose { phase: Phase::Decode, cancel: Some(cancel.flag()) };
-            model.runner().call(&model, &mut spans, &purpose, &mut Watch::default())
+            model.runner().call(&mut spans, &purpose, &mut Watch::default())
         };
         let result = advance(sessions);
         if result.is_err() {
             for (session, before) in sessions.iter_mut().zip(before) {
-                session.rows.truncate(before);
+                session.sequence.rows.truncate(before);
                 session.settle();
             }
         }
@@ -273,9 +168,9 @@ impl Session {
 
     /// Puts a prompt in after what is there, its media included, and gives the logits of the last row.
     pub fn append_prompt(&mut self, prompt: &Prompt, cancel: &Cancel) -> Result<&[f32], Error> {
-        let runs = self.encode(prompt, self.len(), cancel)?;
-        self.step(prompt.ids(), &runs, 1, cancel, &mut Watch::default())?;
-        Ok(&self.logits)
+        let media = self.encode(prompt, self.len(), cancel)?;
+        self.step(prompt.ids(), &media, 1, cancel, &mut Watch::default())?;
+        Ok(&self.sequence.logits)
     }
 
     /// Like [`Session::append`], and shows the logits of the last `wanted` of the new rows, in order, with their row numbers.
@@ -305,48 +200,48 @@ impl Session {
         show: &mut ShowLogits<'_>,
         taps: &mut ShowTap<'_>,
     ) -> Result<(), Error> {
-        let runs = self.encode(prompt, self.len(), cancel)?;
+        let media = self.encode(prompt, self.len(), cancel)?;
         let wanted = wanted.clamp(1, prompt.ids().len().max(1));
-        self.step(prompt.ids(), &runs, wanted, cancel, &mut Watch { logits: Some(show), taps: Some(taps) })
+        self.step(prompt.ids(), &media, wanted, cancel, &mut Watch { logits: Some(show), taps: Some(taps) })
     }
 
     /// Makes the session hold exactly `ids`: keeps the longest common prefix with what it has and reads the rest. The last row is always
     /// read, so that its logits are there.
     ///
     /// On an error, cancellation included, the session holds what it held.
-    pub fn prepare(&mut self, ids: &[u32], cancel: &Cancel) -> Result<Prepared, Error> {
+    pub fn prepare(&mut self, ids: &[u32], cancel: &Cancel) -> Result<PromptReuse, Error> {
         self.prepare_rows(ids, &[], cancel)
     }
 
     /// Like [`Session::prepare`] for a prompt with media: they are compared by content, and encoded only where they are new.
-    pub fn prepare_prompt(&mut self, prompt: &Prompt, cancel: &Cancel) -> Result<Prepared, Error> {
+    pub fn prepare_prompt(&mut self, prompt: &Prompt, cancel: &Cancel) -> Result<PromptReuse, Error> {
         self.check_ids(prompt.ids(), 0)?;
-        let runs = self.encode(prompt, 0, cancel)?;
-        self.prepare_rows(prompt.ids(), &runs, cancel)
+        let media = self.encode(prompt, 0, cancel)?;
+        self.prepare_rows(prompt.ids(), &media, cancel)
     }
 
-    fn prepare_rows(&mut self, ids: &[u32], runs: &[Run], cancel: &Cancel) -> Result<Prepared, Error> {
+    fn prepare_rows(&mut self, ids: &[u32], media: &[MediumSpan], cancel: &Cancel) -> Result<PromptReuse, Error> {
         self.check_ids(ids, 0)?;
-        let common = self.rows.common_prefix(ids, runs).min(ids.len() - 1);
-        let replaced = (self.rows.clone(), self.logits.clone(), self.largest);
-        let before = self.work;
+        let common = self.sequence.rows.common_prefix(ids, media).min(ids.len() - 1);
+        let replaced = (self.sequence.rows.clone(), self.sequence.logits.clone(), self.sequence.largest);
+        let before = self.sequence.work;
         self.rollback(common)?;
-        let new = |runs: &'_ [Run]| runs.iter().position(|run| run.end() > common).unwrap_or(runs.len());
-        if let Err(error) = self.step(&ids[common..], &runs[new(runs)..], 1, cancel, &mut Watch::default()) {
+        let new = |media: &'_ [MediumSpan]| media.iter().position(|medium| medium.end() > common).unwrap_or(media.len());
+        if let Err(error) = self.step(&ids[common..], &media[new(media)..], 1, cancel, &mut Watch::default()) {
             let (rows, logits, largest) = replaced;
-            self.rows.extend(&rows.ids()[common..], &rows.runs()[new(rows.runs())..]);
-            (self.logits, self.largest) = (logits, largest);
+            self.sequence.rows.extend(&rows.ids()[common..], &rows.media()[new(rows.media())..]);
+            (self.sequence.logits, self.sequence.largest) = (logits, largest);
             return Err(error);
         }
-        let read = self.work.rows - before.rows;
+        let read = self.sequence.work.rows - before.rows;
         // A change of epoch or a rollback over recurrent slots computes rows before the common prefix again; a lost device costs some twice.
-        Ok(Prepared { kept: ids.len().saturating_sub(read), read, calls: self.work.calls - before.calls })
+        Ok(PromptReuse { kept: ids.len().saturating_sub(read), read, calls: self.sequence.work.calls - before.calls })
     }
 
     /// The media of a prompt that begins at row `first`, encoded. Those that stand in this session already are not encoded again.
-    fn encode(&mut self, prompt: &Prompt, first: usize, cancel: &Cancel) -> Result<Vec<Run>, Error> {
+    fn encode(&mut self, prompt: &Prompt, first: usize, cancel: &Cancel) -> Result<Vec<MediumSpan>, Error> {
         let started = Instant::now();
-        let mut runs = Vec::with_capacity(prompt.media().len());
+        let mut media = Vec::with_capacity(prompt.media().len());
         for placed in prompt.media() {
             let medium = placed.medium();
             let encoded = match self.encoded(medium.kind(), medium.digest()) {
@@ -354,21 +249,21 @@ impl Session {
                 None => {
                     let (encoded, is_new) = self.model.encode_counted(medium, cancel)?;
                     match medium.kind() {
-                        MediaKind::Image => self.work.images += usize::from(is_new),
-                        MediaKind::Audio => self.work.sounds += usize::from(is_new),
+                        MediaKind::Image => self.sequence.work.images += usize::from(is_new),
+                        MediaKind::Audio => self.sequence.work.sounds += usize::from(is_new),
                     }
                     encoded
                 }
             };
-            runs.push(Run::new(first + placed.first(), encoded));
+            media.push(MediumSpan::new(first + placed.first(), encoded));
         }
-        self.work.encode += started.elapsed();
-        Ok(runs)
+        self.sequence.work.encode += started.elapsed();
+        Ok(media)
     }
 
     /// What a tower made of a medium that is in this session.
     pub(crate) fn encoded(&self, kind: MediaKind, digest: Digest) -> Option<&Arc<Encoded>> {
-        let mut here = self.rows.runs().iter().map(|run| &run.encoded);
+        let mut here = self.sequence.rows.media().iter().map(|medium| &medium.encoded);
         here.find(|encoded| (encoded.kind(), encoded.digest()) == (kind, digest))
     }
 
@@ -379,8 +274,8 @@ impl Session {
             return Err(Error::Rollback { to: len, rows: self.len() });
         }
         if len < self.len() {
-            self.rows.truncate(len);
-            self.forget_logits();
+            self.sequence.rows.truncate(len);
+            self.sequence.forget_logits();
         }
         self.settle();
         Ok(())
@@ -388,26 +283,15 @@ impl Session {
 
     /// Forgets everything.
     pub fn reset(&mut self) {
-        self.rows.truncate(0);
-        self.forget_logits();
+        self.sequence.rows.truncate(0);
+        self.sequence.forget_logits();
         self.settle();
     }
 
     /// An independent session that holds the same. On the CPU the two share the memory of what they have in common.
     pub fn fork(&self) -> Result<Self, Error> {
-        Ok(Self {
-            model: self.model.clone(),
-            rows: self.rows.copy_with_capacity(self.model.context()),
-            state: self.state.fork()?,
-            loads: self.loads,
-            lost: self.lost,
-            epoch: self.epoch,
-            checkpoints: self.checkpoints.clone(),
-            logits: self.logits.clone(),
-            largest: self.largest,
-            largest_only: self.largest_only,
-            work: self.work,
-        })
+        let sequence = self.sequence.fork(self.model.context())?;
+        Ok(Self { model: self.model.clone(), sequence, loads: self.loads, lost: self.lost, checkpoints: self.checkpoints.clone() })
     }
 
     /// Remembers the present state, so that a rollback to here (or a little beyond) is cheap. Programs without recurrent slots need none.
@@ -417,11 +301,32 @@ impl Session {
     }
 
     /// Makes the rows those of a prompt, of which the state holds the first `computed`.
-    pub(crate) fn put_in(&mut self, ids: &[u32], runs: &[Run], computed: usize) {
-        debug_assert_eq!(self.state.len(), computed);
-        self.forget_logits();
-        self.rows.truncate(0);
-        self.rows.extend(ids, runs);
+    pub(crate) fn put_in(&mut self, ids: &[u32], media: &[MediumSpan], computed: usize) {
+        debug_assert_eq!(self.sequence.state.len(), computed);
+        self.sequence.forget_logits();
+        self.sequence.rows.truncate(0);
+        self.sequence.rows.extend(ids, media);
+    }
+
+    /// Forgets the rows that are put in and not computed.
+    pub(crate) fn forget_uncomputed(&mut self) {
+        let computed = self.sequence.state.len();
+        self.sequence.rows.truncate(computed);
+    }
+
+    /// The states from which others can go on: after the last computed row, and at the checkpoints before it. Those that cannot be copied now are left out.
+    pub(crate) fn computed(&self) -> Vec<Box<dyn State>> {
+        let state = &self.sequence.state;
+        if self.lost {
+            return Vec::new();
+        }
+        let at = |checkpoint: &Checkpoint| {
+            let mut earlier = state.fork().ok()?;
+            checkpoint.restore(&mut *earlier).ok()?;
+            Some(earlier)
+        };
+        let earlier = self.checkpoints.iter().filter(|checkpoint| checkpoint.len < state.len()).filter_map(at);
+        earlier.chain(state.fork().ok()).collect()
     }
 
     fn check_ids(&self, ids: &[u32], rows: usize) -> Result<(), Error> {
@@ -436,12 +341,12 @@ impl Session {
     }
 
     /// The one way forward: adds `ids` and the media among them, computes, and takes them back if that fails.
-    fn step(&mut self, ids: &[u32], runs: &[Run], wanted: usize, cancel: &Cancel, watch: &mut Watch<'_>) -> Result<(), Error> {
+    fn step(&mut self, ids: &[u32], media: &[MediumSpan], wanted: usize, cancel: &Cancel, watch: &mut Watch<'_>) -> Result<(), Error> {
         let before = self.len();
         self.check_ids(ids, before)?;
-        self.rows.extend(ids, runs);
+        self.sequence.rows.extend(ids, media);
         if let Err(error) = self.compute(self.len() - wanted, cancel, watch) {
-            self.rows.truncate(before);
+            self.sequence.rows.truncate(before);
             self.settle();
             return Err(error);
         }
@@ -456,19 +361,19 @@ impl Session {
     fn compute(&mut self, first_wanted: usize, cancel: &Cancel, watch: &mut Watch<'_>) -> Result<(), Error> {
         let total = self.len();
         self.refresh()?;
-        let decodes = total - self.state.len() == 1 && total > 1;
+        let decodes = total - self.sequence.state.len() == 1 && total > 1;
         let most_wanted = self.model.wanted();
         let model = self.model.clone();
         let end_of_call = |first: usize| total.min(first + model.chunk_of(total - first)).min(first.max(first_wanted) + most_wanted);
-        if end_of_call(self.state.len()) < total {
+        if end_of_call(self.sequence.state.len()) < total {
             // More than one call: a failure in a later one should find the way back to here.
             let _ = self.take_checkpoint(false);
         }
-        while self.state.len() < total {
+        while self.sequence.state.len() < total {
             if cancel.is_cancelled() {
                 return Err(Error::Cancelled);
             }
-            let first = self.state.len();
+            let first = self.sequence.state.len();
             let end = end_of_call(first);
             let wanted = end.saturating_sub(first.max(first_wanted));
             // A state that is lost on the way is computed again like a prompt.
@@ -481,13 +386,13 @@ impl Session {
     /// Gets the state ready to go on: forgets it where the number of rows has changed the program's constants, and makes a new one where it is lost.
     pub(crate) fn refresh(&mut self) -> Result<(), Error> {
         let epoch = self.model.program().epoch(self.len());
-        if epoch != self.epoch {
+        if epoch != self.sequence.epoch {
             self.forget_state();
-            self.epoch = epoch;
+            self.sequence.epoch = epoch;
         }
         if self.lost || self.loads != self.model.runner().loads {
             self.checkpoints.clear();
-            (self.state, self.loads) = self.model.new_state()?;
+            (self.sequence.state, self.loads) = self.model.new_state()?;
             self.lost = false;
         }
         Ok(())
@@ -496,7 +401,7 @@ impl Session {
     /// One call of the program over a span of rows, committed; none where the device was lost and the rows have to be computed again.
     fn call(&mut self, rows: std::ops::Range<usize>, wanted: usize, purpose: &Purpose<'_>, watch: &mut Watch<'_>) -> Result<(), Error> {
         let model = self.model.clone();
-        let result = model.runner().call(&model, &mut [Span { session: self, rows, wanted, mask: None }], purpose, watch);
+        let result = model.runner().call(&mut [Span { sequence: &mut self.sequence, rows, wanted, mask: None }], purpose, watch);
         match result {
             Err(Error::Device(lost @ DeviceError::Lost { .. })) => {
                 model.recover(lost)?;
@@ -510,14 +415,14 @@ impl Session {
     fn settle(&mut self) {
         let len = self.len();
         self.checkpoints.retain(|c| c.len <= len);
-        if self.lost || self.state.len() <= len {
+        if self.lost || self.sequence.state.len() <= len {
             return;
         }
         let program = self.model.program();
         let done = match self.checkpoints.last() {
-            _ if recurrent(program).next().is_none() => self.state.truncate(len),
-            Some(checkpoint) => checkpoint.restore(&mut *self.state),
-            None => Checkpoint::start(program).restore(&mut *self.state),
+            _ if recurrent(program).next().is_none() => self.sequence.state.truncate(len),
+            Some(checkpoint) => checkpoint.restore(&mut *self.sequence.state),
+            None => Checkpoint::start(program).restore(&mut *self.sequence.state),
         };
         // A device that cannot go back that far (it kept a window only) starts again: the rows are all there.
         if done.is_err() {
@@ -528,18 +433,18 @@ impl Session {
     /// Back to before the first row.
     fn forget_state(&mut self) {
         self.checkpoints.clear();
-        self.lost |= Checkpoint::start(self.model.program()).restore(&mut *self.state).is_err();
+        self.lost |= Checkpoint::start(self.model.program()).restore(&mut *self.sequence.state).is_err();
     }
 
     fn take_checkpoint(&mut self, kept: bool) -> Result<(), Error> {
-        let len = self.state.len();
+        let len = self.sequence.state.len();
         if len == 0 || self.lost || recurrent(self.model.program()).next().is_none() {
             return Ok(());
         }
         match self.checkpoints.last_mut() {
             Some(last) if last.len == len => last.kept |= kept,
             _ => {
-                let mut checkpoint = Checkpoint::take(self.model.program(), &*self.state)?;
+                let mut checkpoint = Checkpoint::take(self.model.program(), &*self.sequence.state)?;
                 checkpoint.kept = kept;
                 self.checkpoints.push(checkpoint);
             }

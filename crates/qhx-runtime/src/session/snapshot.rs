@@ -5,12 +5,13 @@
 
 use super::{Checkpoint, Session, recurrent};
 use crate::{
-    Encoded, Error, MediaKind, Model, files,
-    inputs::{deepstack_count, soft_row_width},
-    rows::Run,
+    Encoded, Error, Model, files,
+    rows::MediumSpan,
+    soft_rows::{deepstack_count, soft_row_width},
 };
 use qhx_bundle::Digest;
 use qhx_ir::{DeviceError, KvType, Program, Slot, SlotData};
+use qhx_media::MediaKind;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::{fs, io::Read, path::Path, sync::Arc};
@@ -92,9 +93,10 @@ impl Session {
         let program = self.model.program();
         let mut content = Vec::new();
         // A device that kept a window only cannot give all rows: they are saved as ids, and computed again.
-        let exported = program.slots.keys().map(|name| Ok((name, self.state.export(name)?))).collect::<Result<Vec<_>, DeviceError>>();
-        let exported = exported.ok().filter(|_| !self.lost && !self.state.is_empty());
-        let state_rows = if exported.is_some() { self.state.len() } else { 0 };
+        let exported =
+            program.slots.keys().map(|name| Ok((name, self.sequence.state.export(name)?))).collect::<Result<Vec<_>, DeviceError>>();
+        let exported = exported.ok().filter(|_| !self.lost && !self.sequence.state.is_empty());
+        let state_rows = if exported.is_some() { self.sequence.state.len() } else { 0 };
         let exported = exported.unwrap_or_default();
         let slots = exported.iter().map(|(name, data)| put(&mut content, name, data)).collect();
         let mut checkpoints = Vec::new();
@@ -102,16 +104,16 @@ impl Session {
             let slots = checkpoint.slots.iter().map(|(name, data)| put(&mut content, name, data)).collect();
             checkpoints.push(CheckpointEntry { rows: checkpoint.len, kept: checkpoint.kept, slots });
         }
-        let logits = &self.logits;
+        let logits = &self.sequence.logits;
         content.extend(logits.iter().flat_map(|x| x.to_le_bytes()));
-        let media = self.rows.runs().iter().map(|run| put_medium(&mut content, run)).collect();
+        let media = self.sequence.rows.media().iter().map(|medium| put_medium(&mut content, medium)).collect();
         let header = Header {
             model: self.model.name().to_owned(),
             fingerprint: self.model.fingerprint().to_owned(),
-            ids: self.rows.ids().to_vec(),
+            ids: self.sequence.rows.ids().to_vec(),
             media,
             state_rows,
-            epoch: self.epoch,
+            epoch: self.sequence.epoch,
             logits: !logits.is_empty(),
             slots,
             checkpoints,
@@ -170,10 +172,10 @@ impl Model {
         }
         for entry in &header.slots {
             let data = content.slot(program, entry, *state_rows)?;
-            session.state.import(&entry.name, &data).map_err(|e| e.to_string())?;
+            session.sequence.state.import(&entry.name, &data).map_err(|e| e.to_string())?;
         }
         if *state_rows > 0 {
-            session.state.set_len(*state_rows).map_err(|e| e.to_string())?;
+            session.sequence.state.set_len(*state_rows).map_err(|e| e.to_string())?;
         }
         let mut last = 0;
         for entry in &header.checkpoints {
@@ -189,27 +191,27 @@ impl Model {
         }
         if header.logits {
             let bytes = content.take(self.vocabulary().logits.saturating_mul(4), "the logits")?;
-            session.logits.extend(floats(bytes));
+            session.sequence.logits.extend(floats(bytes));
         }
-        let runs = self.restore_media(header, content)?;
+        let media = self.restore_media(header, content)?;
         if !content.0.is_empty() {
             return Err(format!("{} bytes are left over at its end", content.0.len()));
         }
-        session.rows.extend(ids, &runs);
-        session.epoch = *epoch;
+        session.sequence.rows.extend(ids, &media);
+        session.sequence.epoch = *epoch;
         Ok(session)
     }
 }
 
 impl Model {
-    fn restore_media(&self, header: &Header, content: &mut Content<'_>) -> Result<Vec<Run>, String> {
-        let mut runs: Vec<Run> = Vec::new();
+    fn restore_media(&self, header: &Header, content: &mut Content<'_>) -> Result<Vec<MediumSpan>, String> {
+        let mut media: Vec<MediumSpan> = Vec::new();
         for entry in &header.media {
             let MediumEntry { kind, digest, first, rows, all_rows, grid } = *entry;
             let width = soft_row_width(self.program()).filter(|_| self.placeholder(kind).is_some());
             let width = width.ok_or_else(|| format!("holds an {kind}, which this model does not take"))?;
             let end = first.checked_add(rows).filter(|&end| end <= header.ids.len());
-            let free = runs.last().map_or(0, Run::end);
+            let free = media.last().map_or(0, MediumSpan::end);
             let in_place = rows > 0 && rows <= all_rows && first >= free && end.is_some();
             let on_grid = grid.is_none_or(|[down, across]| down.checked_mul(across) == Some(all_rows));
             if !in_place || !on_grid || grid.is_some() != (kind == MediaKind::Image) {
@@ -219,11 +221,11 @@ impl Model {
             let mut numbers = || Ok::<_, String>(floats(content.take(bytes, "the rows of a medium")?).collect::<Vec<f32>>());
             let soft = numbers()?;
             let deepstack = (0..deepstack_count(self.program())).map(|_| numbers()).collect::<Result<_, _>>()?;
-            let mut run = Run::new(first, Arc::new(Encoded::new(kind, digest, all_rows, grid, soft, deepstack)));
-            run.rows = rows;
-            runs.push(run);
+            let mut medium = MediumSpan::new(first, Arc::new(Encoded::new(kind, digest, all_rows, grid, soft, deepstack)));
+            medium.rows = rows;
+            media.push(medium);
         }
-        Ok(runs)
+        Ok(media)
     }
 }
 
@@ -282,15 +284,15 @@ fn put(content: &mut Vec<u8>, name: &Arc<str>, data: &SlotData) -> SlotEntry {
     SlotEntry { name: name.clone(), dtype, bytes: content.len() - start }
 }
 
-fn put_medium(content: &mut Vec<u8>, run: &Run) -> MediumEntry {
-    let encoded = &run.encoded;
+fn put_medium(content: &mut Vec<u8>, medium: &MediumSpan) -> MediumEntry {
+    let encoded = &medium.encoded;
     let all_rows = encoded.rows();
     let sets = (0..encoded.deepstack_count()).map(|number| encoded.deepstack_rows(number, 0..all_rows));
     for numbers in std::iter::once(encoded.soft_rows(0..all_rows)).chain(sets) {
         content.extend(numbers.iter().flat_map(|x| x.to_le_bytes()));
     }
     let (kind, digest, grid) = (encoded.kind(), encoded.digest(), encoded.grid());
-    MediumEntry { kind, digest, first: run.first, rows: run.rows, all_rows, grid }
+    MediumEntry { kind, digest, first: medium.first, rows: medium.rows, all_rows, grid }
 }
 
 /// All bytes of a file that begins as a snapshot does. Anything else, however long, is refused by its first bytes.

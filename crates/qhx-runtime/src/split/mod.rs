@@ -5,13 +5,13 @@
 mod parts;
 mod phases;
 
-use crate::placement::SlotCopy;
 use parts::Parts;
 use phases::Phases;
 use qhx_ir::{
     Artifact, CheckError, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Machine, Name, Op, Phase, Piece, Planned,
     Slot, Target, Weights,
 };
+use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     ops::Range,
@@ -28,16 +28,31 @@ pub struct SplitDevice {
     choose: Arc<Choose>,
 }
 
+/// A slot of which a second copy is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SlotCopy {
+    /// The slot's name.
+    pub slot: String,
+    /// Its home.
+    pub from: String,
+    /// Where the copy is.
+    pub to: String,
+    /// Bytes that are copied for each row (of a recurrent slot: for each change of phase).
+    pub bytes: u64,
+    /// When, and what for.
+    pub reason: String,
+}
+
 /// Consecutive ops on one device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Run {
+pub struct OpRange {
     /// The device's place.
     pub device: usize,
     /// The ops' places in the program.
     pub ops: Range<usize>,
 }
 
-impl Run {
+impl OpRange {
     /// Its ops as a program, named by the places of its ops where it is not all of it.
     fn part(&self, program: &Checked) -> Result<Checked, CheckError> {
         let Range { start, end } = self.ops;
@@ -61,13 +76,13 @@ impl SplitDevice {
     }
 
     /// The runs of a phase, in the program's order.
-    pub fn runs(&self, program: &Checked, phase: Phase) -> Vec<Run> {
-        let mut runs: Vec<Run> = Vec::new();
+    pub fn runs(&self, program: &Checked, phase: Phase) -> Vec<OpRange> {
+        let mut runs: Vec<OpRange> = Vec::new();
         for (at, op) in program.ops.iter().enumerate() {
             let (device, _) = self.device(program, op, phase);
             match runs.last_mut() {
                 Some(run) if run.device == device => run.ops.end = at + 1,
-                _ => runs.push(Run { device, ops: at..at + 1 }),
+                _ => runs.push(OpRange { device, ops: at..at + 1 }),
             }
         }
         runs
@@ -75,13 +90,13 @@ impl SplitDevice {
 
     fn load_runs(
         &self,
-        runs: &[Run],
+        runs: &[OpRange],
         program: &Checked,
         weights: &Arc<dyn Weights>,
         options: &LoadOptions,
     ) -> Result<Box<dyn Executable>, DeviceError> {
         let [only] = runs else {
-            let load = |run: &Run| self.devices[run.device].load(&run.part(program)?, weights, options);
+            let load = |run: &OpRange| self.devices[run.device].load(&run.part(program)?, weights, options);
             return Ok(Box::new(Parts::new(program, runs.iter().map(load).collect::<Result<_, _>>()?)?));
         };
         self.devices[only.device].load(program, weights, options)
@@ -99,8 +114,8 @@ struct Placed {
 
 impl SplitDevice {
     fn pieces(&self, program: &Checked, rows: &[usize]) -> Result<Vec<Placed>, DeviceError> {
-        let mut runs: Vec<(Run, Vec<usize>)> = Vec::new();
-        let mut places: HashMap<Run, usize> = HashMap::new();
+        let mut runs: Vec<(OpRange, Vec<usize>)> = Vec::new();
+        let mut places: HashMap<OpRange, usize> = HashMap::new();
         for phase in Phase::ALL {
             let own = rows.iter().copied().filter(|&rows| (rows == 1) == (phase == Phase::Decode));
             for run in self.runs(program, phase) {
@@ -111,7 +126,7 @@ impl SplitDevice {
                 runs[place].1.extend(own.clone());
             }
         }
-        let placed = |(run, mut rows): (Run, Vec<usize>)| {
+        let placed = |(run, mut rows): (OpRange, Vec<usize>)| {
             rows.sort_unstable();
             Ok(Placed { device: run.device, program: run.part(program)?, rows })
         };

@@ -52,11 +52,11 @@ pub struct Report {
 
 #[derive(Deserialize)]
 struct File {
-    prompts: Vec<Prompt>,
+    prompts: Vec<GoldenPrompt>,
 }
 
 #[derive(Deserialize)]
-struct Prompt {
+struct GoldenPrompt {
     name: String,
     ids: Vec<u32>,
     greedy: Vec<u32>,
@@ -117,7 +117,7 @@ pub fn golden(model: &Model, golden: &Path, cancel: &Cancel, progress: &mut dyn 
 
 fn one(
     model: &Model,
-    prompt: &Prompt,
+    prompt: &GoldenPrompt,
     tensors: &HashMap<String, Tensor>,
     strict: bool,
     report: &mut Report,
@@ -226,7 +226,7 @@ fn is_f32(model: &Model) -> bool {
 }
 
 /// The prompts and tensors of a folder, everything checked that can be.
-fn read(folder: &Path, model: &Model) -> Result<(Vec<Prompt>, HashMap<String, Tensor>), VerifyError> {
+fn read(folder: &Path, model: &Model) -> Result<(Vec<GoldenPrompt>, HashMap<String, Tensor>), VerifyError> {
     let path = folder.join("oracle.json");
     let wrong = |reason: String| VerifyError::Golden { path: path.clone(), reason };
     let missing = |reason: String| wrong(format!("{reason}; a golden folder has an oracle.json (docs/parity.md shows it)"));
