@@ -237,6 +237,22 @@ fn traces_agree_with_the_oracle_and_diff_tells() {
 }
 
 #[test]
+fn inspect_shows_the_sampling_that_a_checkpoint_suggests() {
+    let folder = scratch();
+    let (source, out) = (folder.path().join("source"), folder.path().join("bundle"));
+    fs::create_dir(&source).unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(fixture("llama").join(file), source.join(file)).unwrap();
+    }
+    fs::write(source.join("generation_config.json"), r#"{"eos_token_id": 2, "do_sample": true, "temperature": 0.7, "top_k": 20}"#).unwrap();
+    succeed(["forge", source.to_str().unwrap(), "--out", out.to_str().unwrap(), "--precision", "f32", "--gate", "none"]);
+    let place = out.to_str().unwrap();
+    assert_eq!(json(["inspect", place, "--json"])["suggested_sampling"], json!({"temperature": 0.7, "top_k": 20}));
+    let text = succeed(["inspect", place]);
+    assert!(text.contains("--temperature 0.7 --top-k 20"), "{text}");
+}
+
+#[test]
 fn inspect_counts_what_is_there() {
     let llama = bundle("llama");
     let place = llama.to_str().unwrap();

@@ -7,7 +7,7 @@ use crate::{
     medium::{Medium, takes},
 };
 use qhx_bundle::media::{Media, Placeholder};
-use qhx_ir::{Checked, Dim, Generator, OpKind};
+use qhx_ir::{Checked, Dim, Generator, OpKind, Slot};
 use qhx_media::MediaKind;
 use qhx_text::Tokenizer;
 use std::sync::Arc;
@@ -33,6 +33,7 @@ pub struct Language {
     media: Media,
     pub(crate) towers: Arc<Towers>,
     placeholders: Placeholders,
+    recurrent: bool,
 }
 
 impl Language {
@@ -54,6 +55,7 @@ impl Language {
             media: parts.media.clone(),
             towers: Arc::new(Towers::new(&parts.media, &parts.towers, &parts.program)?),
             placeholders: Placeholders::new(&parts.media, parts.pad),
+            recurrent: parts.program.slots.values().any(Slot::is_recurrent),
         })
     }
 
@@ -123,6 +125,11 @@ impl Language {
     /// The program that encodes media of a kind.
     pub fn tower_program(&self, kind: MediaKind) -> Option<&Checked> {
         self.towers.program(kind)
+    }
+
+    /// Whether the text program has state that cannot be cut off at any row.
+    pub(crate) fn is_recurrent(&self) -> bool {
+        self.recurrent
     }
 
     pub(crate) fn placeholders(&self) -> &Placeholders {

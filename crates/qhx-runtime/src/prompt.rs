@@ -15,6 +15,7 @@ use std::{
 pub struct Prompt {
     ids: Vec<u32>,
     media: Vec<PlacedMedium>,
+    stable_rows: usize,
     encode_time: Duration,
 }
 
@@ -77,7 +78,7 @@ impl Prompt {
             }
         }
         placed.sort_by_key(PlacedMedium::first);
-        Ok(Self { ids, media: placed, encode_time: Duration::ZERO })
+        Ok(Self { ids, media: placed, ..Self::default() })
     }
 
     /// A text to be continued, with the special tokens that the tokenizer itself adds and no template. Special tokens written out in the text stay text.
@@ -92,7 +93,7 @@ impl Prompt {
         check_length(model, tokenizer, text.len())?;
         if media.is_empty() {
             let ids = tokenizer.encode(text, true, SpecialTokens::AsText)?;
-            return Ok(Self { ids, media: Vec::new(), encode_time: started.elapsed() });
+            return Ok(Self { ids, encode_time: started.elapsed(), ..Self::default() });
         }
         let mut control = String::new();
         for medium in media {
@@ -114,7 +115,15 @@ impl Prompt {
             model.soft_rows(medium)?;
         }
         let rendered = render(model, tokenizer, chat, &media)?;
-        Self::expanded(model, &rendered.ids, &media, started)
+        let mut prompt = Self::expanded(model, &rendered.ids, &media, started)?;
+        if model.is_recurrent() && chat.add_generation_prompt {
+            // What begins the answer is often written otherwise once the answer is there.
+            let without = Chat { add_generation_prompt: false, ..chat.clone() };
+            let without = render(model, tokenizer, &without, &media).and_then(|r| Self::expanded(model, &r.ids, &media, started));
+            prompt.stable_rows = without.map_or(0, |without| without.ids.iter().zip(&prompt.ids).take_while(|(a, b)| a == b).count());
+            prompt.encode_time = started.elapsed();
+        }
+        Ok(prompt)
     }
 
     /// Puts as many placeholders as each medium needs where `ids` has one for it.
@@ -152,6 +161,12 @@ impl Prompt {
     /// The media, in the order of their places.
     pub fn media(&self) -> &[PlacedMedium] {
         &self.media
+    }
+
+    /// How many of its first rows a next turn of the conversation begins with, too; 0 where that does not matter or is not known. With recurrent slots, what was
+    /// computed can only be used again from rows at which it was kept: this is one.
+    pub fn stable_rows(&self) -> usize {
+        self.stable_rows
     }
 
     /// How long making the ids took; towers run when the prompt is read.

@@ -39,7 +39,7 @@ impl Turn<'_> {
         // What the model wrote out is text: its own control tokens are not part of it.
         messages.push(Message::new("assistant", generation.text.as_str()));
         // A full context has no row for the last token.
-        let room = self.context - self.prompt.ids().len();
+        let room = self.context.saturating_sub(self.prompt.ids().len());
         self.said.computed = Some(self.prompt.followed_by(&generation.ids[..generation.ids.len().min(room)]));
     }
 }

@@ -74,6 +74,15 @@ impl Prefixes {
         start.ok().map(|state| Start { state, rows })
     }
 
+    /// The states that hold nothing but the first rows of a prompt, fewer than `below`, by rising length.
+    pub(super) fn within(&self, ids: &[u32], media: &[MediumSpan], epoch: usize, below: usize) -> Vec<&dyn State> {
+        let own = self.all.iter().filter(|prefix| (prefix.epoch, prefix.scope) == (epoch, 0) && prefix.rows.len() < below);
+        let within = own.filter(|prefix| prefix.rows.common_prefix(ids, media) == prefix.rows.len());
+        let mut states: Vec<&dyn State> = within.map(|prefix| &*prefix.state).collect();
+        states.sort_by_key(|state| state.len());
+        states
+    }
+
     /// Keeps what a session has computed so far: the first rows of `rows`, as many as `state` has.
     pub(super) fn keep(&mut self, rows: &Rows, state: &dyn State, epoch: usize, scope: u64) -> Result<(), Error> {
         let mut rows = rows.clone();

@@ -123,6 +123,10 @@ impl Scheduler {
         let session = self.session_for(&ids, &media, 0).map(|(mut session, reused)| {
             session.put_in(&ids, &media, reused);
             session.forget_uncomputed();
+            if self.prefixes.are_recurrent() {
+                let earlier = self.prefixes.within(&ids, &media, session.sequence.epoch, reused);
+                earlier.into_iter().for_each(|state| session.remember(state));
+            }
             session
         });
         // Who asked may be gone.

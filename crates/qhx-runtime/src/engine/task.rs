@@ -62,7 +62,7 @@ impl Job {
         timing.encode_ms += milliseconds(encode_time);
         let (before, loads) = (session.work(), session.model().runner().loads);
         let began = Instant::now();
-        let keep_at = BTreeSet::new();
+        let keep_at = BTreeSet::from([prompt.stable_rows()]);
         Task { session, prompt, scope, alone, cancel, reused, keep_at, mask: None, sender, writer, before, loads, timing, asked, began }
     }
 

@@ -45,6 +45,8 @@ pub struct Session {
     lost: bool,
     /// By rising length, none beyond the state.
     checkpoints: Vec<Checkpoint>,
+    /// [`Prompt::stable_rows`] of the prompt that is being put in: a good row for a checkpoint.
+    stable_rows: usize,
 }
 
 /// How a prompt met what the session already had: see [`Session::prepare`].
@@ -69,7 +71,7 @@ impl Session {
     fn new(model: Model) -> Result<Self, Error> {
         let (state, loads) = model.new_state()?;
         let sequence = Sequence::new(state, model.context(), model.vocabulary().logits);
-        Ok(Self { model, sequence, loads, lost: false, checkpoints: Vec::new() })
+        Ok(Self { model, sequence, loads, lost: false, checkpoints: Vec::new(), stable_rows: 0 })
     }
 
     /// The model it runs on.
@@ -217,7 +219,10 @@ impl Session {
     pub fn prepare_prompt(&mut self, prompt: &Prompt, cancel: &Cancel) -> Result<PromptReuse, Error> {
         self.check_ids(prompt.ids(), 0)?;
         let media = self.encode(prompt, 0, cancel)?;
-        self.prepare_rows(prompt.ids(), &media, cancel)
+        self.stable_rows = prompt.stable_rows();
+        let prepared = self.prepare_rows(prompt.ids(), &media, cancel);
+        self.stable_rows = 0;
+        prepared
     }
 
     fn prepare_rows(&mut self, ids: &[u32], media: &[MediumSpan], cancel: &Cancel) -> Result<PromptReuse, Error> {
@@ -290,8 +295,14 @@ impl Session {
 
     /// An independent session that holds the same. On the CPU the two share the memory of what they have in common.
     pub fn fork(&self) -> Result<Self, Error> {
-        let sequence = self.sequence.fork(self.model.context())?;
-        Ok(Self { model: self.model.clone(), sequence, loads: self.loads, lost: self.lost, checkpoints: self.checkpoints.clone() })
+        Ok(Self {
+            model: self.model.clone(),
+            sequence: self.sequence.fork(self.model.context())?,
+            loads: self.loads,
+            lost: self.lost,
+            checkpoints: self.checkpoints.clone(),
+            stable_rows: 0,
+        })
     }
 
     /// Remembers the present state, so that a rollback to here (or a little beyond) is cheap. Programs without recurrent slots need none.
@@ -312,6 +323,11 @@ impl Session {
     pub(crate) fn forget_uncomputed(&mut self) {
         let computed = self.sequence.state.len();
         self.sequence.rows.truncate(computed);
+    }
+
+    /// Takes what recurrent slots were at an earlier row from a state of the same rows; to be told by rising length.
+    pub(crate) fn remember(&mut self, earlier: &dyn State) {
+        self.checkpoints.extend(Checkpoint::take(self.model.program(), earlier));
     }
 
     /// The states from which others can go on: after the last computed row, and at the checkpoints before it. Those that cannot be copied now are left out.
@@ -364,7 +380,11 @@ impl Session {
         let decodes = total - self.sequence.state.len() == 1 && total > 1;
         let most_wanted = self.model.wanted();
         let model = self.model.clone();
-        let end_of_call = |first: usize| total.min(first + model.chunk_of(total - first)).min(first.max(first_wanted) + most_wanted);
+        let stable = self.stable_rows;
+        let end_of_call = |first: usize| {
+            let end = total.min(first + model.chunk_of(total - first)).min(first.max(first_wanted) + most_wanted);
+            if first < stable { end.min(stable) } else { end }
+        };
         if end_of_call(self.sequence.state.len()) < total {
             // More than one call: a failure in a later one should find the way back to here.
             let _ = self.take_checkpoint(false);
@@ -379,6 +399,9 @@ impl Session {
             // A state that is lost on the way is computed again like a prompt.
             let phase = if decodes && total - first == 1 { Phase::Decode } else { Phase::Prefill };
             self.call(first..end, wanted, &Purpose { phase, cancel: Some(cancel.flag()) }, watch)?;
+            if self.sequence.state.len() == stable {
+                let _ = self.take_checkpoint(false);
+            }
         }
         Ok(())
     }
