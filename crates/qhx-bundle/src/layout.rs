@@ -133,7 +133,7 @@ fn stored_types(encoding: Encoding) -> (StoredType, StoredType) {
         Encoding::Block(BlockEncoding { quants, scale, .. }) => {
             let data = match quants {
                 Quants::I8 => StoredType::I8,
-                Quants::I4 => StoredType::U8,
+                Quants::I6 | Quants::I4 => StoredType::U8,
             };
             let scale = match scale {
                 ScaleType::F16 => StoredType::F16,

@@ -1,8 +1,8 @@
 //! From f32 rows to the stored form of each encoding.
 //!
-//! int8 rows: `scale = amax / 127`, nearest integer. int4 blocks: the scale is the number of largest magnitude over −8, so that this number is met exactly; with minima, the
-//! block's range over 15. A block's scale is rounded to its stored type first and the quants are chosen for the rounded one.
-//! Where all blocks of a row share one scale, it is the row's largest magnitude over 7.
+//! int8 rows: `scale = amax / 127`, nearest integer. int4 and int6 blocks: the scale is the number of largest magnitude over −8 or −32, so that this number is met exactly; with
+//! minima, the block's range over 15. A block's scale is rounded to its stored type first and the quants are chosen for the rounded one.
+//! Where all blocks of a row share one scale, it is the row's largest magnitude over 7 or 31.
 
 use half::{bf16, f16};
 use qhx_ir::{BlockEncoding, Encoding, Quants, RowBytes, ScaleType};
@@ -59,8 +59,9 @@ pub fn encode(encoding: Encoding, scales: Scales, columns: usize, row_bytes: Row
 }
 
 fn encode_blocks(encoding: BlockEncoding, scales: Scales, row: &[f32], data: &mut [u8], stored: &mut [u8], minima: &mut [u8]) {
-    let largest_quant = if encoding.quants == Quants::I4 { 7.0 } else { 127.0 };
-    let of_row = (scales == Scales::Row && !encoding.min).then(|| (amax(row) / largest_quant, 0.0));
+    let (least, most) = quant_range(encoding);
+    let of_row = (scales == Scales::Row && !encoding.min).then(|| (amax(row) / most, 0.0));
+    let zero = if encoding.min { 0 } else { encoding.quants.zero() };
     for (b, values) in row.chunks(encoding.block).enumerate() {
         let (scale, min) = of_row.unwrap_or_else(|| block_scale(encoding, values));
         let scale = put(encoding.scale, stored, b, scale);
@@ -68,14 +69,19 @@ fn encode_blocks(encoding: BlockEncoding, scales: Scales, row: &[f32], data: &mu
         let inverse = if scale != 0.0 { 1.0 / scale } else { 0.0 };
         for (i, x) in values.iter().enumerate() {
             let q = ((x - min) * inverse).round_ties_even();
-            match encoding.quants {
-                Quants::I8 => data[b * encoding.block + i] = (q.clamp(-127.0, 127.0) as i8) as u8,
-                Quants::I4 => {
-                    let q = if encoding.min { q.clamp(0.0, 15.0) as u8 } else { (q.clamp(-8.0, 7.0) + 8.0) as u8 };
-                    data[b * 16 + i % 16] |= if i < 16 { q } else { q << 4 };
-                }
-            }
+            encoding.quants.put(data, b * encoding.block + i, q.clamp(least, most) as i32 + zero);
         }
+    }
+}
+
+/// The least and the largest integer that stands for a number of a block, before what stands for zero is added.
+fn quant_range(encoding: BlockEncoding) -> (f32, f32) {
+    match (encoding.quants, encoding.min) {
+        (Quants::I8, _) => (-127.0, 127.0),
+        (Quants::I6, false) => (-32.0, 31.0),
+        (Quants::I6, true) => (0.0, 63.0),
+        (Quants::I4, false) => (-8.0, 7.0),
+        (Quants::I4, true) => (0.0, 15.0),
     }
 }
 
@@ -83,9 +89,8 @@ fn block_scale(encoding: BlockEncoding, values: &[f32]) -> (f32, f32) {
     let (low, high) = values.iter().fold((f32::MAX, f32::MIN), |(l, h), &x| (l.min(x), h.max(x)));
     match (encoding.quants, encoding.min) {
         (Quants::I8, false) => (amax(values) / 127.0, 0.0),
-        (Quants::I8, true) => ((high - low) / 127.0, low),
-        (Quants::I4, false) => (if high > -low { high } else { low } / -8.0, 0.0),
-        (Quants::I4, true) => ((high - low) / 15.0, low),
+        (_, false) => (if high > -low { high } else { low } / quant_range(encoding).0, 0.0),
+        (_, true) => ((high - low) / quant_range(encoding).1, low),
     }
 }
 
@@ -125,6 +130,7 @@ mod tests {
             Encoding::Bf16 => 1e-2,
             Encoding::I8Row => 0.51 / 127.0,
             Encoding::Block(BlockEncoding { quants: Quants::I8, .. }) => 1.1 / 127.0,
+            Encoding::Block(BlockEncoding { quants: Quants::I6, .. }) => 1.05 / 32.0,
             Encoding::Block(_) => 0.14,
         }
     }

@@ -53,7 +53,9 @@ impl Victim {
         let columns = *weight.shape.last().unwrap();
         let (count, size) = match (weight.encoding, part) {
             (Encoding::I8Row, Part::Scale) => (1, 4),
-            (Encoding::Block(block), Part::Data) if block.quants == Quants::I4 => (columns.div_ceil(32) * 16, 1),
+            (Encoding::Block(block), Part::Data) if block.quants != Quants::I8 => {
+                (block.quants.row_bytes(columns, block.block).unwrap(), 1)
+            }
             (Encoding::Block(block), Part::Scale | Part::Min) => (columns.div_ceil(block.block), block.scale.bytes()),
             _ => (columns, about.dtype.bytes()),
         };

@@ -5,7 +5,7 @@
 //!
 //! | stored | content of one row of `n` numbers |
 //! |---|---|
-//! | `NAME` | the numbers (f32, f16, bf16) or the quants (int8: one byte each; int4: two in a byte) |
+//! | `NAME` | the numbers (f32, f16, bf16) or the quants (int8, int6 or int4, packed as [`crate::quants`] says) |
 //! | `NAME.scale` | one scale per block (f16 or f32), padded to a multiple of [`SCALES_AT_ONCE`]; for `i8_row` the whole tensor is one f32 per row, unpadded |
 //! | `NAME.min` | one minimum per block, in the scale's type; only where the encoding has minima |
 //!
@@ -14,11 +14,13 @@
 //! | quants | value |
 //! |---|---|
 //! | int8 (signed) | `q · scale`, or `q · scale + min` |
+//! | int6 (0..=63) | `(q − 32) · scale` |
 //! | int4 (0..=15) | `(q − 8) · scale`, or `q · scale + min` |
-//!
-//! int4 packing, per 32 numbers (16 bytes): byte `j` holds number `j` in its low and number `j + 16` in its high half.
 
-use crate::bytes::{ALIGNMENT, AlignedBytes, Bytes};
+use crate::{
+    bytes::{ALIGNMENT, AlignedBytes, Bytes},
+    quants::Quants,
+};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
@@ -38,14 +40,14 @@ pub enum Encoding {
     Bf16,
     /// int8, symmetric, one f32 scale per row.
     I8Row,
-    /// int8 or int4 with a scale and optionally a minimum per block.
+    /// int8, int6 or int4 with a scale and optionally a minimum per block.
     Block(BlockEncoding),
 }
 
 /// A block-quantised form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockEncoding {
-    /// int8 or int4.
+    /// int8, int6 or int4.
     pub quants: Quants,
     /// Values per scale: 16 or 32.
     pub block: usize,
@@ -53,15 +55,6 @@ pub struct BlockEncoding {
     pub min: bool,
     /// The type of scales and minima.
     pub scale: ScaleType,
-}
-
-/// The integer type of a block's quants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Quants {
-    /// Signed bytes.
-    I8,
-    /// Unsigned halves of bytes.
-    I4,
 }
 
 /// The type of block scales and minima.
@@ -86,6 +79,8 @@ impl ScaleType {
 impl Encoding {
     /// int8 blocks of 32 with f16 scales.
     pub const I8_BLOCK32: Self = Self::Block(BlockEncoding { quants: Quants::I8, block: 32, min: false, scale: ScaleType::F16 });
+    /// int6 blocks of 32 with f16 scales: 6.5 bits a number.
+    pub const I6_BLOCK32: Self = Self::Block(BlockEncoding { quants: Quants::I6, block: 32, min: false, scale: ScaleType::F16 });
     /// int4 blocks of 32 with f16 scales.
     pub const I4_BLOCK32: Self = Self::Block(BlockEncoding { quants: Quants::I4, block: 32, min: false, scale: ScaleType::F16 });
     /// int4 blocks of 32 with f16 scales and minima.
@@ -99,17 +94,14 @@ impl Encoding {
     /// All encodings, for tests and tables.
     pub fn all() -> Vec<Self> {
         let mut all = vec![Self::F32, Self::F16, Self::Bf16, Self::I8Row];
-        for quants in [Quants::I8, Quants::I4] {
-            for block in [32, 16] {
-                for min in [false, true] {
-                    for scale in [ScaleType::F16, ScaleType::F32] {
-                        if (quants, block) != (Quants::I4, 16) {
-                            all.push(Self::Block(BlockEncoding { quants, block, min, scale }));
-                        }
-                    }
+        for (quants, block) in [(Quants::I8, 32), (Quants::I8, 16), (Quants::I4, 32)] {
+            for min in [false, true] {
+                for scale in [ScaleType::F16, ScaleType::F32] {
+                    all.push(Self::Block(BlockEncoding { quants, block, min, scale }));
                 }
             }
         }
+        all.push(Self::I6_BLOCK32);
         all
     }
 
@@ -121,10 +113,7 @@ impl Encoding {
             Self::F16 | Self::Bf16 => RowBytes { data: pad(columns.checked_mul(2)?)?, scale: 0, min: 0 },
             Self::I8Row => RowBytes { data: pad(columns)?, scale: 4, min: 0 },
             Self::Block(b) => {
-                let data = match b.quants {
-                    Quants::I8 => columns.checked_next_multiple_of(b.block)?,
-                    Quants::I4 => columns.checked_next_multiple_of(32)? / 2,
-                };
+                let data = b.quants.row_bytes(columns, b.block)?;
                 let scale = columns.div_ceil(b.block).checked_next_multiple_of(SCALES_AT_ONCE)?.checked_mul(b.scale.bytes())?;
                 RowBytes { data: pad(data)?, scale, min: if b.min { scale } else { 0 } }
             }
@@ -153,6 +142,7 @@ impl fmt::Display for Encoding {
             Self::Block(b) => {
                 let quants = match b.quants {
                     Quants::I8 => "i8",
+                    Quants::I6 => "i6",
                     Quants::I4 => "i4",
                 };
                 write!(f, "{quants}_block{}{}", b.block, if b.min { "_min" } else { "" })?;
@@ -305,16 +295,12 @@ impl WeightTensor {
         }
     }
 
-    /// The stored integer at `row` and `column`: int8 as it is, int4 without minima shifted to −8..=7; 0 for floats.
+    /// The integer at `row` and `column` that is multiplied by its scale: as stored, or without minima minus [`Quants::zero`]; 0 for floats.
     pub fn quant(&self, row: usize, column: usize) -> i32 {
         let bytes = &self.data()[row * self.row_bytes.data..][..self.row_bytes.data];
         match self.encoding {
-            Encoding::I8Row | Encoding::Block(BlockEncoding { quants: Quants::I8, .. }) => bytes[column] as i8 as i32,
-            Encoding::Block(BlockEncoding { quants: Quants::I4, min, .. }) => {
-                let byte = bytes[column / 32 * 16 + column % 16];
-                let q = if column % 32 < 16 { byte & 15 } else { byte >> 4 };
-                q as i32 - if min { 0 } else { 8 }
-            }
+            Encoding::I8Row => bytes[column] as i8 as i32,
+            Encoding::Block(b) => b.quants.get(bytes, column) - if b.min { 0 } else { b.quants.zero() },
             _ => 0,
         }
     }
@@ -365,6 +351,7 @@ mod tests {
             RowBytes { data: 256, scale: 32, min: 0 },
             "14 scales and padding for two"
         );
+        assert_eq!(Encoding::I6_BLOCK32.row_bytes(576).unwrap(), RowBytes { data: 448, scale: 64, min: 0 }, "18 blocks of 24 bytes");
         assert_eq!("i8_block16_min/f32".parse::<Encoding>().unwrap().row_bytes(272).unwrap(), RowBytes { data: 320, scale: 128, min: 128 });
         assert_eq!(Encoding::F32.row_bytes(1).unwrap().data, 64);
         assert!(Encoding::F32.row_bytes(usize::MAX / 2).is_none());
@@ -375,17 +362,19 @@ mod tests {
     }
 
     #[test]
-    fn int4_packing() {
-        let mut data = AlignedBytes::zeroed(64);
-        data.as_mut()[0] = 0x2f; // number 0 is 15, number 16 is 2
-        let scale = AlignedBytes::copy_of(&{
-            let mut s = [0u8; 32];
-            s[..2].copy_from_slice(&f16::from_f32(0.5).to_le_bytes());
-            s
-        });
-        let w = WeightTensor::new(Encoding::I4_BLOCK32, vec![1, 32], data.into(), Some(scale.into()), None).unwrap();
-        let mut row = [0.0; 32];
-        w.decode_row(0, &mut row);
-        assert_eq!((row[0], row[16], row[1]), (3.5, -3.0, -4.0));
+    fn quants_without_minima_are_shifted() {
+        for (encoding, high) in [(Encoding::I4_BLOCK32, 15), (Encoding::I6_BLOCK32, 63)] {
+            let Encoding::Block(BlockEncoding { quants, .. }) = encoding else { unreachable!("a block encoding") };
+            let mut data = AlignedBytes::zeroed(64);
+            quants.put(data.as_mut(), 0, high);
+            quants.put(data.as_mut(), 16, 2);
+            let mut scale = AlignedBytes::zeroed(32);
+            scale.as_mut()[..2].copy_from_slice(&f16::from_f32(0.5).to_le_bytes());
+            let w = WeightTensor::new(encoding, vec![1, 32], data.into(), Some(scale.into()), None).unwrap();
+            let mut row = [0.0; 32];
+            w.decode_row(0, &mut row);
+            let zero = quants.zero() as f32;
+            assert_eq!((row[0], row[16], row[1]), ((high as f32 - zero) / 2.0, (2.0 - zero) / 2.0, -zero / 2.0));
+        }
     }
 }

@@ -4,7 +4,7 @@
 //! ([`Slot`]). The forge writes programs; devices ([`Device`]) run them. This crate owns
 //!
 //! * the language: [`dim`] (symbolic shapes), [`op`] (operations), [`program`], and its checks ([`Checked`]);
-//! * [`encoding`]: how weights are stored, with a plain decoder for every encoding;
+//! * [`encoding`] and [`quants`]: how weights are stored, with a plain decoder for every encoding;
 //! * [`device`], [`call`], [`want`] and [`state`]: the interface between programs and hardware;
 //! * [`mod@reference`]: the plain interpreter that defines the meaning of every op;
 //! * [`conformance`]: the test suite that compares any device with it;
@@ -23,6 +23,7 @@ mod error;
 pub mod ledger;
 pub mod op;
 pub mod program;
+pub mod quants;
 pub mod random;
 pub mod reference;
 pub mod state;
@@ -36,13 +37,14 @@ pub use device::{
     WeightsRead, all_rows,
 };
 pub use dim::{Bindings, Dim, Shape, Symbol};
-pub use encoding::{BlockEncoding, Encoding, Quants, RowBytes, SCALES_AT_ONCE, ScaleType, WeightTensor};
+pub use encoding::{BlockEncoding, Encoding, RowBytes, SCALES_AT_ONCE, ScaleType, WeightTensor};
 pub use error::DeviceError;
 pub use ledger::Ledger;
 pub use op::{Activation, ActivationForm, Clip, KeyValue, Mask, Op, OpKind, Routing};
 pub use program::{
     DType, Generator, Input, KvType, Output, PROGRAM_VERSION, Program, Rotary, RotaryVariant, Slot, Stage, Weight, is_under,
 };
+pub use quants::Quants;
 pub use state::{SlotData, State};
 pub use want::{IdMask, RowResult, Want};
 

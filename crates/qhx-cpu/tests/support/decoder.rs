@@ -171,7 +171,12 @@ pub fn random(encoding: Encoding, shape: &[usize], noise: &mut u64) -> WeightTen
         Encoding::F16 | Encoding::Bf16 => (floats(data, true, -size, size), None, None),
         Encoding::I8Row => (quants(data), Some(floats(scale, false, 0.5 * size / 127.0, size / 127.0)), None),
         Encoding::Block(b) => {
-            let (half, steps) = (b.scale == ScaleType::F16, if b.quants == Quants::I4 { 7.5 } else { 127.0 });
+            let steps = match b.quants {
+                Quants::I8 => 127.0,
+                Quants::I6 => 31.5,
+                Quants::I4 => 7.5,
+            };
+            let half = b.scale == ScaleType::F16;
             let scales = floats(scale, half, 0.5 * size / steps, size / steps);
             (quants(data), Some(scales), b.min.then(|| floats(min, half, -size, -0.5 * size)))
         }

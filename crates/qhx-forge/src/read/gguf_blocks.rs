@@ -17,7 +17,7 @@
 
 use super::SourceType;
 use half::f16;
-use qhx_ir::encoding::{BlockEncoding, Quants, ScaleType};
+use qhx_ir::{BlockEncoding, Quants, ScaleType};
 
 /// The bundle encoding that a GGUF block type becomes; `None` for types without blocks.
 pub fn encoding(source_type: SourceType) -> Option<BlockEncoding> {
@@ -40,6 +40,7 @@ pub fn split_lengths(encoding: BlockEncoding, columns: usize) -> (usize, usize, 
     let blocks = columns / encoding.block;
     let quants = match encoding.quants {
         Quants::I8 => columns,
+        Quants::I6 => columns / 4 * 3,
         Quants::I4 => columns / 2,
     };
     (quants, blocks, if encoding.min { blocks } else { 0 })

@@ -25,7 +25,11 @@ pub(crate) fn random(rng: &mut Rng, encoding: Encoding, shape: &[usize], magnitu
                 fill(scale, 1, |_| step.to_le_bytes());
             }
             Encoding::Block(b) => {
-                let spread = if b.quants == Quants::I8 { 74.0 } else { 4.6 };
+                let spread = match b.quants {
+                    Quants::I8 => 74.0,
+                    Quants::I6 => 18.5,
+                    Quants::I4 => 4.6,
+                };
                 let steps: Vec<f32> = (0..columns.div_ceil(b.block)).map(|_| step(rng, magnitude / spread)).collect();
                 let middle = if b.quants == Quants::I8 { 0.0 } else { -7.5 };
                 let minima: Vec<f32> = steps.iter().map(|step| step * middle + rng.normal() * magnitude * 0.3).collect();

@@ -39,14 +39,7 @@ fn split_row(source_type: SourceType, source: &[u8]) -> Row {
 fn decode_split(encoding: BlockEncoding, row: &Row, columns: usize) -> Vec<f32> {
     (0..columns)
         .map(|i| {
-            let q = match encoding.quants {
-                Quants::I8 => row.quants[i] as i8 as i32,
-                Quants::I4 => {
-                    let byte = row.quants[i / 32 * 16 + i % 16];
-                    let q = if i % 32 < 16 { byte & 15 } else { byte >> 4 };
-                    q as i32 - if encoding.min { 0 } else { 8 }
-                }
-            };
+            let q = encoding.quants.get(&row.quants, i) - if encoding.min { 0 } else { encoding.quants.zero() };
             let product = q as f32 * row.scales[i / encoding.block];
             if encoding.min { product + row.minima[i / encoding.block] } else { product }
         })

@@ -29,6 +29,7 @@ impl Blocks {
             (Encoding::I4_BLOCK32, I8Block32, KvType::F16),
             (Encoding::I4_BLOCK32_MIN, I8Block32, KvType::F16),
             (Encoding::I8_BLOCK32, F32, KvType::F16),
+            (Encoding::I6_BLOCK32, I8Block32, KvType::F16),
         ];
         let (encoding, form, kv) = precisions[number % precisions.len()];
         let tolerance = match (form, kv) {
