@@ -48,6 +48,7 @@ impl Matrix {
         match self.encoding {
             Encoding::I8Row => Some(Stored::I8Block32),
             Encoding::Block(BlockEncoding { quants: Quants::I4, .. }) => Some(Stored::I4Block32),
+            Encoding::Block(BlockEncoding { quants: Quants::I6, .. }) => Some(Stored::I6Block32),
             Encoding::Block(BlockEncoding { block: 16, .. }) => Some(Stored::I8Block16),
             Encoding::Block(_) => Some(Stored::I8Block32),
             _ => None,

@@ -74,6 +74,7 @@ fn wide_decoders() {
         (Encoding::I4_BLOCK32, ActivationForm::I8Block32, 0),
         (Encoding::I4_BLOCK32_MIN, ActivationForm::I8Row, 3),
         (Encoding::I8_BLOCK32, ActivationForm::F32, 3),
+        (Encoding::I6_BLOCK32, ActivationForm::I8Block32, 0),
     ] {
         let ffn = if experts > 0 { 96 } else { sizes.ffn };
         let (program, weights) = decoder(&Sizes { ffn, experts, ..sizes }, encoding, form).unwrap();

@@ -43,6 +43,7 @@ fn decoding_allocates_nothing() {
         (Encoding::I4_BLOCK32_MIN, ActivationForm::I8Block32, 0),
         (Encoding::F16, ActivationForm::F32, 0),
         (Encoding::I8_BLOCK32, ActivationForm::I8Row, 4),
+        (Encoding::I6_BLOCK32, ActivationForm::I8Block32, 0),
     ] {
         let (program, weights) = decoder(&Sizes { experts, ..sizes }, encoding, form).unwrap();
         let weights: Arc<dyn Weights> = Arc::new(weights);

@@ -105,6 +105,7 @@ fn decoders() {
         (Encoding::I8Row, ActivationForm::I8Row, 0),
         (Encoding::I8_BLOCK32, ActivationForm::F32, 5),
         (Encoding::I4_BLOCK32, ActivationForm::I8Block32, 5),
+        (Encoding::I6_BLOCK32, ActivationForm::I8Block32, 5),
     ] {
         let (program, weights) = decoder(&Sizes { experts, ..sizes }, encoding, form).unwrap();
         let weights: Arc<dyn Weights> = Arc::new(weights);

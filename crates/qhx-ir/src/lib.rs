@@ -8,6 +8,7 @@
 //! * [`device`], [`call`], [`want`] and [`state`]: the interface between programs and hardware;
 //! * [`mod@reference`]: the plain interpreter that defines the meaning of every op;
 //! * [`conformance`]: the test suite that compares any device with it;
+//! * [`hadamard`]: the transform that an op and the forge share;
 //! * [`random`]: reproducible random numbers.
 //!
 //! It knows no model family, no file format except the program's own JSON, and no instruction set.
@@ -20,6 +21,7 @@ pub mod device;
 pub mod dim;
 pub mod encoding;
 mod error;
+pub mod hadamard;
 pub mod ledger;
 pub mod op;
 pub mod program;
@@ -39,6 +41,7 @@ pub use device::{
 pub use dim::{Bindings, Dim, Shape, Symbol};
 pub use encoding::{BlockEncoding, Encoding, RowBytes, SCALES_AT_ONCE, ScaleType, WeightTensor};
 pub use error::DeviceError;
+pub use hadamard::hadamard_row;
 pub use ledger::Ledger;
 pub use op::{Activation, ActivationForm, Clip, KeyValue, Mask, Op, OpKind, Routing};
 pub use program::{

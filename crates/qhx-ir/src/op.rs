@@ -218,6 +218,12 @@ pub enum OpKind {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         weight: Option<Name>,
     },
+    /// `y = x · H` over the last dimension, with the symmetric orthogonal matrix `H` of [`crate::hadamard`]: its own inverse. The largest odd factor of the last
+    /// dimension is at most [`crate::hadamard::LARGEST_ODD`].
+    Hadamard {
+        /// Input.
+        x: Name,
+    },
     /// `y = cap · tanh(x / cap)`.
     Softcap {
         /// Input.
@@ -445,6 +451,7 @@ impl OpKind {
             Self::Add { .. } => "add",
             Self::Mul { .. } => "mul",
             Self::Scale { .. } => "scale",
+            Self::Hadamard { .. } => "hadamard",
             Self::Softcap { .. } => "softcap",
             Self::Clamp { .. } => "clamp",
             Self::Concat { .. } => "concat",
@@ -469,6 +476,7 @@ impl OpKind {
             | Self::ShortConv { x, .. }
             | Self::Activate { x, .. }
             | Self::Scale { x, .. }
+            | Self::Hadamard { x }
             | Self::Softcap { x, .. }
             | Self::Clamp { x, .. }
             | Self::Slice { x, .. }

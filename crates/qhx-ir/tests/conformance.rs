@@ -33,6 +33,7 @@ fn a_faithful_wrapper_passes() {
 fn every_fault_is_found() {
     let faults = [
         (Fault::SlightlyOff, "linear", "of the row's scale"),
+        (Fault::SlightlyOff, "hadamard", "of the row's scale"),
         (Fault::NotANumber, "linear", "found NaN"),
         (Fault::PaddingCounts, "short_conv", ""),
         (Fault::FirstEpochOnly, "rope", "of the row's scale"),

@@ -5,10 +5,13 @@ mod products;
 mod resolve;
 
 use crate::{
-    kernels::map::{Binary, Unary},
+    kernels::{
+        hadamard::Hadamard,
+        map::{Binary, Unary},
+    },
     matrix::Plain,
     memory::{Place, View, count},
-    ops::{Step, attend, conv, elementwise, experts, gated_delta, linear, norm, rope, route, rows, short_conv},
+    ops::{Step, attend, conv, elementwise, experts, gated_delta, hadamard, linear, norm, rope, route, rows, short_conv},
     plan::{self, Buffer},
 };
 use qhx_ir::{ActivationForm, Bindings, Checked, DType, DeviceError, Dim, Mask, Name, Op, OpKind, Slot, Weights};
@@ -195,6 +198,12 @@ impl Compiler<'_> {
             OpKind::Add { a, b } => self.binary(path, Binary::Add, a, b)?,
             OpKind::Mul { a, b } => self.binary(path, Binary::Mul, a, b)?,
             OpKind::Activate { x, activation } => self.unary(path, Unary::Activate(*activation), x)?,
+            OpKind::Hadamard { x } => {
+                let transform = Hadamard::new(self.last(x));
+                let (x, out) = (self.view(x), self.result_over(path, &[x])?);
+                self.push(Step::Hadamard(hadamard::HadamardRows { transform, x, out }), &[x, out]);
+                self.define(path, out);
+            }
             OpKind::Softcap { x, cap } => self.unary(path, Unary::Softcap(*cap), x)?,
             OpKind::Clamp { x, low, high } => self.unary(path, Unary::Clamp(*low, *high), x)?,
             OpKind::Scale { x, factor, weight: None } => self.unary(path, Unary::Scale(*factor), x)?,

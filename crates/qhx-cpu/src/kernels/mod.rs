@@ -12,6 +12,7 @@ pub(crate) mod dot;
 pub(crate) mod element;
 pub(crate) mod fetch;
 pub(crate) mod gemm;
+pub(crate) mod hadamard;
 pub(crate) mod integer;
 pub(crate) mod map;
 pub(crate) mod math;

@@ -8,6 +8,7 @@ pub(crate) mod conv;
 pub(crate) mod elementwise;
 pub(crate) mod experts;
 pub(crate) mod gated_delta;
+pub(crate) mod hadamard;
 pub(crate) mod linear;
 pub(crate) mod norm;
 pub(crate) mod rope;
@@ -37,6 +38,7 @@ pub(crate) enum Step {
     Prepare(linear::Prepare),
     Linear(linear::Linear),
     Norm(norm::NormRows),
+    Hadamard(hadamard::HadamardRows),
     RopeTable(rope::Table),
     Rope(rope::Rope),
     StoreKv(attend::Store),
@@ -84,6 +86,7 @@ impl Step {
             Self::Prepare(step) => step.run(frame),
             Self::Linear(step) => step.run(frame),
             Self::Norm(step) => step.run(frame),
+            Self::Hadamard(step) => step.run(frame),
             Self::RopeTable(step) => step.run(frame),
             Self::Rope(step) => step.run(frame),
             Self::StoreKv(step) => step.run(frame),
@@ -109,6 +112,7 @@ impl Step {
         match self {
             Self::Prepare(step) => step.scratch(),
             Self::Linear(step) => step.scratch(),
+            Self::Hadamard(step) => step.scratch(),
             Self::Attend(step) => step.scratch(),
             Self::GatedDelta(step) => step.scratch(),
             Self::Experts(step) => step.scratch(),

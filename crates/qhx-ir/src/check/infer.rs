@@ -1,7 +1,7 @@
 //! The type of each op's result, from the types of what it reads.
 
 use super::{Checker, Reason, ValueType};
-use crate::{ActivationForm, DType, Dim, Mask, Name, Op, OpKind, Routing, Shape, Slot, dim, dim::show_shape};
+use crate::{ActivationForm, DType, Dim, Mask, Name, Op, OpKind, Routing, Shape, Slot, dim, dim::show_shape, hadamard};
 
 impl<'a> Checker<'a> {
     pub(super) fn infer(&mut self, op: &'a Op) -> Reason<Vec<ValueType>> {
@@ -145,6 +145,15 @@ impl<'a> Checker<'a> {
                     self.plain_weight(weight, &[1]).or_else(|_| self.plain_weight(weight, &[n]))?;
                 }
                 f32s(self.floats(x, 1)?.clone())
+            }
+            OpKind::Hadamard { x } => {
+                let width = self.last(x)?;
+                match hadamard::factors(width) {
+                    (_, odd) if odd > hadamard::LARGEST_ODD => {
+                        Err(format!("`{x}` has {width} numbers a row, whose odd factor {odd} is larger than {}", hadamard::LARGEST_ODD))
+                    }
+                    _ => f32s(self.floats(x, 1)?.clone()),
+                }
             }
             OpKind::Softcap { x, cap } => {
                 positive("cap", *cap)?;

@@ -104,6 +104,9 @@ fn norms_and_functions() {
     refuse(OpKind::Scale { x: "x".into(), factor: 1.0, weight: Some("n2".into()) }, "must have shape [8], found [2]");
     refuse(OpKind::Scale { x: "x".into(), factor: f32::NAN, weight: None }, "factor must be finite");
     refuse(OpKind::Softcap { x: "x".into(), cap: 0.0 }, "cap must be positive");
+    let odd = base().rows("odd_rows", &[2 * 513]);
+    refuse_after(odd, OpKind::Hadamard { x: "odd_rows".into() }, "1026 numbers a row, whose odd factor 513 is larger than 512");
+    refuse(OpKind::Hadamard { x: "ids".into() }, "must be F32");
     refuse(OpKind::Clamp { x: "x".into(), low: 1.0, high: 0.0 }, "low ≤ high");
     refuse(OpKind::Clamp { x: "x".into(), low: f32::NAN, high: 0.0 }, "low ≤ high");
     refuse(OpKind::Add { a: "x".into(), b: "wide".into() }, "`x` [T, 8] and `wide` [T, 12] must have one shape");

@@ -22,7 +22,7 @@ pub use state::ReferenceState;
 
 use crate::{
     Call, Checked, Device, DeviceError, DeviceInfo, Executable, InputData, LoadOptions, Machine, Name, Op, OpKind, State, Tap, Ticket,
-    WeightTensor, Weights,
+    WeightTensor, Weights, hadamard_row,
 };
 use frame::{Data, Frame, Value};
 use state::Pending;
@@ -224,6 +224,11 @@ fn step(frame: &mut Frame<'_>, op: &Op, sums: Sums) -> Vec<Data> {
         OpKind::Add { a, b } => one(elementwise::zip(frame, a, b, |a, b| a + b)),
         OpKind::Mul { a, b } => one(elementwise::zip(frame, a, b, |a, b| a * b)),
         OpKind::Scale { x, factor, weight } => one(elementwise::scale(frame, x, *factor, weight.as_ref())),
+        OpKind::Hadamard { x } => {
+            let mut numbers = frame.f32s(x).to_vec();
+            numbers.chunks_exact_mut(frame.width(x)).for_each(hadamard_row);
+            one(numbers)
+        }
         OpKind::Softcap { x, cap } => one(elementwise::map(frame, x, |v| elementwise::softcap(v, *cap as f64))),
         OpKind::Clamp { x, low, high } => one(elementwise::map(frame, x, |v| v.max(*low as f64).min(*high as f64))),
         OpKind::Concat { xs } => one(rows::concat(frame, xs)),

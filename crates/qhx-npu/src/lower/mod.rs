@@ -10,6 +10,7 @@ mod conv;
 mod delta;
 pub mod experts;
 mod feed;
+mod hadamard;
 mod linear;
 pub mod parts;
 mod refuse;
@@ -154,6 +155,7 @@ impl Lowering<'_> {
                 Ok(self.builder.multiply("product", a, b))
             }
             OpKind::Scale { x, factor, weight } => self.scale(x, *factor, weight.as_ref()),
+            OpKind::Hadamard { x } => self.hadamard(x),
             OpKind::Softcap { x, cap } => {
                 let x = self.value(x)?;
                 Ok(self.softcap(x, *cap))

@@ -1,7 +1,10 @@
 //! Integer products without special instructions: loops of fixed length that compilers turn into whatever the target has.
 
 use super::{ActivationRows, Offsets, Weights, activation::Row};
-use crate::{kernels::quants::Stored, work::Tile};
+use crate::{
+    kernels::quants::{I6_BYTES, Stored, sixes},
+    work::Tile,
+};
 
 pub(super) fn products(w: &Weights<'_>, x: &ActivationRows<'_>, first: usize, tile: &mut Tile<'_, f32>) {
     for row in 0..w.rows {
@@ -10,6 +13,9 @@ pub(super) fn products(w: &Weights<'_>, x: &ActivationRows<'_>, first: usize, ti
             let x = &x.row(first + t);
             tile.row(t)[row] = match w.stored {
                 Stored::I4Block32 => sum_blocks::<16, 32>(w, x, row, data, nibbles),
+                Stored::I6Block32 => sum_blocks::<I6_BYTES, 32>(w, x, row, data, |block, x| {
+                    sixes(block).iter().zip(x).map(|(&w, &x)| w as i32 * x as i32).sum()
+                }),
                 Stored::I8Block32 => sum_blocks::<32, 32>(w, x, row, data, bytes),
                 Stored::I8Block16 => sum_blocks::<16, 16>(w, x, row, data, bytes),
             };

@@ -31,6 +31,7 @@ pub(super) const GROUPS: &[Group] = &[
     group("add", 1, 1, simple::add),
     group("mul", 1, 1, simple::mul),
     group("scale", 2, 1, simple::scale),
+    group("hadamard", 4, simple::HADAMARD_WIDTHS.len(), simple::hadamard),
     group("softcap", 2, 1, simple::softcap),
     group("clamp", 1, 1, simple::clamp),
     group("concat", 2, 1, simple::concat),

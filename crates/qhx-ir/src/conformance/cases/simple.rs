@@ -138,6 +138,20 @@ pub(super) fn scale(rng: Rng, _: usize) -> Case {
     b.finish(&y)
 }
 
+/// Powers of two, odd widths and products of both, one number included.
+pub(super) const HADAMARD_WIDTHS: [usize; 12] = [64, 576, 1536, 96, 448, 1, 3, 512, 2, 100, 34, 255];
+
+pub(super) fn hadamard(rng: Rng, number: usize) -> Case {
+    let mut b = Builder::new(rng, "hadamard", tolerance::SUM);
+    let width = HADAMARD_WIDTHS[number % HADAMARD_WIDTHS.len()];
+    let tail: Vec<usize> = b.rng.one_in(3).then(|| b.rng.between(1, 7)).into_iter().chain([width]).collect();
+    b.case.rows.most = (100_000 / tail.iter().product::<usize>()).clamp(3, 70);
+    b.note(format!("[T, {tail:?}]"));
+    let x = b.rows("x", &tail, wild);
+    let y = b.op("op.hadamard", OpKind::Hadamard { x });
+    b.finish(&y)
+}
+
 pub(super) fn softcap(rng: Rng, _: usize) -> Case {
     let mut b = Builder::new(rng, "softcap", tolerance::FUNCTION);
     let tail = tail(&mut b);

@@ -20,6 +20,8 @@ fn elementwise() {
     let inputs = [F32(&[1.0, -2.0])];
     assert_close(&x().op("y", OpKind::Clamp { x: a.clone(), low: -0.5, high: 0.75 }).once(1, &inputs), &[0.75, -0.5]);
     assert_close(&x().op("y", OpKind::Softcap { x: a.clone(), cap: 2.0 }).once(1, &inputs), &[2.0 * 0.5f64.tanh(), -2.0 * 1.0f64.tanh()]);
+    let both = OpKind::Hadamard { x: a.clone() };
+    assert_close(&x().op("y", both).once(1, &inputs), &[-1.0 / 2f64.sqrt(), 3.0 / 2f64.sqrt()]);
     let scaled = |weight: &[f32]| {
         let op = OpKind::Scale { x: "a".into(), factor: 3.0, weight: Some("w".into()) };
         x().weight("w", &[weight.len()], weight).op("y", op).once(1, &inputs)

@@ -11,7 +11,7 @@ use super::multiply::Dot;
 use crate::{
     kernels::{
         integer::{ActivationRows, Offsets, Scales, Weights, activation::Row, whole_rows},
-        quants::Stored,
+        quants::{I6_BYTES, Stored},
         vector::neon::{four_by_four, widen_low},
     },
     work::Tile,
@@ -21,6 +21,7 @@ use std::arch::aarch64::*;
 const I4_BLOCK32: usize = 0;
 const I8_BLOCK32: usize = 1;
 const I8_BLOCK16: usize = 2;
+const I6_BLOCK32: usize = 3;
 
 /// Rows that are multiplied together.
 const ROWS: usize = 4;
@@ -64,6 +65,7 @@ unsafe fn some<D: Dot, const M: usize>(
     let results = unsafe {
         match w.stored {
             Stored::I4Block32 => blocks::<D, I4_BLOCK32, M>(w, x, rows),
+            Stored::I6Block32 => blocks::<D, I6_BLOCK32, M>(w, x, rows),
             Stored::I8Block32 if whole => whole_sums::<D, M>(w, x, rows),
             Stored::I8Block32 => blocks::<D, I8_BLOCK32, M>(w, x, rows),
             Stored::I8Block16 => blocks::<D, I8_BLOCK16, M>(w, x, rows),
@@ -143,7 +145,11 @@ unsafe fn totals<D: Dot, const STORED: usize, const M: usize>(
 ) -> [int32x4_t; M] {
     unsafe {
         let zero = vdupq_n_s32(0);
-        let bytes = if STORED == I8_BLOCK32 { 32 } else { 16 };
+        let bytes = match STORED {
+            I8_BLOCK32 => 32,
+            I6_BLOCK32 => I6_BYTES,
+            _ => 16,
+        };
         let (mut low, mut high) = ([vdupq_n_s8(0); M], [vdupq_n_s8(0); M]);
         for m in 0..M {
             let quants = x[m].quants.as_ptr().add(b * if STORED == I8_BLOCK16 { 16 } else { 32 });
@@ -160,6 +166,7 @@ unsafe fn totals<D: Dot, const STORED: usize, const M: usize>(
                     let both = vld1q_u8(data);
                     (vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15))), vreinterpretq_s8_u8(vshrq_n_u8::<4>(both)))
                 }
+                I6_BLOCK32 => sixes(data),
                 I8_BLOCK32 => (vld1q_s8(data.cast()), vld1q_s8(data.add(16).cast())),
                 _ => (vld1q_s8(data.cast()), vdupq_n_s8(0)),
             };
@@ -175,6 +182,21 @@ unsafe fn totals<D: Dot, const STORED: usize, const M: usize>(
             totals[m] = four_rows(sums[m]);
         }
         totals
+    }
+}
+
+/// The first and the second sixteen numbers of an int6 block.
+#[inline(always)]
+unsafe fn sixes(block: *const u8) -> (int8x16_t, int8x16_t) {
+    unsafe {
+        // Top bits twice: the pairs of bits of eight numbers, and of the eight after them. A shift to the left by less than nothing is one to the right.
+        let (low, top) = (vld1q_u8(block), vreinterpretq_u8_u64(vld1q_dup_u64(block.add(16).cast())));
+        let shifts = |first, second| vcombine_s8(vdup_n_s8(first), vdup_n_s8(second));
+        let joined = |low, shifts| {
+            let top = vandq_u8(vshlq_u8(top, shifts), vdupq_n_u8(0x30));
+            vsubq_s8(vreinterpretq_s8_u8(vorrq_u8(low, top)), vdupq_n_s8(32))
+        };
+        (joined(vandq_u8(low, vdupq_n_u8(15)), shifts(4, 2)), joined(vshrq_n_u8::<4>(low), shifts(0, -2)))
     }
 }
 

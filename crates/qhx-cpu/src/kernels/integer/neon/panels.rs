@@ -6,7 +6,7 @@ use super::multiply::Multiply;
 use crate::{
     kernels::{
         integer::{ActivationRows, Offsets, Weights, whole_rows},
-        quants::Stored,
+        quants::{I6_BYTES, Stored, sixes},
     },
     work::Tile,
 };
@@ -102,19 +102,21 @@ fn pack_panel<const GROUP: usize>(w: &Weights<'_>, first: usize, rows: usize, ro
                 to[(ROWS + r) * 4..][..4].copy_from_slice(&bytes[4..]);
             }
         };
-        let (words, _) = data.as_chunks::<8>();
-        for (i, word) in words.iter().enumerate() {
-            let word = u64::from_le_bytes(*word);
-            match w.stored {
-                // The sixteen low halves of a block stand before its high ones.
-                Stored::I4Block32 => {
-                    const LOW: u64 = 0x0f0f_0f0f_0f0f_0f0f;
-                    let at = i / 2 * 4 + i % 2;
-                    put(at, word & LOW);
-                    put(at + 2, word >> 4 & LOW);
-                }
-                Stored::I8Block16 | Stored::I8Block32 => put(i, word),
+        let words = data.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).enumerate();
+        match w.stored {
+            // The sixteen low halves of a block stand before its high ones.
+            Stored::I4Block32 => words.for_each(|(i, word)| {
+                const LOW: u64 = 0x0f0f_0f0f_0f0f_0f0f;
+                let at = i / 2 * 4 + i % 2;
+                put(at, word & LOW);
+                put(at + 2, word >> 4 & LOW);
+            }),
+            Stored::I6Block32 => {
+                let blocks = data.as_chunks::<I6_BYTES>().0.iter();
+                let words = blocks.flat_map(|block| bytemuck::cast::<_, [[u8; 8]; 4]>(sixes(block)));
+                words.enumerate().for_each(|(i, word)| put(i, u64::from_le_bytes(word)));
             }
+            Stored::I8Block16 | Stored::I8Block32 => words.for_each(|(i, word)| put(i, word)),
         }
         for b in 0..w.blocks {
             scales[b * ROWS + r] = w.scales.get(first + r, b);
@@ -135,8 +137,8 @@ impl Product<'_> {
             match (self.stored, self.has_offsets) {
                 (Stored::I4Block32, _) => self.all_rows::<L, 2, true, false>(),
                 (Stored::I8Block32, false) if self.whole => self.all_rows::<L, 2, false, true>(),
-                (Stored::I8Block32, false) => self.all_rows::<L, 2, false, false>(),
-                (Stored::I8Block32, true) => self.all_rows::<L, 2, true, false>(),
+                (Stored::I8Block32 | Stored::I6Block32, false) => self.all_rows::<L, 2, false, false>(),
+                (Stored::I8Block32 | Stored::I6Block32, true) => self.all_rows::<L, 2, true, false>(),
                 (Stored::I8Block16, false) => self.all_rows::<L, 1, false, false>(),
                 (Stored::I8Block16, true) => self.all_rows::<L, 1, true, false>(),
             }

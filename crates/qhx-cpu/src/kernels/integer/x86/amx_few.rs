@@ -1,4 +1,4 @@
-//! A few activation rows against stored rows, with AMX: sixteen stored rows are the left side of a product just as they lie in memory (int4 quants are unpacked
+//! A few activation rows against stored rows, with AMX: sixteen stored rows are the left side of a product just as they lie in memory (int4 and int6 quants are unpacked
 //! first), and the activation rows, sixteen at most, are its right side, packed once for the whole matrix.
 //!
 //! Sums, scales and the order of f32 sums are those of AVX-512 VNNI, so the results are the same to the last bit.
@@ -6,14 +6,14 @@
 use super::{
     dots::{Group, products_vnni},
     needs,
-    panels::{ROWS, scales_of, side_by_side, transposed},
+    panels::{ROWS, scales_of, side_by_side, sixes, transposed},
     tiles::{ROW, Registers, Shape, Sums, Tiles, multiply_four},
 };
 use crate::{
     kernels::{
         InstructionSet, Instructions,
         integer::{ActivationRows, Offsets, Weights, whole_rows},
-        quants::Stored,
+        quants::{I6_BYTES, Stored},
     },
     work::Tile,
 };
@@ -107,6 +107,11 @@ struct Room {
     sums: [[Sums; 4]; 2],
 }
 
+/// How blocks are stored, as a constant of functions: int8 as tiles take it, int4 and int6 to be unpacked.
+const BYTES: usize = 0;
+const NIBBLES: usize = 1;
+const SIXES: usize = 2;
+
 /// Blocks that are multiplied before their sums are scaled.
 const FOUR: usize = 4;
 /// Blocks whose scales are put side by side at once.
@@ -141,9 +146,10 @@ impl<'a> Product<'a> {
                 let rows = Group::new(self.w, start.min(self.w.rows - height));
                 let results = match (self.whole, self.w.stored, &self.w.offsets) {
                     (true, ..) => self.whole(tiles, &rows, &mut room.sums[0]),
-                    (_, Stored::I4Block32, _) => self.blocks::<T, true, true>(tiles, &rows, &mut room),
-                    (_, _, Offsets::None) => self.blocks::<T, false, false>(tiles, &rows, &mut room),
-                    _ => self.blocks::<T, false, true>(tiles, &rows, &mut room),
+                    (_, Stored::I4Block32, _) => self.blocks::<T, NIBBLES, true>(tiles, &rows, &mut room),
+                    (_, Stored::I6Block32, _) => self.blocks::<T, SIXES, false>(tiles, &rows, &mut room),
+                    (_, _, Offsets::None) => self.blocks::<T, BYTES, false>(tiles, &rows, &mut room),
+                    _ => self.blocks::<T, BYTES, true>(tiles, &rows, &mut room),
                 };
                 let lanes = ((1u32 << height) - 1) as __mmask16;
                 for (t, result) in results.into_iter().enumerate().take(self.count) {
@@ -194,7 +200,7 @@ impl<'a> Product<'a> {
 
     /// The results of a group, a vector for each activation row, with a sum for each block.
     #[inline(always)]
-    unsafe fn blocks<T: Tiles, const NIBBLES: bool, const OFFSETS: bool>(
+    unsafe fn blocks<T: Tiles, const STORED: usize, const OFFSETS: bool>(
         &self,
         tiles: &mut T,
         rows: &Group<'_, ROWS>,
@@ -205,18 +211,18 @@ impl<'a> Product<'a> {
             let mut results = [_mm512_setzero_ps(); ROWS];
             let (mut scales, mut offsets) = ([0.0f32; CHUNK * ROWS], [0.0f32; CHUNK * ROWS]);
             // What was just stored cannot be read at once, so each four blocks are unpacked, multiplied and scaled in turns with those before and after them.
-            if NIBBLES {
-                unpack(rows, 0, &mut room.unpacked[0]);
-                unpack(rows, FOUR.min(blocks - 1) / FOUR * FOUR, &mut room.unpacked[1]);
+            if STORED != BYTES {
+                unpack::<STORED>(rows, 0, &mut room.unpacked[0]);
+                unpack::<STORED>(rows, FOUR.min(blocks - 1) / FOUR * FOUR, &mut room.unpacked[1]);
             }
-            self.multiply::<T, NIBBLES>(tiles, rows, 0, &room.unpacked[0], &mut room.sums[0]);
+            self.multiply::<T, STORED>(tiles, rows, 0, &room.unpacked[0], &mut room.sums[0]);
             for first in (0..blocks).step_by(FOUR) {
                 let (this, other) = (first / FOUR % 2, (first / FOUR + 1) % 2);
-                if NIBBLES && first + 2 * FOUR < blocks {
-                    unpack(rows, first + 2 * FOUR, &mut room.unpacked[this]);
+                if STORED != BYTES && first + 2 * FOUR < blocks {
+                    unpack::<STORED>(rows, first + 2 * FOUR, &mut room.unpacked[this]);
                 }
                 if first + FOUR < blocks {
-                    self.multiply::<T, NIBBLES>(tiles, rows, first + FOUR, &room.unpacked[other], &mut room.sums[other]);
+                    self.multiply::<T, STORED>(tiles, rows, first + FOUR, &room.unpacked[other], &mut room.sums[other]);
                 }
                 if first % CHUNK == 0 {
                     side_by_side(&mut scales, |r, _| scales_of(&self.w.scales, rows.rows[r], first / CHUNK));
@@ -251,7 +257,7 @@ impl<'a> Product<'a> {
 
     /// The sums of four blocks from `first` on, or of those that are left.
     #[inline(always)]
-    unsafe fn multiply<T: Tiles, const NIBBLES: bool>(
+    unsafe fn multiply<T: Tiles, const STORED: usize>(
         &self,
         tiles: &mut T,
         rows: &Group<'_, ROWS>,
@@ -261,11 +267,11 @@ impl<'a> Product<'a> {
     ) {
         unsafe {
             let left = self.w.blocks - first;
-            let (w, stride) = match NIBBLES {
-                true => (unpacked.as_ptr().cast::<u8>(), 2 * ROW),
-                false => (rows.quants[0].add(first * 32), self.w.stride),
+            let (w, stride) = match STORED {
+                NIBBLES | SIXES => (unpacked.as_ptr().cast::<u8>(), 2 * ROW),
+                _ => (rows.quants[0].add(first * 32), self.w.stride),
             };
-            if !NIBBLES {
+            if STORED == BYTES {
                 rows.fetch(first * 32);
                 rows.fetch(first * 32 + ROW);
             }
@@ -275,11 +281,22 @@ impl<'a> Product<'a> {
     }
 }
 
-/// Four int4 blocks of each row as bytes from 0 to 15, in order.
+/// Four blocks of each row in order: int4 as bytes from 0 to 15, int6 as signed bytes.
 #[inline(always)]
 #[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: see the call above.
-unsafe fn unpack(rows: &Group<'_, ROWS>, first: usize, out: &mut [[u8; 2 * ROW]; ROWS]) {
+unsafe fn unpack<const STORED: usize>(rows: &Group<'_, ROWS>, first: usize, out: &mut [[u8; 2 * ROW]; ROWS]) {
     unsafe {
+        if STORED == SIXES {
+            let (at, blocks) = (first * I6_BYTES, rows.w.blocks - first);
+            rows.fetch(at);
+            rows.fetch(at + ROW);
+            for (r, out) in out.iter_mut().enumerate() {
+                let from = rows.quants[r].add(at);
+                _mm512_storeu_si512(out.as_mut_ptr().cast(), sixes(from, blocks));
+                _mm512_storeu_si512(out.as_mut_ptr().add(ROW).cast(), sixes(from.add(2 * I6_BYTES), blocks.saturating_sub(2)));
+            }
+            return;
+        }
         rows.fetch(first * 16);
         let low = _mm512_set1_epi8(15);
         // The sixteen low halves of each block stand before its high ones.

@@ -1,7 +1,7 @@
 //! Many activation rows against panels of eight stored rows, with AVX2.
 //!
 //! int4 panels hold four quants of each row next to each other as bytes, whose products with activation bytes can be summed over a block in 16 bits.
-//! int8 panels hold two quants of each row as 16-bit numbers: their products are exact without care for signs.
+//! int6 and int8 panels hold two quants of each row as 16-bit numbers: their products are exact without care for signs.
 
 use super::{
     dots::{
@@ -14,7 +14,7 @@ use crate::{
     kernels::{
         InstructionSet, Instructions,
         integer::{ActivationRows, Offsets, Scales, Weights, whole_rows},
-        quants::Stored,
+        quants::{I6_BYTES, Stored},
         vector::{MOST_LANES, Vector, x86::Avx2},
     },
     work::Tile,
@@ -91,10 +91,15 @@ unsafe fn pack(w: &Weights<'_>, first: usize, quants: &mut [f32], scales: &mut [
                     }
                 }
             }
-            // Sixteen bytes of a row become eight words of two numbers.
-            Stored::I8Block16 | Stored::I8Block32 => {
+            // Sixteen quants of a row become eight words of two numbers.
+            Stored::I6Block32 | Stored::I8Block16 | Stored::I8Block32 => {
                 for (step, out) in quants.chunks_exact_mut(8 * ROWS).enumerate() {
-                    let words = words_of(&rows, |row| _mm256_cvtepi8_epi16(_mm_loadu_si128(row.add(step * 16).cast())));
+                    let words = words_of(&rows, |row| {
+                        _mm256_cvtepi8_epi16(match w.stored {
+                            Stored::I6Block32 => sixes(row.add(step / 2 * I6_BYTES), step % 2),
+                            _ => _mm_loadu_si128(row.add(step * 16).cast()),
+                        })
+                    });
                     for (out, &words) in out.chunks_exact_mut(ROWS).zip(&words) {
                         store(out, words);
                     }
@@ -125,6 +130,19 @@ unsafe fn words_of(rows: &Group<'_, ROWS>, get: impl Fn(*const u8) -> __m256i) -
             words[r] = _mm256_castps_si256(square[r].0);
         }
         words
+    }
+}
+
+/// The sixteen numbers of a half of an int6 block as signed bytes.
+#[inline(always)]
+#[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: as above.
+unsafe fn sixes(block: *const u8, half: usize) -> __m128i {
+    unsafe {
+        let low = _mm_srl_epi16(_mm_loadu_si128(block.cast()), _mm_cvtsi64_si128(4 * half as i64));
+        let top = _mm_set1_epi64x(block.add(16).cast::<i64>().read_unaligned());
+        let top = _mm_srlv_epi64(top, _mm_set_epi64x(4 * half as i64 + 2, 4 * half as i64));
+        let top = _mm_and_si128(_mm_slli_epi64::<4>(top), _mm_set1_epi8(0x30));
+        _mm_sub_epi8(_mm_or_si128(_mm_and_si128(low, _mm_set1_epi8(15)), top), _mm_set1_epi8(32))
     }
 }
 
@@ -176,8 +194,8 @@ impl Product {
             match (stored, offsets) {
                 (Stored::I4Block32, _) => self.rows::<true, 8, true, false>(),
                 (_, false) if whole => self.rows::<false, 16, false, true>(),
-                (Stored::I8Block32, false) => self.rows::<false, 16, false, false>(),
-                (Stored::I8Block32, true) => self.rows::<false, 16, true, false>(),
+                (Stored::I8Block32 | Stored::I6Block32, false) => self.rows::<false, 16, false, false>(),
+                (Stored::I8Block32 | Stored::I6Block32, true) => self.rows::<false, 16, true, false>(),
                 (Stored::I8Block16, false) => self.rows::<false, 8, false, false>(),
                 (Stored::I8Block16, true) => self.rows::<false, 8, true, false>(),
             }

@@ -5,7 +5,7 @@
 
 use crate::kernels::{
     integer::{Offsets, Scales, Weights},
-    quants::Stored,
+    quants::{I6_BYTES, Stored},
 };
 use std::arch::x86_64::*;
 
@@ -135,7 +135,7 @@ pub(super) unsafe fn transposed(rows: [__m512i; 16]) -> [__m512i; 16] {
     }
 }
 
-/// Quants `64 · step ..` of a row: int4 as bytes from 0 to 15, int8 as asked for.
+/// Quants `64 · step ..` of a row: int4 as bytes from 0 to 15, int6 and int8 as asked for.
 #[inline(always)]
 #[allow(clippy::undocumented_unsafe_blocks)]
 unsafe fn sixty_four(w: &Weights<'_>, row: usize, step: usize, bytes: Bytes) -> __m512i {
@@ -148,11 +148,31 @@ unsafe fn sixty_four(w: &Weights<'_>, row: usize, step: usize, bytes: Bytes) -> 
             let halves = _mm512_srlv_epi64(twice, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4));
             return _mm512_and_si512(halves, _mm512_set1_epi8(15));
         }
-        let quants = _mm512_loadu_si512(data.add(step * 64).cast());
+        let quants = match w.stored {
+            Stored::I6Block32 => sixes(data.add(step * 2 * I6_BYTES), w.blocks - 2 * step),
+            _ => _mm512_loadu_si512(data.add(step * 64).cast()),
+        };
         match bytes {
             Bytes::Signed => quants,
             Bytes::Shifted => _mm512_xor_si512(quants, _mm512_set1_epi8(-128)),
         }
+    }
+}
+
+/// Two int6 blocks as signed bytes, in order. Only the first `blocks` of them are read; others are anything.
+#[inline(always)]
+#[allow(clippy::undocumented_unsafe_blocks)]
+pub(super) unsafe fn sixes(from: *const u8, blocks: usize) -> __m512i {
+    unsafe {
+        // A block is three words of 64 bits: two of low bits and one of top bits.
+        let stored = _mm512_maskz_loadu_epi64(((1u32 << (3 * blocks.min(2))) - 1) as __mmask8, from.cast());
+        let low = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 1, 0, 1, 3, 4, 3, 4), stored);
+        let low = _mm512_srlv_epi64(low, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4));
+        let top = _mm512_permutexvar_epi64(_mm512_setr_epi64(2, 2, 2, 2, 5, 5, 5, 5), stored);
+        // The pairs of bits of eight numbers, of the eight after them and so on, each to where the low bits end.
+        let top = _mm512_rolv_epi64(top, _mm512_setr_epi64(4, 2, 0, 62, 4, 2, 0, 62));
+        let low = _mm512_and_si512(low, _mm512_set1_epi8(15));
+        _mm512_sub_epi8(_mm512_or_si512(low, _mm512_and_si512(top, _mm512_set1_epi8(0x30))), _mm512_set1_epi8(32))
     }
 }
 

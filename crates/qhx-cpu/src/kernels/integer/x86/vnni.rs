@@ -72,8 +72,8 @@ impl Product {
             match (stored, offsets) {
                 (Stored::I4Block32, _) => self.rows::<8, true, false, false>(),
                 (_, false) if whole => self.rows::<8, false, true, true>(),
-                (Stored::I8Block32, false) => self.rows::<8, false, true, false>(),
-                (Stored::I8Block32, true) => self.rows::<8, true, true, false>(),
+                (Stored::I8Block32 | Stored::I6Block32, false) => self.rows::<8, false, true, false>(),
+                (Stored::I8Block32 | Stored::I6Block32, true) => self.rows::<8, true, true, false>(),
                 (Stored::I8Block16, false) => self.rows::<4, false, true, false>(),
                 (Stored::I8Block16, true) => self.rows::<4, true, true, false>(),
             }

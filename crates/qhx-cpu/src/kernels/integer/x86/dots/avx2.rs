@@ -15,6 +15,7 @@ pub(super) unsafe fn all(w: &Weights<'_>, x: &ActivationRows<'_>, first: usize, 
     unsafe {
         match (w.stored, &w.offsets) {
             (Stored::I4Block32, _) => by_blocks::<I4_BLOCK32, true>(w, x, first, tile),
+            (Stored::I6Block32, _) => by_blocks::<I6_BLOCK32, false>(w, x, first, tile),
             (Stored::I8Block32, _) if whole_rows(w, x.by_row) => by_rows(w, x, first, tile),
             (Stored::I8Block32, Offsets::None) => by_blocks::<I8_BLOCK32, false>(w, x, first, tile),
             (Stored::I8Block32, _) => by_blocks::<I8_BLOCK32, true>(w, x, first, tile),
@@ -57,7 +58,7 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize, c
 ) -> [__m256; M] {
     unsafe {
         let w = rows.w;
-        // In 32 bytes.
+        // Blocks that a step takes.
         let per_step = if STORED == I8_BLOCK32 { 1 } else { 2 };
         let minus_eight = matches!(w.offsets, Offsets::MinusEight);
         let mut results = [_mm256_setzero_ps(); M];
@@ -69,7 +70,7 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize, c
             }
             let end = w.blocks.min((chunk + 1) * CHUNK);
             for first in (chunk * CHUNK..end).step_by(per_step) {
-                let totals = step::<STORED, FOURS, M>(rows, x, first / per_step * 32);
+                let totals = step::<STORED, FOURS, M>(rows, x, first);
                 for i in 0..per_step {
                     let b = first + i;
                     if b >= end {
@@ -78,7 +79,12 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize, c
                     let at = (b - chunk * CHUNK) * ROWS;
                     let w_scales = _mm256_loadu_ps(scales.as_ptr().add(at));
                     for m in 0..M {
-                        let total = if STORED == I8_BLOCK32 { _mm256_add_epi32(totals[m][0], totals[m][1]) } else { totals[m][i] };
+                        let total = match STORED {
+                            I8_BLOCK32 => _mm256_add_epi32(totals[m][0], totals[m][1]),
+                            // 32 too much of each number; shifts are for 128.
+                            I6_BLOCK32 => _mm256_add_epi32(totals[m][i], _mm256_set1_epi32(*x[m].shifts32.as_ptr().add(b) / 4)),
+                            _ => totals[m][i],
+                        };
                         let x_scale = _mm256_broadcast_ss(&*x[m].scales.as_ptr().add(if STORED == I8_BLOCK16 { b / 2 } else { b }));
                         results[m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(total), _mm256_mul_ps(w_scales, x_scale), results[m]);
                     }
@@ -118,52 +124,64 @@ pub(in super::super) unsafe fn side_by_side(rows: &Group<'_, ROWS>, scales: &Sca
     }
 }
 
-/// For each activation row, the sums over each half of the 32 bytes from byte `at` of the stored rows on.
+/// For each activation row, the sums of the stored rows over each of two blocks from `first` on, or over each half of a block of int8. An int6 counts as unsigned.
 #[inline(always)]
 unsafe fn step<const STORED: usize, const FOURS: usize, const M: usize>(
     rows: &Group<'_, ROWS>,
     x: &[Row<'_>; M],
-    at: usize,
+    first: usize,
 ) -> [[__m256i; 2]; M] {
     unsafe {
+        let at = first * block_bytes(STORED);
         let zero = _mm256_setzero_si256();
         let (mut x_low, mut x_high) = ([zero; M], [zero; M]);
         for m in 0..M {
+            let quants = x[m].quants.as_ptr().add(first * block_numbers(STORED)).cast::<__m256i>();
             (x_low[m], x_high[m]) = match STORED {
                 // Two blocks: their low and high halves meet the first and second sixteens of the activations.
-                I4_BLOCK32 => {
-                    let quants = x[m].quants.as_ptr().add(2 * at).cast::<__m256i>();
+                I4_BLOCK32 | I6_BLOCK32 => {
                     let (one, two) = (_mm256_loadu_si256(quants), _mm256_loadu_si256(quants.add(1)));
                     (_mm256_permute2x128_si256::<0x20>(one, two), _mm256_permute2x128_si256::<0x31>(one, two))
                 }
-                _ => (_mm256_loadu_si256(x[m].quants.as_ptr().add(at).cast()), zero),
+                _ => (_mm256_loadu_si256(quants), zero),
             };
         }
-        let (low, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
+        let ones = _mm256_set1_epi16(1);
+        // The last int6 block may be alone, and its row end before another would: it is read twice.
+        let next = if first + 1 < rows.w.blocks { I6_BYTES } else { 0 };
         let ahead = rows.ahead(at);
         let mut fours = [[zero; 2]; M];
         for f in 0..FOURS {
             let mut totals = [[zero; 4]; M];
             for r in 0..4 {
                 let from = rows.quants[4 * f + r].add(at);
-                if at % 64 == 0 {
+                if at % 64 == 0 || STORED == I6_BLOCK32 {
                     fetch(from.wrapping_add(ahead));
                 }
-                let quants = _mm256_loadu_si256(from.cast());
-                if STORED == I4_BLOCK32 {
-                    let (w_low, w_high) = (_mm256_and_si256(quants, low), _mm256_and_si256(_mm256_srli_epi16::<4>(quants), low));
+                if STORED == I4_BLOCK32 || STORED == I6_BLOCK32 {
+                    let (w_low, w_high) = match STORED {
+                        I6_BLOCK32 => sixes(from, next),
+                        _ => nibbles(_mm256_loadu_si256(from.cast())),
+                    };
                     for m in 0..M {
                         let first = _mm256_maddubs_epi16(w_low, x_low[m]);
                         totals[m][r] = _mm256_add_epi16(first, _mm256_maddubs_epi16(w_high, x_high[m]));
                     }
                 } else {
+                    let quants = _mm256_loadu_si256(from.cast());
                     for m in 0..M {
                         totals[m][r] = bytes(quants, x_low[m], ones);
                     }
                 }
             }
             for m in 0..M {
-                let totals = totals[m];
+                let mut totals = totals[m];
+                if STORED == I6_BLOCK32 {
+                    // Four products of 63 and 127 fit 16 bits.
+                    for r in 0..4 {
+                        totals[r] = _mm256_madd_epi16(totals[r], ones);
+                    }
+                }
                 fours[m][f] = match STORED {
                     // Sixteen products of 15 and 127 fit 16 bits.
                     I4_BLOCK32 => {
@@ -180,6 +198,31 @@ unsafe fn step<const STORED: usize, const FOURS: usize, const M: usize>(
             fours[m] = [_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b)];
         }
         fours
+    }
+}
+
+/// The low and the high halves of bytes.
+#[inline(always)]
+unsafe fn nibbles(both: __m256i) -> (__m256i, __m256i) {
+    unsafe {
+        let low = _mm256_set1_epi8(15);
+        (_mm256_and_si256(both, low), _mm256_and_si256(_mm256_srli_epi16::<4>(both), low))
+    }
+}
+
+/// The first and the second sixteen numbers, 0 to 63, of an int6 block and of the one `next` bytes later.
+#[inline(always)]
+unsafe fn sixes(from: *const u8, next: usize) -> (__m256i, __m256i) {
+    unsafe {
+        let pair = |first, second| _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(first), second);
+        let (low, high) = nibbles(pair(_mm_loadu_si128(from.cast()), _mm_loadu_si128(from.add(next).cast())));
+        // Top bits twice: the pairs of bits of eight numbers, and of the eight after them.
+        let word = |at: usize| _mm_set1_epi64x(from.add(at + 16).cast::<i64>().read_unaligned());
+        let top = pair(word(0), word(next));
+        let (low_top, high_top) =
+            (_mm256_sllv_epi64(top, _mm256_setr_epi64x(4, 2, 4, 2)), _mm256_srlv_epi64(top, _mm256_setr_epi64x(0, 2, 0, 2)));
+        let mask = _mm256_set1_epi8(0x30);
+        (_mm256_or_si256(low, _mm256_and_si256(low_top, mask)), _mm256_or_si256(high, _mm256_and_si256(high_top, mask)))
     }
 }
 

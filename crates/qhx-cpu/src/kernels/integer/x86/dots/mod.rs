@@ -12,7 +12,7 @@ use crate::{
     kernels::{
         InstructionSet, Instructions,
         integer::{ActivationRows, Offsets, Scales, Weights, whole_rows},
-        quants::Stored,
+        quants::{I6_BYTES, Stored},
     },
     work::Tile,
 };
@@ -52,10 +52,25 @@ pub(in super::super) fn products_vnni(
 const I4_BLOCK32: usize = 0;
 const I8_BLOCK32: usize = 1;
 const I8_BLOCK16: usize = 2;
+const I6_BLOCK32: usize = 3;
+
+/// Bytes of a block.
+const fn block_bytes(stored: usize) -> usize {
+    match stored {
+        I8_BLOCK32 => 32,
+        I6_BLOCK32 => I6_BYTES,
+        _ => 16,
+    }
+}
+
+/// Numbers of a block.
+const fn block_numbers(stored: usize) -> usize {
+    if stored == I8_BLOCK16 { 16 } else { 32 }
+}
 
 /// `R` stored rows that are multiplied together.
 pub(super) struct Group<'a, const R: usize> {
-    w: &'a Weights<'a>,
+    pub(super) w: &'a Weights<'a>,
     /// Their numbers. A row beyond the last is the last one again: its result is not written.
     pub(super) rows: [usize; R],
     /// Where their quants begin.

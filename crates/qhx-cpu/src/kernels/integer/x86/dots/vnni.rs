@@ -15,6 +15,7 @@ pub(super) unsafe fn all(w: &Weights<'_>, x: &ActivationRows<'_>, first: usize, 
     unsafe {
         match (w.stored, &w.offsets) {
             (Stored::I4Block32, _) => by_blocks::<I4_BLOCK32, true>(w, x, first, tile),
+            (Stored::I6Block32, _) => by_blocks::<I6_BLOCK32, false>(w, x, first, tile),
             (Stored::I8Block32, _) if whole_rows(w, x.by_row) => by_rows(w, x, first, tile),
             (Stored::I8Block32, Offsets::None) => by_blocks::<I8_BLOCK32, false>(w, x, first, tile),
             (Stored::I8Block32, _) => by_blocks::<I8_BLOCK32, true>(w, x, first, tile),
@@ -59,7 +60,7 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize, c
 ) -> [__m512; M] {
     unsafe {
         let w = rows.w;
-        // In 64 bytes.
+        // Blocks that a step takes.
         let per_step = if STORED == I8_BLOCK32 { 2 } else { 4 };
         let minus_eight = matches!(w.offsets, Offsets::MinusEight);
         let mut results = [_mm512_setzero_ps(); M];
@@ -71,7 +72,7 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize, c
             }
             let end = w.blocks.min((chunk + 1) * CHUNK);
             for first in (chunk * CHUNK..end).step_by(per_step) {
-                let totals = step::<STORED, FOURS, M>(rows, x, first / per_step * 64);
+                let totals = step::<STORED, FOURS, M>(rows, x, first);
                 for i in 0..per_step {
                     let b = first + i;
                     if b >= end {
@@ -83,6 +84,8 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize, c
                         let (x, totals) = (&x[m], &totals[m]);
                         let total = match STORED {
                             I4_BLOCK32 => totals[i],
+                            // 32 too much, not 128.
+                            I6_BLOCK32 => _mm512_add_epi32(totals[i], _mm512_set1_epi32(*x.shifts32.as_ptr().add(b) / 4)),
                             I8_BLOCK32 => {
                                 let shift = _mm512_set1_epi32(*x.shifts32.as_ptr().add(b));
                                 _mm512_add_epi32(_mm512_add_epi32(totals[2 * i], totals[2 * i + 1]), shift)
@@ -109,28 +112,32 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize, c
     }
 }
 
-/// For each activation row, the sums over each quarter of the 64 bytes from byte `at` of the stored rows on. Bytes count as unsigned ones: an int8 has 128 too much.
+/// For each activation row, the sums of the stored rows over each of four blocks from `first` on, or over each half of two blocks of int8. Quants count as unsigned
+/// ones: an int8 has 128 too much, an int6 32.
 #[inline(always)]
 unsafe fn step<const STORED: usize, const FOURS: usize, const M: usize>(
     rows: &Group<'_, ROWS>,
     x: &[Row<'_>; M],
-    at: usize,
+    first: usize,
 ) -> [[__m512i; 4]; M] {
     unsafe {
+        let at = first * block_bytes(STORED);
         let zero = _mm512_setzero_si512();
         let (mut x_low, mut x_high) = ([zero; M], [zero; M]);
         for m in 0..M {
+            let quants = x[m].quants.as_ptr().add(first * block_numbers(STORED));
             (x_low[m], x_high[m]) = match STORED {
                 // Four blocks: their low and high halves meet the first and second sixteens of the activations.
-                I4_BLOCK32 => {
-                    let quants = x[m].quants.as_ptr().add(2 * at);
+                I4_BLOCK32 | I6_BLOCK32 => {
                     let (one, two) = (_mm512_loadu_si512(quants.cast()), _mm512_loadu_si512(quants.add(64).cast()));
                     (_mm512_shuffle_i64x2::<0b10_00_10_00>(one, two), _mm512_shuffle_i64x2::<0b11_01_11_01>(one, two))
                 }
-                _ => (_mm512_loadu_si512(x[m].quants.as_ptr().add(at).cast()), zero),
+                _ => (_mm512_loadu_si512(quants.cast()), zero),
             };
         }
-        let (low, shift) = (_mm512_set1_epi8(15), _mm512_set1_epi8(-128));
+        let shift = _mm512_set1_epi8(-128);
+        // Of int6, which has no line to itself: the words of 64 bits that are left of the row.
+        let words = (1u32 << (3 * (rows.w.blocks - first).min(4))) - 1;
         let ahead = rows.ahead(at);
         let mut fours = [[zero; 4]; M];
         for f in 0..FOURS {
@@ -138,14 +145,20 @@ unsafe fn step<const STORED: usize, const FOURS: usize, const M: usize>(
             for r in 0..4 {
                 let from = rows.quants[4 * f + r].add(at);
                 fetch(from.wrapping_add(ahead));
-                let quants = _mm512_loadu_si512(from.cast());
-                if STORED == I4_BLOCK32 {
-                    let (w_low, w_high) = (_mm512_and_si512(quants, low), _mm512_and_si512(_mm512_srli_epi16::<4>(quants), low));
+                if STORED == I6_BLOCK32 {
+                    // A step is a line and a half.
+                    fetch(from.wrapping_add(ahead + 64));
+                }
+                if STORED == I4_BLOCK32 || STORED == I6_BLOCK32 {
+                    let (w_low, w_high) = match STORED {
+                        I6_BLOCK32 => sixes(from, words),
+                        _ => nibbles(_mm512_loadu_si512(from.cast())),
+                    };
                     for m in 0..M {
                         totals[m][r] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, w_low, x_low[m]), w_high, x_high[m]);
                     }
                 } else {
-                    let quants = _mm512_xor_si512(quants, shift);
+                    let quants = _mm512_xor_si512(_mm512_loadu_si512(from.cast()), shift);
                     for m in 0..M {
                         totals[m][r] = _mm512_dpbusd_epi32(zero, quants, x_low[m]);
                     }
@@ -160,6 +173,35 @@ unsafe fn step<const STORED: usize, const FOURS: usize, const M: usize>(
             fours[m] = by_quarter(fours[m]);
         }
         fours
+    }
+}
+
+/// The low and the high halves of bytes.
+#[inline(always)]
+unsafe fn nibbles(both: __m512i) -> (__m512i, __m512i) {
+    unsafe {
+        let low = _mm512_set1_epi8(15);
+        (_mm512_and_si512(both, low), _mm512_and_si512(_mm512_srli_epi16::<4>(both), low))
+    }
+}
+
+/// The first and the second sixteen numbers of each of four int6 blocks, 0 to 63; of the twelve words that they take, those of the mask are read.
+#[inline(always)]
+unsafe fn sixes(from: *const u8, words: u32) -> (__m512i, __m512i) {
+    unsafe {
+        let (front, back) =
+            (_mm512_maskz_loadu_epi64(words as u8, from.cast()), _mm512_maskz_loadu_epi64((words >> 8) as u8, from.add(64).cast()));
+        let (low, high) = nibbles(_mm512_permutex2var_epi64(front, _mm512_setr_epi64(0, 1, 3, 4, 6, 7, 9, 10), back));
+        // Each word of top bits twice: the pairs of bits of eight numbers, and of the eight after them.
+        let top = _mm512_permutex2var_epi64(front, _mm512_setr_epi64(2, 2, 5, 5, 8, 8, 11, 11), back);
+        let (low_top, high_top) = (
+            _mm512_sllv_epi64(top, _mm512_setr_epi64(4, 2, 4, 2, 4, 2, 4, 2)),
+            _mm512_srlv_epi64(top, _mm512_setr_epi64(0, 2, 0, 2, 0, 2, 0, 2)),
+        );
+        // a | (b & c)
+        const OR_AND: i32 = 0xf8;
+        let mask = _mm512_set1_epi8(0x30);
+        (_mm512_ternarylogic_epi64::<OR_AND>(low, low_top, mask), _mm512_ternarylogic_epi64::<OR_AND>(high, high_top, mask))
     }
 }
 
