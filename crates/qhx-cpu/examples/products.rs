@@ -29,7 +29,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let info = CpuDevice::new(CpuOptions { threads: Some(1), ..Default::default() })?.open()?.describe();
     println!("{}, {threads} threads", info.description);
-    for (encoding, form) in [(Encoding::I8Row, ActivationForm::I8Row), (Encoding::I4_BLOCK32, ActivationForm::I8Block32)] {
+    for (encoding, form) in [
+        (Encoding::I8Row, ActivationForm::I8Row),
+        (Encoding::I6_BLOCK32, ActivationForm::I8Block32),
+        (Encoding::I4_BLOCK32, ActivationForm::I8Block32),
+    ] {
         for (rows, columns) in SHAPES {
             print!("{encoding} {ROWS} x {columns} x {rows}:");
             let (program, weights) = program(rows, columns, encoding, form)?;

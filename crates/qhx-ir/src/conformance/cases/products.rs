@@ -10,9 +10,9 @@ use crate::{
 };
 
 /// Every encoding.
-pub(super) const EMBED_FORMS: usize = 16;
+pub(super) const EMBED_FORMS: usize = 17;
 /// Every pair of an encoding and an activation form that may meet.
-pub(super) const LINEAR_FORMS: usize = 58;
+pub(super) const LINEAR_FORMS: usize = 62;
 
 /// Row lengths of weights: awkward ones, and those of real models.
 const INPUTS: [usize; 18] = [1, 3, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 100, 200, 576, 1000, 1536, 4100];
