@@ -147,6 +147,28 @@ fn int4_has_a_scale_for_each_row_or_block() {
     }
 }
 
+/// Rows with heads, of widths that take one product and two: the graph is one that the processor takes, and ends in the shape it began with.
+#[test]
+fn hadamard_transforms_are_products() {
+    for (shape, products) in [("64", 1), ("3, 96", 1), ("576", 2), ("2, 1536", 2)] {
+        let program = format!(
+            r#"{{"program_version": 1, "name": "transform",
+            "inputs": [{{"name": "x", "dtype": "f32", "shape": ["T", {shape}], "generator": "carried"}}],
+            "outputs": [{{"name": "y", "value": "a.y"}}],
+            "stages": [{{"name": "a"}}],
+            "weights": {{}},
+            "ops": [{{"path": "a.y", "op": {{"hadamard": {{"x": "x"}}}}}}]}}"#
+        );
+        let program = Checked::new(Program::from_json(&program).unwrap()).unwrap();
+        let (_, lowered) = graphs(&program, None, u64::MAX).remove(0);
+        lowered.graph.check().unwrap();
+        let nodes = |kind: &str| lowered.graph.nodes.iter().filter(|node| node.kind == kind).count();
+        assert_eq!((nodes("FullyConnected"), nodes("Transpose")), (products, 2 * (products - 1)), "{shape}");
+        let dims = |id: TensorId| &lowered.graph.tensors[id.0].dims;
+        assert_eq!(dims(lowered.feeds[0].0), dims(lowered.drains[0].0), "{shape}");
+    }
+}
+
 /// What is not rows of the call cannot be cut and padded: it is refused, not taken for rows.
 #[test]
 fn values_are_rows_of_the_call_or_refused() {
