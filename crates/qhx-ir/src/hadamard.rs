@@ -57,7 +57,7 @@ mod tests {
     /// The matrix as the module states it.
     fn entry(width: usize, row: usize, column: usize) -> f64 {
         let (power, m) = factors(width);
-        let sign = if (row / m & column / m).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+        let sign = if ((row / m) & (column / m)).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
         let angle = TAU * ((row % m) * (column % m)) as f64 / m as f64;
         sign / (power as f64).sqrt() * (angle.cos() + angle.sin()) / (m as f64).sqrt()
     }
