@@ -22,7 +22,7 @@ pub(crate) fn load_model(bundle: &Bundle, options: &LoadOptions) -> Result<Model
 }
 
 /// One line where the bundle failed its gate when it was made: by its own verdict, or by the name of the folder that a failed one is left in.
-fn warn_of_failed_gate(bundle: &Bundle) {
+pub(crate) fn warn_of_failed_gate(bundle: &Bundle) {
     let place = bundle.place();
     let is_named_so = bundle.folder().and_then(Path::file_name).is_some_and(|name| name.to_string_lossy().ends_with(REJECTED));
     let warning = match verdict(bundle) {

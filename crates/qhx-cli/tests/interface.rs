@@ -29,7 +29,8 @@ fn every_command_prints_one_json_object() {
     let (llama, source) = (bundle("llama"), fixture("llama"));
     let (llama, source, config) = (llama.to_str().unwrap(), source.to_str().unwrap(), source.join("config.json"));
     let (trace, forged, made) = (at("trace"), at("forged"), at("made"));
-    let (prompts, answers) = (at("prompts.jsonl"), at("answers.jsonl"));
+    let (prompts, answers, sentence) = (at("prompts.jsonl"), at("answers.jsonl"), at("sentence.txt"));
+    fs::write(&sentence, "The tide comes in twice a day.").unwrap();
     fs::write(&prompts, "{\"ids\": [5], \"max_new\": 2}\n").unwrap();
     // A command line that succeeds, and one that fails with its exit code.
     let cases: &[(&[&str], &[&str], i32)] = &[
@@ -43,6 +44,7 @@ fn every_command_prints_one_json_object() {
         (&["trace", llama, "--ids", "5", "--out", &trace], &["trace", llama, "--ids", "5", "--out", "/"], 1),
         (&["diff", &trace, &trace], &["diff", &trace, "./missing"], 1),
         (&["bench", llama, "-p", "4", "-n", "2", "-r", "1"], &["bench", llama, "-p", "0", "-n", "0"], 2),
+        (&["eval", llama, "--text", &sentence, "--against", source], &["eval", llama, "--text", "./missing"], 1),
         (&["inspect", llama], &["inspect", "./missing"], 1),
         (&["devices"], &["devices", "--what"], 2),
         (&["doctor", llama], &["doctor", "./missing"], 1),

@@ -26,7 +26,7 @@ pub mod target;
 
 pub use config::Config;
 pub use forge::{ForgeOptions, Forged, Material, Progress, forge_checkpoint, forge_synthetic};
-pub use gate::{GateOptions, GateProgress, Gated, forge_gated, forge_gated_with_targets};
+pub use gate::{F32Reference, GateOptions, GateProgress, Gated, forge_gated, forge_gated_with_targets};
 pub use precision::Precision;
 pub use synth_checkpoint::write_synthetic_checkpoint;
 pub use target::{MadeTarget, TargetOrder, TargetPlacement, forge_with_targets};

@@ -1,6 +1,7 @@
 //! What can go wrong between a bundle and its text.
 
 use crate::{
+    eval_error::EvalError,
     memory::{MemoryEstimate, show_bytes},
     sample::{SampleError, SamplerConfigError},
 };
@@ -13,6 +14,9 @@ use std::{io, path::PathBuf};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// A text cannot be used to evaluate a model.
+    #[error(transparent)]
+    Eval(#[from] EvalError),
     /// A device was asked for that does not exist.
     #[error("there is no device `{found}`; expected one of {known}")]
     UnknownDevice {

@@ -11,6 +11,8 @@ mod encoded;
 mod encoder;
 pub mod engine;
 mod error;
+pub mod eval;
+mod eval_error;
 mod features;
 mod files;
 mod generate;

@@ -168,6 +168,17 @@ pub fn tensor_bytes(encoding: Encoding, shape: &[usize]) -> u64 {
     rows.saturating_mul(row)
 }
 
+/// Bits that the weights of some programs take for each of their numbers, scales included. A weight that several programs share counts once.
+pub fn bits_per_weight<'a>(programs: impl IntoIterator<Item = &'a Checked>) -> f64 {
+    let weights: HashMap<_, _> = programs.into_iter().flat_map(|program| &program.weights).collect();
+    let (mut bytes, mut numbers) = (0, 0);
+    for weight in weights.values() {
+        bytes += tensor_bytes(weight.encoding, &weight.shape);
+        numbers += weight.shape.iter().map(|&d| d as u64).product::<u64>();
+    }
+    8.0 * bytes as f64 / (numbers as f64).max(1.0)
+}
+
 /// The most bytes of values that are alive at once when the ops run in order: what a device needs at least for a call.
 fn peak_activation_bytes(program: &Checked, bindings: &Bindings) -> u64 {
     let size = |name: &str| {

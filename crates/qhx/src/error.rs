@@ -48,6 +48,15 @@ pub enum Error {
         /// What the system said.
         source: io::Error,
     },
+    /// A file of text is something else.
+    #[error("{} is not a text file: expected UTF-8 without NUL characters", path.display())]
+    NotText {
+        /// Where it is.
+        path: PathBuf,
+    },
+    /// A file that a person named cannot be read.
+    #[error(transparent)]
+    Read(#[from] qhx_bundle::files::ReadError),
     /// Somebody asked to stop.
     #[error("cancelled")]
     Cancelled,

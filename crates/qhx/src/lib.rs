@@ -11,6 +11,7 @@ mod cache;
 mod chat;
 mod completion;
 mod error;
+pub mod eval;
 mod event;
 mod forge_lock;
 mod hub;

@@ -7,6 +7,7 @@ mod completions;
 mod devices;
 mod diff;
 mod doctor;
+mod eval;
 mod forge;
 mod generate;
 mod inspect;
@@ -32,6 +33,7 @@ pub(crate) enum Command {
     Trace(trace::Trace),
     Diff(diff::Diff),
     Bench(bench::Bench),
+    Eval(eval::Eval),
     Inspect(inspect::Inspect),
     Devices(devices::Devices),
     Doctor(doctor::Doctor),
@@ -53,6 +55,7 @@ impl Command {
             Self::Trace(command) => command.run(interrupt),
             Self::Diff(command) => command.run(),
             Self::Bench(command) => command.run(interrupt),
+            Self::Eval(command) => command.run(interrupt),
             Self::Inspect(command) => command.run(interrupt),
             Self::Devices(command) => command.run(),
             Self::Doctor(command) => command.run(interrupt),

@@ -8,6 +8,7 @@
 mod judge;
 mod language;
 mod pace;
+mod reference;
 mod report;
 mod search;
 pub mod suite;
@@ -15,6 +16,8 @@ mod target;
 mod teacher;
 mod verdict;
 mod whole;
+
+pub use reference::F32Reference;
 
 use crate::{
     ForgeError, ForgeOptions, Material,

@@ -11,7 +11,7 @@ use crate::{
     numbers::{Numbers, weight_rows},
 };
 use qhx_ir::{
-    Bindings, Call, Checked, DType, Device, Generator, InputData, KeyValue, LoadOptions, Name, Op, OpKind, Outputs, Program, Segment,
+    Bindings, Call, Checked, DType, Device, Dim, Generator, InputData, KeyValue, LoadOptions, Name, Op, OpKind, Outputs, Program, Segment,
     Weight, WeightTensor, Weights,
 };
 use qhx_runtime::{Cancel, Medium, MediumNumbers, WholeInputs, placement::tower_stage};
@@ -72,6 +72,12 @@ pub(super) fn passes(program: &Program, case: usize, prompt: &[u32], answer: &[u
     spans.into_iter().enumerate().map(pass).collect()
 }
 
+/// The reading of a text all of whose rows are wanted.
+pub(super) fn text_pass(program: &Program, case: usize, rows: usize, inputs: WholeInputs) -> Pass {
+    let epoch = program.epoch(rows);
+    Pass { case, medium: None, rows, feed: Feed::Text(inputs), epoch, wanted: 0..rows, first_step: 0, is_last: true }
+}
+
 /// The reading of a medium by its tower.
 pub(super) fn medium_pass(case: usize, number: usize, medium: &Medium) -> Pass {
     let feed = Feed::Medium(medium.clone());
@@ -118,15 +124,10 @@ impl Teacher<'_> {
         variants: &mut [Variant<'_>],
         audience: &mut dyn Audience,
     ) -> Result<(), ForgeError> {
-        let program = Checked::new(without_kv_slots(&written.program))?;
+        let Course { program, parts, used, mut values } = Course::new(written, passes)?;
         let others: Vec<Checked> =
             variants.iter().map(|v| Ok(Checked::new(without_kv_slots(&v.written.program))?)).collect::<Result<_, ForgeError>>()?;
-        let used: BTreeSet<u32> = passes.iter().flat_map(Pass::used_ids).collect();
-        let used: Vec<u32> = used.into_iter().collect();
-        let parts = parts(&program);
-        let last_reads: HashMap<&Name, usize> =
-            parts.iter().enumerate().flat_map(|(i, part)| part.reads(&program).map(move |name| (name, i))).collect();
-        let mut values: Vec<Values> = vec![Values::new(); passes.len()];
+        let last_reads = last_reads(&program, &parts);
         let mut kinds = BTreeSet::new();
         for (i, part) in parts.iter().enumerate() {
             audience.progress(i, parts.len());
@@ -159,6 +160,61 @@ impl Teacher<'_> {
             values.iter_mut().for_each(|values| values.retain(|name, _| last_reads.get(name).is_some_and(|&last| last > i)));
         }
         audience.progress(parts.len(), parts.len());
+        Ok(())
+    }
+
+    /// Runs all parts of a text program but the last one over all passes: [`Teacher::logits`] then gives the logits of any rows.
+    pub(super) fn read(
+        &self,
+        written: &Written,
+        passes: &[Pass],
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Course, ForgeError> {
+        let mut course = Course::new(written, passes)?;
+        let before_head = course.parts.len().saturating_sub(1);
+        let owned = |(name, last): (&Name, usize)| (name.clone(), last);
+        let last_reads: HashMap<Name, usize> = last_reads(&course.program, &course.parts).into_iter().map(owned).collect();
+        for i in 0..before_head {
+            progress(i, before_head);
+            let Course { program, parts, used, values } = &course;
+            let made = self.part(self.device, program, &written.recipes, &parts[i], None, passes, used, values)?;
+            for (values, made) in course.values.iter_mut().zip(made) {
+                values.extend(made.outputs);
+                values.retain(|name, _| last_reads.get(name).is_some_and(|&last| last > i));
+            }
+        }
+        progress(before_head, before_head);
+        Ok(course)
+    }
+
+    /// Logits of some of the wanted rows of pass number `number`, a block of ids at a time: `show` gets the first id, how many there are, and a row after the other.
+    pub(super) fn logits(
+        &self,
+        written: &Written,
+        course: &Course,
+        (number, pass): (usize, &Pass),
+        rows: Range<usize>,
+        show: &mut dyn FnMut(usize, usize, &[f32]),
+    ) -> Result<(), ForgeError> {
+        let Course { program, parts, used, values } = course;
+        let Some(head) = parts.last() else { return Ok(()) };
+        let by_wanted_row = |name: &Name| program.value_type(name).shape.first() == Some(&Dim::L);
+        let all = pass.wanted.len();
+        let cut = |(name, values): (&Name, &Vec<f32>)| {
+            let width = values.len() / all;
+            let kept = if by_wanted_row(name) { values[rows.start * width..rows.end * width].to_vec() } else { values.clone() };
+            (name.clone(), kept)
+        };
+        let values: Values = values[number].iter().map(cut).collect();
+        let wanted = pass.wanted.start + rows.start..pass.wanted.start + rows.end;
+        let passes = [Pass { wanted, ..pass.clone() }];
+        for block in head.blocks(program) {
+            let first_id = block.as_ref().map_or(0, |ids| ids.start);
+            let made = self.part(self.device, program, &written.recipes, head, block, &passes, used, std::slice::from_ref(&values))?;
+            if let Some(logits) = made.first().and_then(|made| made.outputs.get("logits")) {
+                show(first_id, logits.len() / rows.len(), logits);
+            }
+        }
         Ok(())
     }
 
@@ -269,6 +325,29 @@ impl Teacher<'_> {
 }
 
 type Values = HashMap<Name, Vec<f32>>;
+
+/// An f32 program in parts, with the values of each pass that later parts read.
+pub(super) struct Course {
+    program: Checked,
+    parts: Vec<Part>,
+    /// The ids that look-up tables are asked for, rising.
+    used: Vec<u32>,
+    values: Vec<Values>,
+}
+
+impl Course {
+    /// Before its first part.
+    fn new(written: &Written, passes: &[Pass]) -> Result<Self, ForgeError> {
+        let program = Checked::new(without_kv_slots(&written.program))?;
+        let used: BTreeSet<u32> = passes.iter().flat_map(Pass::used_ids).collect();
+        Ok(Self { parts: parts(&program), program, used: used.into_iter().collect(), values: vec![Values::new(); passes.len()] })
+    }
+}
+
+/// The last part that reads each value.
+fn last_reads<'p>(program: &'p Program, parts: &'p [Part]) -> HashMap<&'p Name, usize> {
+    parts.iter().enumerate().flat_map(|(i, part)| part.reads(program).map(move |name| (name, i))).collect()
+}
 
 /// What a part made of a pass.
 struct Made {
