@@ -6,8 +6,8 @@ use crate::{BundlePath, Digest};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The version of the format that this code reads and writes.
-pub const PARITY_VERSION: u32 = 1;
+/// The version of the format that this code writes. It reads this one and all before it.
+pub const PARITY_VERSION: u32 = 2;
 /// The file that holds it.
 pub const PARITY_FILE: &str = "parity.json";
 /// The same for people.
@@ -66,7 +66,7 @@ pub enum Level {
 pub enum GateKind {
     /// Every token is the f32 program's.
     Strict,
-    /// A token may differ where the f32 program itself was close to undecided, at most 1 % of them.
+    /// Flips and divergence stay within the limits of the bundle's class of precision.
     Tolerant,
 }
 
@@ -101,12 +101,78 @@ pub struct GateResult {
     pub worst_stage: String,
     /// That cosine.
     pub worst_cosine: f64,
+    /// How close all compared tokens are, of prompts and answers, and what the limits are. Absent in files of version 1, and where only stages were run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub closeness: Option<Closeness>,
     /// Why fewer prompts or tokens than the suite has were measured; absent: all were.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limited: Option<String>,
     /// How many prompts of each kind stand behind the verdict. Empty in files that do not tell.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub covered: Vec<Covered>,
+}
+
+/// How close a bundle's predictions are to the f32 program's on the same tokens, those of prompts and answers, and what they were held to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Closeness {
+    /// The class of precision whose limits these are.
+    pub class: String,
+    /// Tokens compared.
+    pub tokens: usize,
+    /// Tokens at which the most probable next token is not the f32 program's.
+    pub flips: usize,
+    /// Flips at which the f32 program's best logit was more than [`WideFlips::margin`] above its second.
+    pub wide_flips: usize,
+    /// Mean Kullback-Leibler divergence …
+    pub mean_kl: f64,
+    /// … and its standard error.
+    pub mean_kl_error: f64,
+    /// The divergence that 99 % of tokens do not exceed.
+    pub p99_kl: f64,
+    /// Tokens whose divergence is above [`Limits::p99_kl`].
+    pub above_p99: usize,
+    /// What the bundle was held to.
+    pub limits: Limits,
+}
+
+/// What a bundle must keep to.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// The share of tokens that may be flips.
+    pub flips: f64,
+    /// Mean Kullback-Leibler divergence.
+    pub mean_kl: f64,
+    /// The divergence that 1 % of tokens may exceed; absent where somebody set limits of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p99_kl: Option<f64>,
+    /// How many tokens may differ where the f32 program was decided; absent where somebody set limits of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wide_flips: Option<WideFlips>,
+}
+
+/// The quantile of the normal distribution for one-sided 95 % confidence.
+pub const CONFIDENCE: f64 = 1.645;
+
+/// Whether `count` of `of` tokens are a larger share than `limit`, and chance is no explanation: the lower end of Wilson's one-sided 95 % confidence interval is above it.
+pub fn is_above(count: usize, of: usize, limit: f64) -> bool {
+    if count == 0 || of == 0 {
+        return false;
+    }
+    let (n, p, z) = (of as f64, count as f64 / of as f64, CONFIDENCE);
+    let spread = z * (p * (1.0 - p) / n + z * z / (4.0 * n * n)).sqrt();
+    (p + z * z / (2.0 * n) - spread) / (1.0 + z * z / n) > limit
+}
+
+/// Flips where the f32 program was decided.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WideFlips {
+    /// It was decided where its best logit is more than this above its second.
+    pub margin: f32,
+    /// The share of tokens that may be such.
+    pub share: f64,
 }
 
 /// How much of one kind of prompts was measured.
@@ -355,9 +421,9 @@ impl Parity {
             parity_version: u32,
         }
         let Version { parity_version } = serde_json::from_str(text).map_err(|e| format!("not a parity file: {e}"))?;
-        if parity_version != PARITY_VERSION {
+        if !(1..=PARITY_VERSION).contains(&parity_version) {
             return Err(format!(
-                "parity_version {parity_version} is not {PARITY_VERSION}, the one this qhx reads: forge the bundle again or update qhx"
+                "parity_version {parity_version} is not one of 1 to {PARITY_VERSION}, which this qhx reads: forge the bundle again or update qhx"
             ));
         }
         let parity: Self = serde_json::from_str(text).map_err(|e| format!("not a parity file: {e}"))?;
@@ -438,7 +504,7 @@ mod tests {
             gate: GateResult {
                 kind: GateKind::Tolerant,
                 passed: true,
-                result: "2 tokens of 1 answer, each the f32 model's own choice".into(),
+                result: "w8: all 2 tokens are the f32 model's choice".into(),
                 prompts: 1,
                 exact_prompts: 1,
                 tokens: 2,
@@ -449,6 +515,7 @@ mod tests {
                 max_kl: 0.0,
                 worst_stage: "embed".into(),
                 worst_cosine: 1.0,
+                closeness: None,
                 limited: None,
                 covered: vec![],
             },
@@ -479,8 +546,23 @@ mod tests {
         counted.gate.covered = vec![covered("text", 4, 16), covered("image", 1, 2)];
         assert_eq!(Parity::from_json(&counted.to_json().unwrap()).unwrap(), counted);
         assert_eq!(counted.gate.coverage().unwrap(), "text 4 of 16 prompts, image 1 of 2");
+        let limits = Limits { flips: 0.04, mean_kl: 0.006, p99_kl: None, wide_flips: Some(WideFlips { margin: 0.5, share: 0.003 }) };
+        let (class, mean_kl, p99_kl) = ("int8".into(), 0.001, 0.01);
+        let closeness = Closeness { class, tokens: 9, flips: 1, wide_flips: 0, mean_kl, mean_kl_error: 1e-4, p99_kl, above_p99: 0, limits };
+        counted.gate.closeness = Some(closeness);
+        assert_eq!(Parity::from_json(&counted.to_json().unwrap()).unwrap(), counted);
+        // A file of the first version tells nothing of it.
+        let old = Parity { parity_version: 1, ..example() }.to_json().unwrap();
+        assert!(!old.contains("closeness") && Parity::from_json(&old).is_ok(), "{old}");
         let heard = with_medium(example());
         assert_eq!(Parity::from_json(&heard.to_json().unwrap()).unwrap(), heard);
+    }
+
+    #[test]
+    fn a_share_is_above_a_limit_where_chance_is_no_explanation() {
+        assert!(!is_above(2, 100, 0.01) && is_above(200, 10_000, 0.01), "2 % may be 0.65 % of 100 tokens, but not of 10,000");
+        assert!(is_above(5, 100, 0.02) && !is_above(5, 100, 0.03), "5 of 100 are 2.5 % at least");
+        assert!(!is_above(0, 0, 0.0) && !is_above(0, 9, 0.0) && is_above(1, 9, 0.0));
     }
 
     #[test]
@@ -491,7 +573,8 @@ mod tests {
         };
         let error = |change| error_of(example(), change);
         let heard = |change| error_of(with_medium(example()), change);
-        assert!(error(|p| p.parity_version = 2).contains("parity_version 2 is not 1"));
+        assert!(error(|p| p.parity_version = 3).contains("parity_version 3 is not one of 1 to 2"));
+        assert!(error(|p| p.parity_version = 0).contains("parity_version 0 is not"));
         assert!(error(|p| p.cases.clear()).contains("nothing to replay"));
         assert!(error(|p| p.cases[0].ids.clear()).contains("cases[0] (`len2`): a case needs"));
         assert!(error(|p| p.cases[0].f32_margins.clear()).contains("one entry for each token"));

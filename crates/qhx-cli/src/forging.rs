@@ -46,6 +46,9 @@ pub(crate) fn ungated(material: &Material, order: Order<'_>, targets: &[TargetOr
 pub(crate) struct GateOrder {
     pub(crate) kind: Option<GateKind>,
     pub(crate) auto: bool,
+    /// Limits of one's own.
+    pub(crate) max_flips: Option<f64>,
+    pub(crate) max_kl: Option<f64>,
     pub(crate) prompts: Option<Vec<GivenPrompt>>,
     pub(crate) budget: Option<Duration>,
     /// A few short prompts instead of the whole suite.
@@ -109,9 +112,10 @@ pub(crate) fn measured(material: &Material, order: Order<'_>, gate: GateOrder, t
     };
     let Order { out, precision, replace, interrupt } = order;
     let mut options = ForgeOptions { out, precision, replace, cancel: interrupt.flag(), progress: &mut written };
-    let GateOrder { kind, auto, prompts, budget, quick, reproducible } = gate;
+    let GateOrder { kind, auto, max_flips, max_kl, prompts, budget, quick, reproducible } = gate;
     let cancel = interrupt.cancel().clone();
-    let gate = GateOptions { kind, auto, prompts, budget, quick, reproducible, threads: None, cancel, progress: &mut measured };
+    let progress = &mut measured;
+    let gate = GateOptions { kind, auto, max_flips, max_kl, prompts, budget, quick, reproducible, threads: None, cancel, progress };
     let gated = forge_gated_with_targets(material, &mut options, gate, targets);
     drop(bars.take());
     gated.map_err(|error| explain(error, order))

@@ -337,7 +337,7 @@ fn forge_and_synth_report() {
     common::fail(["generate", &at("one"), "--prompt", "a"], 1, &["needs a tokenizer"]);
     let text = run(["forge", source.to_str().unwrap(), "--out", &at("native")]);
     assert!(text.stdout.contains("| stored as") && text.stdout.contains("qhx") || text.stdout.contains("programs/text.json"), "{text:?}");
-    assert!(text.stdout.contains("f32 model's own choice"), "{}", text.stdout);
+    assert!(text.stdout.contains("f32 model's choice"), "{}", text.stdout);
     // No terminal, no progress bar.
     assert!(!text.stderr.contains('\r') && !text.stderr.contains('\x1b'), "{:?}", text.stderr);
 }

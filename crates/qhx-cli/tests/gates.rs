@@ -19,7 +19,7 @@ fn forged_gated_verified() {
     let (source, out) = (fixture("qwen3"), folder.path().join("model"));
     let found = json(["forge", text(&source), "--out", text(&out), "--precision", "f32", "--json"]);
     assert_eq!((&found["gate"], &found["parity"]["passed"]), (&json!("strict"), &json!(true)), "{found}");
-    assert!(found["parity"]["result"].as_str().unwrap().contains("each the f32 model's own choice"), "{found}");
+    assert!(found["parity"]["result"].as_str().unwrap().contains("tokens are the f32 model's choice"), "{found}");
     assert!(found["memory"]["own_bytes"].as_u64().unwrap() > 0, "{found}");
     assert!(listing(&out).contains(&"parity.html".to_string()) && listing(&out).contains(&"parity.json".to_string()));
     assert_eq!(json(["inspect", text(&out), "--json"])["gated"], true);
@@ -110,4 +110,49 @@ fn a_gate_can_be_stopped() {
     let ended = ran(child.wait_with_output().unwrap());
     assert!(ended.code == Some(1) && ended.stderr.contains("cancelled: nothing was written"), "{ended:?}");
     assert_eq!(listing(&place), [""; 0], "nothing is left");
+}
+
+#[test]
+fn limits_of_ones_own() {
+    let folder = scratch();
+    let (out, prompts, source) = (folder.path().join("model"), folder.path().join("prompts.json"), fixture("llama"));
+    fs::write(&prompts, r#"["a text of a few words", [5, 6, 7, 8]]"#).unwrap();
+    let forge = |limits: &[&'static str]| {
+        let always = ["forge", text(&source), "--out", text(&out), "--precision", "w4", "--prompts", text(&prompts), "--force", "--json"];
+        always.into_iter().chain(limits.iter().copied()).map(str::to_owned).collect::<Vec<_>>()
+    };
+    fail(&forge(&["--max-kl", "1e-9"]), 1, &["failed its gate: w4: ", "the limits that were asked for are exceeded: ", "(limit 1e-9)"]);
+    let found = json(forge(&["--max-kl", "20", "--max-flips", "100%"]));
+    let closeness = &found["parity"]["closeness"];
+    assert_eq!((&closeness["limits"]["flips"], &closeness["limits"]["mean_kl"]), (&json!(1.0), &json!(20.0)), "{found}");
+    // Prompts count too: five words and four ids, and the answers to both.
+    assert!(closeness["tokens"].as_u64() > found["parity"]["tokens"].as_u64(), "{found}");
+    for wrong in [["--max-flips", "101%"], ["--max-flips", "x"], ["--max-kl", "-1"], ["--max-kl", "inf"]] {
+        fail(&forge(&wrong), 2, &["expected a"]);
+    }
+    fail(&forge(&["--gate", "none", "--max-kl", "1"]), 2, &["--max-kl needs a gate"]);
+}
+
+#[test]
+fn precisions_side_by_side() {
+    let folder = scratch();
+    let (out, words, source) = (folder.path().join("made"), folder.path().join("words.txt"), fixture("llama"));
+    fs::write(&words, "The tide comes in twice a day, and each time the boats turn round.").unwrap();
+    let found = json(["forge", text(&source), "--compare", "f32,w4", "--text", text(&words), "--out", text(&out), "--json"]);
+    let [f32, w4] = &found["precisions"].as_array().unwrap()[..] else { panic!("{found}") };
+    assert_eq!((&f32["precision"], &w4["precision"]), (&json!("f32"), &json!("w4")), "{found}");
+    assert!(f32["kl_mean"].as_f64().unwrap() < 1e-8 && w4["kl_mean"].as_f64().unwrap() > 1e-6, "{found}");
+    assert!(w4["bytes"].as_u64() < f32["bytes"].as_u64() && w4["bits_per_weight"].as_f64() < f32["bits_per_weight"].as_f64(), "{found}");
+    assert!(f32["decode_tokens_per_second"].as_f64().unwrap() > 0.0 && f32["perplexity"].as_f64().unwrap() > 1.0, "{found}");
+    assert!(listing(&out).starts_with(&["compare.html".into(), "f32".into()]), "{:?}", listing(&out));
+    let page = fs::read_to_string(out.join("compare.html")).unwrap();
+    assert!(page.contains("<th>f32</th>") && page.contains("<th>w4</th>") && !page.contains("http"), "{page}");
+    // Without a folder only the page is kept.
+    let (place, temporary) = (scratch(), scratch());
+    let mut command = qhx(["forge", text(&source), "--compare", "f16", "--text", text(&words)]);
+    let found = ran(command.current_dir(place.path()).env("TMPDIR", temporary.path()).output().unwrap());
+    assert!(found.code == Some(0) && found.stdout.contains("| f16 ") && found.stdout.contains("page: compare.html"), "{found:?}");
+    assert_eq!((listing(place.path()), listing(temporary.path())), (vec!["compare.html".to_owned()], vec![]));
+    fail(["forge", text(&source), "--compare", "f16", "--precision", "w8"], 2, &["cannot be used with"]);
+    fail(["forge", text(&source)], 2, &["--out DIR is missing"]);
 }

@@ -53,6 +53,24 @@ fn its_chat_template_can_leave_the_system_turn_out() {
     assert_eq!(found["text"], chat["text_without_system"]);
 }
 
+/// What transformers 5.22.2 computes in f32 with the weights of the file, on the same tokens in the same windows: `bench/perplexity.py`.
+#[test]
+#[ignore = "needs a real model: run by `cargo xtask test`"]
+fn it_has_the_perplexity_that_transformers_computes() {
+    const PERPLEXITY: f64 = 17.645041;
+    let folder = scratch();
+    let (bundle, text) = (forge(folder.path()), Path::new(env!("CARGO_MANIFEST_DIR")).join("../../LICENSE-APACHE"));
+    let model = std::env::var_os("QHX_SMOLLM2").unwrap();
+    let arguments =
+        [OsStr::new("eval"), bundle.as_ref(), "--text".as_ref(), text.as_ref(), "--against".as_ref(), &model, "--json".as_ref()];
+    let found = json(arguments);
+    let number = |field: &str| found[field].as_f64().unwrap();
+    assert_eq!(found["tokens"], 1971, "{found}");
+    assert!((number("reference_perplexity") / PERPLEXITY - 1.0).abs() < 1e-3, "{found}");
+    // The file's own precision: nothing is lost but by int8 activations.
+    assert!(number("kl_mean") < 0.006 && number("flips") < 0.04 && (number("perplexity") / PERPLEXITY - 1.0).abs() < 0.02, "{found}");
+}
+
 fn forge(folder: &Path) -> PathBuf {
     let model = std::env::var_os("QHX_SMOLLM2").expect("QHX_SMOLLM2 names the GGUF file");
     let bundle = folder.join("smollm2");

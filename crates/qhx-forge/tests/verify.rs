@@ -264,7 +264,7 @@ fn outside_oracles() {
         qhx_forge::forge_checkpoint(&source, &mut options).unwrap();
         let bundle = Bundle::open(&out).unwrap();
         let model = Model::load(&bundle, &LoadOptions::default()).unwrap();
-        let golden = |golden: &Path| verify::golden::golden(&model, golden, &Cancel::new(), &mut |_, _| {});
+        let golden = |golden: &Path| verify::golden::golden(&model, golden, None, &Cancel::new(), &mut |_, _| {});
         let report = golden(&source).unwrap();
         assert!(report.passed && report.tokens > 100 && report.strict == (precision == Precision::F32), "{name}: {:?}", report.problems);
         println!("{name} at {precision}: {}, worst stage {:?}", report.result, report.worst_stage);

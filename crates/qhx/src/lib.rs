@@ -9,6 +9,7 @@ pub mod batch;
 pub mod builtin;
 mod cache;
 mod chat;
+pub mod compare;
 mod completion;
 mod error;
 pub mod eval;

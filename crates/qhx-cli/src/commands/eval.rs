@@ -19,14 +19,16 @@ use qhx::{
 use qhx_bundle::Bundle;
 use qhx_forge::Material;
 use qhx_runtime::{DEFAULT_CHUNK, DeviceChoice, LoadOptions};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Measure the perplexity of a text, and the divergence from another model
 ///
 /// The text is cut into windows. Each is read from an empty context, and every token but its first is scored. With --against, both models read the same tokens: KL is the Kullback-Leibler
 /// divergence of MODEL's next-token distribution from the other's, a flip is a token at which the most probable next token differs.
 #[derive(Args)]
-#[command(after_help = "Example:\n  qhx eval smol-w8 --text notes.txt\n  qhx eval smol-w8 --text notes.txt --against ./SmolLM2-135M-Instruct")]
+#[command(
+    after_help = "Example:\n  qhx eval smol-w8 --text notes.txt\n  qhx eval smol-w8 --text notes.txt --against ./SmolLM2-135M-Instruct"
+)]
 pub(crate) struct Eval {
     /// A bundle, a Hugging Face folder or a GGUF file (forged once into the user's cache)
     #[arg(value_name = "MODEL")]
@@ -97,7 +99,7 @@ impl Eval {
         if self.json { output::print_json(&found) } else { output::print(&self.table(&bundle, &found)) }
     }
 
-    fn other(&self, path: &PathBuf, interrupt: &Interrupt) -> Result<Other, Failure> {
+    fn other(&self, path: &Path, interrupt: &Interrupt) -> Result<Other, Failure> {
         Ok(match Source::find(path, &places())? {
             Source::Checkpoint(checkpoint) => Other::Checkpoint(Material::open(&checkpoint.path)?),
             _ => Other::Bundle(open_for(path, self.device, interrupt)?),

@@ -1,6 +1,6 @@
 //! `qhx forge`: a checkpoint becomes a bundle.
 
-use super::{plan, verify::kind};
+use super::{compare::Comparison, plan, verify::kind};
 use crate::{
     cost::{StoredAs, stored_as},
     environment::places,
@@ -13,7 +13,7 @@ use crate::{
     targets::{TargetFlags, TargetReport},
     units::{show_bytes, show_count, show_seconds},
 };
-use clap::{Args, ValueEnum, builder::ArgPredicate};
+use clap::{Args, ValueEnum};
 use qhx::Source;
 use qhx_bundle::{
     Bundle, BundlePath, OpenOptions, Verify,
@@ -34,12 +34,18 @@ use std::{
 /// as DIR.rejected, with its report.
 #[derive(Args)]
 #[command(
-    after_help = "Example:\n  qhx forge ./SmolLM2-135M-Instruct --out smol --precision w8\n  qhx forge ./SmolLM2-135M-Instruct --out smol --precision f16 --target cpu,v79,v81 --context 512"
+    after_help = "Example:\n  qhx forge ./SmolLM2-135M-Instruct --out smol --precision w8\n  qhx forge ./SmolLM2-135M-Instruct --out smol --precision f16 --target cpu,v79,v81 --context 512\n  qhx forge ./SmolLM2-135M-Instruct --compare f16,w8,w4"
 )]
 pub(crate) struct Forge {
     /// The checkpoint: a Hugging Face folder or a GGUF file
     #[arg(value_name = "SRC")]
     source: PathBuf,
+    /// Compare precisions instead of making one bundle: a table and a page with size, divergence from the checkpoint, perplexity and speed. With --out each bundle is kept as DIR/PRECISION
+    #[arg(long, value_name = "P,P", value_delimiter = ',', value_parser = str::parse::<Precision>, conflicts_with_all = ["precision", "plan", "gate", "prompts"])]
+    compare: Vec<Precision>,
+    /// Text for the perplexity and divergence of --compare, as a UTF-8 file [default: a built-in text]
+    #[arg(long, value_name = "FILE", requires = "compare")]
+    text: Option<PathBuf>,
     #[command(flatten)]
     bundle: BundleFlags,
 }
@@ -48,14 +54,8 @@ pub(crate) struct Forge {
 #[derive(Args)]
 pub(crate) struct BundleFlags {
     /// Folder of the bundle; its last component is the model's name
-    #[arg(
-        long,
-        value_name = "DIR",
-        required = false,
-        required_unless_present = "plan",
-        default_value_if("plan", ArgPredicate::IsPresent, Some("."))
-    )]
-    out: PathBuf,
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
     /// Weight precision: native (as in the checkpoint; keys and values in f32 for an f32 checkpoint, otherwise in f16), f32, f16, w8, w8-f16head, moe-i8, w4, w4-row, or auto (each stage as low as the gate allows)
     #[arg(long, value_name = "P", default_value = "native", value_parser = precision)]
     precision: PrecisionChoice,
@@ -67,6 +67,12 @@ pub(crate) struct BundleFlags {
     /// Gate: how closely the bundle must match the f32 program [default: strict for f32, tolerant otherwise; none for synth]
     #[arg(long, value_enum)]
     gate: Option<Gate>,
+    /// Largest share of tokens that may differ from the f32 model's choice, such as 0.02 or 2% [default: by precision, see docs/precision.md]
+    #[arg(long, value_name = "X", value_parser = share)]
+    max_flips: Option<f64>,
+    /// Largest mean Kullback-Leibler divergence from the f32 model, in nats per token [default: by precision, see docs/precision.md]
+    #[arg(long, value_name = "X", value_parser = divergence)]
+    max_kl: Option<f64>,
     /// Approximate time limit of the gate in seconds; with less time it measures fewer prompts, but at least one of every kind (text, image, sound)
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     gate_budget: Option<Duration>,
@@ -88,7 +94,7 @@ const MAX_BUDGET: Duration = Duration::from_secs(30 * 86_400);
 pub(crate) enum Gate {
     /// Every token equals the f32 program's
     Strict,
-    /// A token may differ where the f32 program was close to undecided, at most 1 % of them
+    /// Flips and divergence stay within the limits of the precision's class (docs/precision.md), or within --max-flips and --max-kl
     Tolerant,
     /// No gate: the bundle carries no oracle
     None,
@@ -112,6 +118,11 @@ impl Forge {
             // The forge says what is wrong with a file that is there.
             Err(_) => self.source.clone(),
         };
+        if !self.compare.is_empty() {
+            let (text, out) = (self.text.as_deref(), self.bundle.out.as_deref());
+            let (replace, json) = (self.bundle.force, self.bundle.json);
+            return Comparison { source: &source, precisions: &self.compare, text, out, replace, json }.run(interrupt);
+        }
         self.bundle.check()?;
         if self.bundle.plan {
             return self.bundle.print_plan(&plan::material(&source)?);
@@ -127,13 +138,23 @@ impl BundleFlags {
     /// What can be wrong with the flags alone.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         let without = |flag: &str| Failure::usage(format!("{flag} needs a gate")).hint("leave out --gate none");
+        if !self.plan {
+            self.out()?;
+        }
         self.targets.check(self.plan)?;
         match (self.gate, self.precision) {
             (Some(Gate::None), PrecisionChoice::Auto) => Err(without("--precision auto")),
             (Some(Gate::None), _) if self.prompts.is_some() => Err(without("--prompts")),
             (Some(Gate::None), _) if self.gate_budget.is_some() => Err(without("--gate-budget")),
+            (Some(Gate::None), _) if self.max_flips.is_some() => Err(without("--max-flips")),
+            (Some(Gate::None), _) if self.max_kl.is_some() => Err(without("--max-kl")),
             _ => Ok(()),
         }
+    }
+
+    /// The folder that the bundle goes into.
+    fn out(&self) -> Result<&Path, Failure> {
+        self.out.as_deref().ok_or_else(|| Failure::usage("--out DIR is missing: the folder of the new bundle"))
     }
 
     /// Whether only the plan is wanted.
@@ -159,8 +180,9 @@ impl BundleFlags {
             PrecisionChoice::Fixed(precision) => precision,
             PrecisionChoice::Auto => Precision::W8,
         };
-        let order = Order { out: &self.out, precision, replace: self.force, interrupt };
-        let asked = self.prompts.is_some() || self.gate_budget.is_some() || auto;
+        let order = Order { out: self.out()?, precision, replace: self.force, interrupt };
+        let limited = self.max_flips.is_some() || self.max_kl.is_some();
+        let asked = self.prompts.is_some() || self.gate_budget.is_some() || limited || auto;
         let kind = match self.gate {
             Some(Gate::Strict) => Some(GateKind::Strict),
             Some(Gate::Tolerant) => Some(GateKind::Tolerant),
@@ -173,7 +195,8 @@ impl BundleFlags {
             (forged, made, None)
         } else {
             let prompts = self.prompts.as_deref().map(read_prompts).transpose().map_err(Failure::work)?;
-            let gate = GateOrder { kind, auto, prompts, budget: self.gate_budget, quick: false, reproducible: true };
+            let (max_flips, max_kl, budget) = (self.max_flips, self.max_kl, self.gate_budget);
+            let gate = GateOrder { kind, auto, max_flips, max_kl, prompts, budget, quick: false, reproducible: true };
             let Gated { path, manifest, parity, targets } = forging::gated(material, order, gate, &targets)?;
             (Forged { path, manifest }, targets, Some(parity))
         };
@@ -205,7 +228,7 @@ fn rejected(made: &[MadeTarget]) -> Result<(), Failure> {
 impl BundleFlags {
     /// Writes the checkpoint of a synthetic model.
     pub(crate) fn make_checkpoint(&self, config: &serde_json::Value, seed: u64, interrupt: &Interrupt) -> Result<(), Failure> {
-        let order = Order { out: &self.out, precision: Precision::F32, replace: false, interrupt };
+        let order = Order { out: self.out()?, precision: Precision::F32, replace: false, interrupt };
         let path = forging::forge(order, |options| write_synthetic_checkpoint(config, seed, options))?;
         match self.json {
             true => output::print_json(&serde_json::json!({ "checkpoint": path })),
@@ -218,6 +241,22 @@ fn precision(text: &str) -> Result<PrecisionChoice, String> {
     match text {
         "auto" => Ok(PrecisionChoice::Auto),
         text => text.parse().map(PrecisionChoice::Fixed).map_err(|e: String| e + ", auto"),
+    }
+}
+
+/// A share of tokens: `0.02`, or `2%`.
+fn share(text: &str) -> Result<f64, String> {
+    let (number, unit) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 0.01));
+    match number.trim().parse::<f64>() {
+        Ok(share) if (0.0..=1.0).contains(&(share * unit)) => Ok(share * unit),
+        _ => Err(format!("`{text}`: expected a share from 0 to 1, or from 0% to 100%")),
+    }
+}
+
+fn divergence(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(kl) if kl.is_finite() && kl >= 0.0 => Ok(kl),
+        _ => Err(format!("`{text}`: expected a number of nats, 0 or above")),
     }
 }
 

@@ -3,6 +3,7 @@
 mod batch;
 mod bench;
 mod chat;
+mod compare;
 mod completions;
 mod devices;
 mod diff;

@@ -8,7 +8,7 @@ use clap::Args;
 use qhx_bundle::Bundle;
 use qhx_runtime::{
     LoadOptions,
-    verify::{Difference, VerifyError, golden, oracle, replay},
+    verify::{Difference, VerifyError, golden, oracle, replay, verdict},
 };
 use std::path::PathBuf;
 
@@ -91,7 +91,10 @@ impl Verify {
     fn outside(&self, bundle: &Bundle, folder: &std::path::Path, options: &LoadOptions, interrupt: &Interrupt) -> Result<(), Failure> {
         let model = load_model(bundle, options)?;
         let bar = GateBar::new();
-        let report = golden::golden(&model, folder, interrupt.cancel(), &mut |done, all| bar.update("replaying the oracle", done, all));
+        // A bundle without a gate, or of an earlier version, says nothing of its limits.
+        let limits = verdict(bundle).ok().flatten().and_then(|gate| Some(gate.closeness?.limits));
+        let mut progress = |done, all| bar.update("replaying the oracle", done, all);
+        let report = golden::golden(&model, folder, limits.as_ref(), interrupt.cancel(), &mut progress);
         drop(bar);
         let report = report.map_err(explain)?;
         if self.json {
@@ -100,7 +103,14 @@ impl Verify {
             let shown = facts(&[
                 ("bundle", bundle.place().to_string()),
                 ("oracle", folder.display().to_string()),
-                ("rule", if report.strict { "strict: f32 throughout" } else { "tolerant" }.into()),
+                (
+                    "rule",
+                    match (report.strict, limits) {
+                        (true, _) => "strict: f32 throughout".into(),
+                        (false, Some(limits)) => format!("at most {:.1} % of tokens may differ", 100.0 * limits.flips),
+                        (false, None) => "tolerant".into(),
+                    },
+                ),
                 (
                     "prompts",
                     format!(

@@ -2,17 +2,19 @@
 
 use super::{
     Scope,
+    limits::{TIE, exceeded},
     suite::Drawn,
     teacher::{Audience, Pass},
-    verdict::{Tokens, sentence},
+    verdict::{Outcome, sentence},
 };
-use qhx_bundle::parity::{Case, CaseKind, CaseMedium, Flip, GateKind, GateResult, StageCheck};
+use qhx_bundle::parity::{Case, CaseKind, CaseMedium, Closeness, Flip, GateKind, GateResult, Limits, StageCheck};
 use qhx_ir::Name;
 use qhx_runtime::{
     Prompt,
-    verify::{Notes, Verdict, golden::cosine, share, top},
+    eval::{Divergence, RowDivergence, TokenDivergence},
+    verify::{Notes, golden::cosine, share, top},
 };
-use std::collections::HashMap;
+use std::{collections::HashMap, thread};
 
 /// Logits that are kept of each step.
 const TOP: usize = 5;
@@ -21,6 +23,9 @@ const COMPARED_ROWS: usize = 16;
 /// … and noted in the oracle.
 const NOTED_ROWS: usize = 3;
 
+/// Logits from which on they are compared by several threads.
+const NUMBERS_PER_THREAD: usize = 1 << 16;
+
 /// A prompt that the bundle has answered.
 pub(super) struct Played {
     pub(super) name: String,
@@ -28,9 +33,32 @@ pub(super) struct Played {
     /// Its media, and what the bundle's towers made of them.
     pub(super) media: Vec<(Drawn, Notes)>,
     pub(super) ids: Vec<u32>,
-    /// `[tokens, vocabulary]`.
+    /// Rows of the prompt, those before its last, whose logits are compared too.
+    pub(super) shown: usize,
+    /// `[shown + tokens, vocabulary]`.
     pub(super) logits: Vec<f32>,
     pub(super) notes: Notes,
+}
+
+impl Played {
+    /// The tokens that follow on the compared rows.
+    fn targets(&self) -> impl Iterator<Item = u32> {
+        let prompt = self.prompt.ids();
+        prompt[prompt.len() - self.shown..].iter().chain(&self.ids).copied()
+    }
+}
+
+/// What a bundle is held to.
+#[derive(Clone, Debug)]
+pub(super) struct Standard {
+    /// What the bundle's precision is called.
+    pub(super) label: String,
+    pub(super) kind: GateKind,
+    /// The class of precision.
+    pub(super) class: String,
+    pub(super) limits: Limits,
+    /// Whether somebody asked for these limits.
+    pub(super) own_limits: bool,
 }
 
 /// The rows of a tower's call that are compared.
@@ -62,7 +90,8 @@ fn noted(rows: &[usize], prompt: usize) -> Vec<usize> {
 pub(super) struct Judge<'a> {
     played: &'a [Played],
     vocabulary: usize,
-    steps: Vec<Vec<Step>>,
+    /// By case: the compared rows of its prompt, then the steps of its answer.
+    rows: Vec<Vec<RowDivergence>>,
     /// By stage: cosines of rows.
     cosines: Vec<(Name, Vec<f64>)>,
     /// Places in `cosines`.
@@ -80,50 +109,55 @@ pub(super) struct Measurement {
 
 impl<'a> Judge<'a> {
     pub(super) fn new(played: &'a [Played], vocabulary: usize, stages: &[Name], progress: &'a mut dyn FnMut(usize, usize)) -> Self {
-        let steps = played.iter().map(|p| vec![Step::default(); p.ids.len()]).collect();
+        let rows = played.iter().map(|played| played.targets().map(RowDivergence::new).collect()).collect();
         let places = stages.iter().enumerate().map(|(place, stage)| (stage.clone(), place)).collect();
-        Self { played, vocabulary, steps, cosines: stages.iter().map(|s| (s.clone(), Vec::new())).collect(), places, progress }
+        Self { played, vocabulary, rows, cosines: stages.iter().map(|s| (s.clone(), Vec::new())).collect(), places, progress }
     }
 
-    /// The verdict of `kind`; `row_stages` are those whose rows the oracle notes.
-    pub(super) fn verdict(mut self, kind: GateKind, row_stages: &[Name], scope: Scope) -> Measurement {
+    /// The verdict by a standard; `row_stages` are those whose rows the oracle notes.
+    pub(super) fn verdict(mut self, standard: &Standard, row_stages: &[Name], scope: Scope) -> Measurement {
         if let Some((_, cosines)) = self.cosines.last_mut() {
-            cosines.extend(self.steps.iter().flatten().map(Step::cosine));
+            cosines.extend(self.rows.iter().flatten().map(RowDivergence::cosine));
         }
         let mean = |list: &[f64]| if list.is_empty() { 1.0 } else { list.iter().sum::<f64>() / list.len() as f64 };
         let lowest = |list: &[f64]| list.iter().copied().fold(1.0, |m, x| if x.is_nan() || m < x { m } else { x });
         let cosines: Vec<_> = self.cosines.iter().map(|(stage, list)| (stage.clone(), round(mean(list)), round(lowest(list)))).collect();
         let worst = cosines.iter().min_by(|a, b| a.1.total_cmp(&b.1));
         let (worst_stage, worst_cosine) = worst.map_or((String::new(), 1.0), |(stage, cosine, _)| (stage.to_string(), *cosine));
-        let cases: Vec<Case> =
-            self.played.iter().zip(&self.steps).map(|(played, steps)| case(played, steps, self.vocabulary, row_stages)).collect();
+        let limits = standard.limits;
+        let case = |(played, rows): (&Played, &Vec<RowDivergence>)| case(played, rows, self.vocabulary, row_stages, &limits);
+        let cases: Vec<Case> = self.played.iter().zip(&self.rows).map(case).collect();
         let flips: Vec<&Flip> = cases.iter().flat_map(|case| &case.flips).collect();
-        let accepted = flips.iter().filter(|flip| flip.accepted).count();
         let tokens = cases.iter().map(|case| case.ids.len()).sum();
-        let finite = self.steps.iter().flatten().all(|step| step.error.is_finite());
-        let passed = finite
-            && matches!((kind, Verdict::of(flips.len(), accepted, tokens)), (_, Verdict::Exact) | (GateKind::Tolerant, Verdict::Tolerated));
-        let kls: Vec<f64> = self.steps.iter().flatten().map(Step::kl).collect();
+        let closeness = self.closeness(standard);
+        let is_tie = |row: &&RowDivergence| row.token().is_flip && row.margin() < TIE;
+        let ties = self.rows.iter().flatten().filter(is_tie).count();
+        let outcome = Outcome {
+            exceeded: exceeded(&closeness, ties),
+            ties,
+            answer_flips: flips.len(),
+            answer_tokens: tokens,
+            finite: self.rows.iter().flatten().all(|row| row.error().is_finite()),
+        };
         let exact_prompts = cases.iter().filter(|case| case.flips.is_empty()).count();
         let largest = |list: &mut dyn Iterator<Item = f32>| list.fold(None, |m: Option<f32>, x| Some(m.map_or(x, |m| m.max(x))));
-        let worst_margin = largest(&mut flips.iter().map(|flip| flip.margin));
-        let found = Tokens { prompts: cases.len(), tokens, flips: flips.len(), accepted, worst_margin, finite };
-        let result = sentence(kind, passed, found);
+        let kls = self.rows.iter().flatten().map(RowDivergence::kl);
         Measurement {
             gate: GateResult {
-                kind,
-                passed,
-                result,
+                kind: standard.kind,
+                passed: outcome.passed(standard.kind),
+                result: sentence(standard, &closeness, &outcome),
                 prompts: cases.len(),
                 exact_prompts,
                 tokens,
                 flips: flips.len(),
                 worst_accepted_margin: largest(&mut flips.iter().filter(|flip| flip.accepted).map(|flip| flip.margin)),
                 max_logit_error: cases.iter().flat_map(|case| &case.logit_errors).fold(0.0, |m, &x| m.max(x)),
-                mean_kl: round(mean(&kls)),
-                max_kl: round(kls.iter().copied().fold(0.0, f64::max)),
+                mean_kl: closeness.mean_kl,
+                max_kl: round(kls.fold(0.0, f64::max)),
                 worst_stage,
                 worst_cosine,
+                closeness: Some(closeness),
                 limited: (!scope.limited.is_empty()).then(|| scope.limited.join("; ")),
                 covered: scope.covered,
             },
@@ -131,19 +165,42 @@ impl<'a> Judge<'a> {
             cases,
         }
     }
+
+    /// How close all compared rows are.
+    fn closeness(&self, standard: &Standard) -> Closeness {
+        let limits = standard.limits;
+        let tokens: Vec<TokenDivergence> = self.rows.iter().flatten().map(RowDivergence::token).collect();
+        let count = |is: &dyn Fn(&TokenDivergence) -> bool| tokens.iter().filter(|token| is(token)).count();
+        let is_wide = |token: &TokenDivergence| token.is_flip && limits.wide_flips.is_some_and(|wide| token.margin > wide.margin);
+        let (flips, wide_flips) = (count(&|token| token.is_flip), count(&is_wide));
+        let (above_p99, all) = (count(&|token| limits.p99_kl.is_some_and(|limit| token.kl > limit)), tokens.len());
+        let together = Divergence::of(tokens);
+        Closeness {
+            class: standard.class.clone(),
+            tokens: all,
+            flips,
+            wide_flips,
+            mean_kl: round(together.kl_mean),
+            mean_kl_error: round(together.kl_mean_error),
+            p99_kl: round(together.kl_p99),
+            above_p99,
+            limits,
+        }
+    }
 }
 
-fn case(played: &Played, steps: &[Step], vocabulary: usize, row_stages: &[Name]) -> Case {
-    let rows = played.notes.rows();
-    let places = noted(rows, played.prompt.ids().len());
-    let tops: Vec<_> = played.logits.chunks_exact(vocabulary).map(|row| top(row, TOP)).collect();
-    let flips = steps.iter().zip(&played.ids).enumerate().filter(|(_, (step, id))| step.best.0 != **id).map(|(n, (step, &id))| Flip {
+fn case(played: &Played, rows: &[RowDivergence], vocabulary: usize, row_stages: &[Name], limits: &Limits) -> Case {
+    let steps = &rows[played.shown..];
+    let noted_rows = played.notes.rows();
+    let places = noted(noted_rows, played.prompt.ids().len());
+    let tops: Vec<_> = played.logits.chunks_exact(vocabulary).skip(played.shown).map(|row| top(row, TOP)).collect();
+    let flips = steps.iter().zip(&played.ids).enumerate().filter(|(_, (step, id))| step.best() != **id).map(|(n, (step, &id))| Flip {
         step: n,
         id,
-        f32_id: step.best.0,
+        f32_id: step.best(),
         margin: finite(step.margin()),
-        logit_error: finite(step.error),
-        accepted: Verdict::accepts(step.margin(), step.error),
+        logit_error: finite(step.error()),
+        accepted: limits.wide_flips.is_none_or(|wide| step.margin() <= wide.margin),
     });
     Case {
         kind: if played.media.is_empty() { CaseKind::Text } else { CaseKind::Media },
@@ -154,10 +211,10 @@ fn case(played: &Played, steps: &[Step], vocabulary: usize, row_stages: &[Name])
         top_ids: tops.iter().map(|top| top.iter().map(|(id, _)| *id).collect()).collect(),
         top_logits: tops.iter().map(|top| top.iter().map(|(_, logit)| finite(*logit)).collect()).collect(),
         f32_margins: steps.iter().map(|step| finite(step.margin())).collect(),
-        logit_errors: steps.iter().map(|step| finite(step.error)).collect(),
-        mean_kl: round(steps.iter().map(Step::kl).sum::<f64>() / steps.len() as f64),
+        logit_errors: steps.iter().map(|step| finite(step.error())).collect(),
+        mean_kl: round(steps.iter().map(RowDivergence::kl).sum::<f64>() / steps.len() as f64),
         flips: flips.collect(),
-        rows: places.iter().map(|&place| rows[place]).collect(),
+        rows: places.iter().map(|&place| noted_rows[place]).collect(),
         stages: row_stages.iter().map(|stage| check(&played.notes, &places, stage)).collect(),
     }
 }
@@ -193,89 +250,31 @@ impl Audience for Judge<'_> {
     }
 
     fn logits(&mut self, pass: &Pass, first_id: usize, width: usize, logits: &[f32]) {
+        let (first, vocabulary) = (pass.first_step, self.vocabulary);
         let found = &self.played[pass.case].logits;
-        for (i, expected) in logits.chunks_exact(width).enumerate() {
-            let n = pass.first_step + i;
-            let found = &found[n * self.vocabulary + first_id..][..width];
-            self.steps[pass.case][n].add(first_id, expected, found);
-        }
+        let rows = &mut self.rows[pass.case][first..][..logits.len() / width];
+        let threads = if logits.len() < NUMBERS_PER_THREAD { 1 } else { thread::available_parallelism().map_or(1, usize::from) };
+        let piece = rows.len().div_ceil(threads).max(1);
+        let add = move |number: usize, rows: &mut [RowDivergence], expected: &[f32]| {
+            for (i, (row, expected)) in rows.iter_mut().zip(expected.chunks_exact(width)).enumerate() {
+                let place = (first + number * piece + i) * vocabulary + first_id;
+                row.add(first_id, expected, &found[place..][..width]);
+            }
+        };
+        let mut pieces = rows.chunks_mut(piece).zip(logits.chunks(piece * width)).enumerate();
+        let own = pieces.next();
+        thread::scope(|scope| {
+            pieces.for_each(|(number, (rows, expected))| _ = scope.spawn(move || add(number, rows, expected)));
+            if let Some((number, (rows, expected))) = own {
+                add(number, rows, expected);
+            }
+        });
     }
 
     fn output(&mut self, _: &Pass, _: &str, _: &[f32]) {}
 
     fn progress(&mut self, done: usize, all: usize) {
         (self.progress)(done, all);
-    }
-}
-
-/// A row of logits beside the f32 program's, taken in blocks.
-#[derive(Clone, Debug)]
-struct Step {
-    /// The f32 program's best id and its logit, and the second logit.
-    best: (u32, f32),
-    second: f32,
-    /// Largest difference.
-    error: f32,
-    /// `Σ exp(a − max a)`, and `Σ exp(a − max a)·(a − b)`.
-    f32_sum: f64,
-    weighted: f64,
-    /// The bundle's maximum, and `Σ exp(b − max b)`.
-    max: f32,
-    sum: f64,
-    /// `Σ ab`, `Σ aa`, `Σ bb`.
-    products: [f64; 3],
-}
-
-impl Default for Step {
-    fn default() -> Self {
-        let low = f32::NEG_INFINITY;
-        Self { best: (0, low), second: low, error: 0.0, f32_sum: 0.0, weighted: 0.0, max: low, sum: 0.0, products: [0.0; 3] }
-    }
-}
-
-impl Step {
-    fn add(&mut self, first_id: usize, expected: &[f32], found: &[f32]) {
-        let before = self.best.1;
-        for (i, (&a, &b)) in expected.iter().zip(found).enumerate() {
-            if a > self.best.1 {
-                self.second = self.best.1;
-                self.best = ((first_id + i) as u32, a);
-            } else {
-                self.second = self.second.max(a);
-            }
-            let difference = (a - b).abs();
-            self.error = if difference.is_nan() { f32::INFINITY } else { self.error.max(difference) };
-        }
-        let scale = |from: f32, to: f32| if from == f32::NEG_INFINITY { 0.0 } else { (f64::from(from) - f64::from(to)).exp() };
-        let shrink = scale(before, self.best.1);
-        (self.f32_sum, self.weighted) = (self.f32_sum * shrink, self.weighted * shrink);
-        let max = found.iter().copied().fold(self.max, f32::max);
-        self.sum *= scale(self.max, max);
-        self.max = max;
-        for (&a, &b) in expected.iter().zip(found) {
-            let e = (f64::from(a) - f64::from(self.best.1)).exp();
-            self.f32_sum += e;
-            self.weighted += e * (f64::from(a) - f64::from(b));
-            self.sum += (f64::from(b) - f64::from(max)).exp();
-            let (a, b) = (f64::from(a), f64::from(b));
-            self.products = [self.products[0] + a * b, self.products[1] + a * a, self.products[2] + b * b];
-        }
-    }
-
-    fn margin(&self) -> f32 {
-        self.best.1 - self.second
-    }
-
-    /// `Σ p ln(p/q)` with p the f32 program's distribution.
-    fn kl(&self) -> f64 {
-        let (log_p, log_q) = (f64::from(self.best.1) + self.f32_sum.ln(), f64::from(self.max) + self.sum.ln());
-        let kl = self.weighted / self.f32_sum - log_p + log_q;
-        if kl.is_finite() { kl.max(0.0) } else { f64::MAX }
-    }
-
-    fn cosine(&self) -> f64 {
-        let [ab, aa, bb] = self.products;
-        if aa * bb > 0.0 { ab / (aa.sqrt() * bb.sqrt()) } else { 0.0 }
     }
 }
 
@@ -292,33 +291,6 @@ fn round(x: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn blocks_of_logits_add_up() {
-        let a: Vec<f32> = (0..50).map(|i| ((i * 37 % 50) as f32 / 5.0).sin() * 4.0).collect();
-        let b: Vec<f32> = a.iter().enumerate().map(|(i, x)| x + if i % 3 == 0 { 0.125 } else { -0.0625 }).collect();
-        let whole = {
-            let mut step = Step::default();
-            step.add(0, &a, &b);
-            step
-        };
-        let mut cut = Step::default();
-        for first in (0..50).step_by(7) {
-            let end = 50.min(first + 7);
-            cut.add(first, &a[first..end], &b[first..end]);
-        }
-        assert_eq!((cut.best, cut.second, cut.error), (whole.best, whole.second, whole.error));
-        let p = |logits: &[f32]| {
-            let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
-            logits.iter().map(|&x| f64::from(x).exp() / sum).collect::<Vec<_>>()
-        };
-        let expected: f64 = p(&a).iter().zip(p(&b)).map(|(p, q)| p * (p / q).ln()).sum();
-        assert!((whole.kl() - expected).abs() < 1e-9 && (cut.kl() - expected).abs() < 1e-9, "{} {} {expected}", whole.kl(), cut.kl());
-        let mut sorted = a.clone();
-        sorted.sort_by(|x, y| y.total_cmp(x));
-        assert_eq!(whole.margin(), sorted[0] - sorted[1]);
-        assert!((whole.cosine() - cosine(&a, &b)).abs() < 1e-12);
-    }
 
     #[test]
     fn rows_that_are_compared() {

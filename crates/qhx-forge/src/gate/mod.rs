@@ -3,10 +3,11 @@
 //! The bundle answers a suite of prompts ([`suite`], made with a model on `paper` before anything is written) greedily, as it would for a user. Then one f32 pass over prompts and answers (`teacher`) tells for every token
 //! whether it is the f32 program's choice too, which is the same as decoding in f32 and comparing; `judge` compares stages, logits and tokens on the way.
 //! Where the gate does not hold, `search` looks for stages that need more. What was measured becomes `parity.json`, the oracle that `verify`
-//! replays, and `report` makes a page of it for people.
+//! replays, and `report` makes a page of it for people. [`limits`] knows how close each class of precision must come; `weights` compares what is stored with the checkpoint.
 
 mod judge;
 mod language;
+pub mod limits;
 mod pace;
 mod reference;
 mod report;
@@ -15,6 +16,7 @@ pub mod suite;
 mod target;
 mod teacher;
 mod verdict;
+mod weights;
 mod whole;
 
 pub use reference::F32Reference;
@@ -27,22 +29,25 @@ use crate::{
     precision::Precision,
     target::{MadeTarget, TargetOrder, check_targets},
 };
-use judge::{Judge, Measurement, Played, compared_medium_rows, compared_rows};
+use judge::{Judge, Measurement, Played, Standard, compared_medium_rows, compared_rows};
+use limits::Class;
 use pace::{Pace, Work};
 use qhx_bundle::{
     Bundle, BundlePath, Digest, Manifest, Staged,
     manifest::TEXT_PROGRAM,
     parity::{Choices, Covered, GateKind, Level, PARITY_PAGE, PARITY_VERSION, Parity, StageResult},
 };
-use qhx_ir::{Checked, Device, Name, OpKind};
+use qhx_ir::{Checked, Device, Encoding, Name, OpKind};
 use qhx_runtime::{
     Cancel, DeviceChoice, LoadOptions, Model, ModelParts, Session,
+    eval::rows_at_once,
     memory::tensor_bytes,
     placement::tower_stage,
     registry,
-    verify::{Answer, Notes, encode_noted, play, row_stages, tower_stages, weight_sums},
+    verify::{Answer, Notes, encode_noted, play_showing, row_stages, tower_stages, weight_sums},
 };
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, BTreeSet, HashMap},
     path::PathBuf,
     sync::Arc,
@@ -55,6 +60,8 @@ use teacher::Teacher;
 const REPRODUCIBLE_PARAMETERS: u64 = 64_000_000;
 /// Prompts that a mixture must not fail on before it is asked all.
 const FIRST_PROMPTS: usize = 4;
+/// Bytes of logits of prompts, beside those of answers, that are kept for the f32 pass.
+const PROMPT_LOGIT_BYTES: usize = 256 << 20;
 /// The share of a budget that goes into answering; the f32 pass takes about the rest.
 const ANSWERING_SHARE: f64 = 0.4;
 
@@ -64,6 +71,10 @@ pub struct GateOptions<'a> {
     pub kind: Option<GateKind>,
     /// Choose the precision of each stage by the gate.
     pub auto: bool,
+    /// The largest share of tokens that may differ from the f32 program's choice; absent: that of the bundle's class of precision.
+    pub max_flips: Option<f64>,
+    /// The largest mean Kullback-Leibler divergence; absent: that of the bundle's class of precision.
+    pub max_kl: Option<f64>,
     /// The suite; absent: the built-in one.
     pub prompts: Option<Vec<GivenPrompt>>,
     /// About how long it may take. It shortens the suite, but one prompt of every kind is always measured.
@@ -84,7 +95,19 @@ impl<'a> GateOptions<'a> {
     /// A precision's own gate on the built-in suite, for as long as it takes, with the same numbers on every machine.
     pub fn new(progress: &'a mut dyn FnMut(GateProgress<'_>)) -> Self {
         let cancel = Cancel::new();
-        Self { kind: None, auto: false, prompts: None, budget: None, quick: false, reproducible: true, threads: None, cancel, progress }
+        Self {
+            kind: None,
+            auto: false,
+            max_flips: None,
+            max_kl: None,
+            prompts: None,
+            budget: None,
+            quick: false,
+            reproducible: true,
+            threads: None,
+            cancel,
+            progress,
+        }
     }
 }
 
@@ -148,6 +171,11 @@ pub fn forge_gated_with_targets(
     let mut gate = Gate::new(material, options, gate)?;
     let outcome = if gate.options.auto { search::auto(&mut gate, options)? } else { search::fixed(&mut gate, options)? };
     let search::Outcome { mut staged, programs, measurement, choices } = outcome;
+    let mut measurement = measurement;
+    if let Some(damage) = gate.damage(&staged, &programs)? {
+        measurement.gate.passed = false;
+        measurement.gate.result += &format!("; {damage}");
+    }
     gate.tell("summing the weights", 0, 1);
     let parity = gate.parity(&staged, &programs, measurement, choices)?;
     let text = parity.to_json().map_err(ForgeError::Gate)?;
@@ -177,6 +205,8 @@ struct Gate<'m, 'o> {
     precision: Precision,
     /// The f32 programs.
     f32: Programs,
+    /// The encodings in which weights lose nothing of the checkpoint.
+    lossless: BTreeMap<Name, Encoding>,
     /// What the bundle says of the model, as far as its precision does not matter.
     manifest: Manifest,
     suite: Suite,
@@ -197,7 +227,10 @@ impl<'m, 'o> Gate<'m, 'o> {
         let (model, manifest) = language::language(material, &f32, forge)?;
         let suite = suite::suite(&model, options.prompts.as_deref())?;
         let suite = if options.quick { suite.quick() } else { suite };
-        Ok(Self { material, precision: forge.precision, options, kind, device, f32, manifest, suite, started: Instant::now() })
+        let native = material.programs(&Plan::from(Precision::Native))?;
+        let lossless = crate::forge::weights(&native).map(|(name, weight, _)| (name.clone(), weight.encoding)).collect();
+        let (precision, started) = (forge.precision, Instant::now());
+        Ok(Self { material, precision, options, kind, device, f32, lossless, manifest, suite, started })
     }
 
     fn tell(&mut self, what: &str, done: usize, total: usize) {
@@ -217,12 +250,7 @@ impl<'m, 'o> Gate<'m, 'o> {
     /// The same for a search, to which a mixture that fails is worth little time: one that has failed on the first prompts is not asked more.
     fn try_out(&mut self, staged: &Staged) -> Result<Measurement, ForgeError> {
         let first = self.measure_some(staged, FIRST_PROMPTS.max(self.suite.required()))?;
-        let flips = first.cases.iter().flat_map(|case| &case.flips);
-        let most = self.suite.prompts.len() * self.suite.tokens / 100;
-        match first.gate.flips > most || flips.clone().any(|flip| !flip.accepted || self.kind == GateKind::Strict) {
-            true => Ok(first),
-            false => self.measure(staged),
-        }
+        if first.gate.passed { self.measure(staged) } else { Ok(first) }
     }
 
     fn measure_some(&mut self, staged: &Staged, prompts: usize) -> Result<Measurement, ForgeError> {
@@ -230,6 +258,7 @@ impl<'m, 'o> Gate<'m, 'o> {
         let program = bundle.program(TEXT_PROGRAM).ok_or_else(|| ForgeError::Gate("the bundle has no text program".into()))?.clone();
         let stages = row_stages(&program);
         let (played, vocabulary, scope) = self.answer(&bundle, &stages, prompts)?;
+        let standard = self.standard(&bundle, self.kind);
         drop(bundle);
         let names = self.all_stages(&played);
         let (progress, started) = (&mut *self.options.progress, Instant::now());
@@ -240,7 +269,24 @@ impl<'m, 'o> Gate<'m, 'o> {
         let mut judge = Judge::new(&played, vocabulary, &names, &mut tell);
         let teacher = teacher(self.material, self.precision, &self.device, &self.options.cancel);
         whole::run(&teacher, &self.f32, &self.manifest, &played, &[], &mut judge)?;
-        Ok(judge.verdict(self.kind, &stages, scope))
+        Ok(judge.verdict(&standard, &stages, scope))
+    }
+
+    /// What a bundle is held to: the limits of its class, as far as nobody asked for others. A search for a mixture must come as close as int8 does, however few bits it tries.
+    fn standard(&self, bundle: &Bundle, kind: GateKind) -> Standard {
+        let class = match self.options.auto {
+            true => Class::Int8Both,
+            false => Class::of(bundle.programs().values(), &self.lossless, false),
+        };
+        let GateOptions { max_flips, max_kl, .. } = self.options;
+        let mut limits = class.limits();
+        let own_limits = max_flips.is_some() || max_kl.is_some();
+        if own_limits {
+            (limits.p99_kl, limits.wide_flips) = (None, None);
+        }
+        limits.flips = max_flips.unwrap_or(limits.flips);
+        limits.mean_kl = max_kl.unwrap_or(limits.mean_kl);
+        Standard { label: bundle.manifest().precision.clone(), kind, class: class.name().into(), limits, own_limits }
     }
 
     /// The stages that are compared, in order: those of towers that have something to read, then those of the text.
@@ -286,11 +332,12 @@ impl<'m, 'o> Gate<'m, 'o> {
         let tokens = suite.tokens;
         let model = self.load(bundle, Some((longest + tokens).min(bundle.manifest().model.context_length)))?;
         let vocabulary = model.vocabulary().logits;
+        let mut rows_left = PROMPT_LOGIT_BYTES / 4 / vocabulary.max(1);
         let asked = &suite.prompts[..suite.prompts.len().min(prompts)];
         let all = Work { rows: asked.iter().map(rows).sum(), tokens: asked.len() * tokens };
         let (mut played, mut left, mut pace) = (Vec::new(), all, Pace::default());
         let mut session = model.session()?;
-        for prompt in asked {
+        for (number, prompt) in asked.iter().enumerate() {
             let late = self.options.budget.is_some_and(|budget| started.elapsed() > budget.mul_f64(ANSWERING_SHARE));
             if late && played.len() >= suite.required() {
                 return Ok((played, vocabulary, true));
@@ -301,7 +348,11 @@ impl<'m, 'o> Gate<'m, 'o> {
                 total: asked.len() * tokens,
                 left: pace.left(left, all),
             };
-            let (answered, [prefill, decode]) = self.answer_prompt(&model, &mut session, prompt, stages, tokens, done)?;
+            // Rows that stand for media predict nothing.
+            let most = if prompt.media.is_empty() { rows(prompt) - 1 } else { 0 };
+            let shown = most.min(rows_left / (asked.len() - number));
+            rows_left -= shown;
+            let (answered, [prefill, decode]) = self.answer_prompt(&model, &mut session, prompt, shown, stages, tokens, done)?;
             let work = Work { rows: rows(prompt), tokens };
             pace.add(work, prefill, decode);
             left = Work { rows: left.rows - work.rows, tokens: left.tokens - work.tokens };
@@ -310,12 +361,15 @@ impl<'m, 'o> Gate<'m, 'o> {
         Ok((played, vocabulary, false))
     }
 
-    /// Lets a model answer one prompt; also what that took up to the first token, and from there on. `done` is how far the prompts before it came.
+    /// Lets a model answer one prompt, and keeps the logits of `shown` rows of the prompt too; also what that took up to the first token, and from there on. `done` is how far the prompts
+    /// before it came.
+    #[allow(clippy::too_many_arguments)] // what it asks, and how far it is
     fn answer_prompt(
         &mut self,
         model: &Model,
         session: &mut Session,
         prompt: &SuitePrompt,
+        shown: usize,
         stages: &[Name],
         tokens: usize,
         done: GateProgress<'_>,
@@ -329,25 +383,27 @@ impl<'m, 'o> Gate<'m, 'o> {
         });
         let media = media.collect::<Result<Vec<_>, ForgeError>>()?;
         let mut notes = Notes::new(stages, &compared_rows(prompt.ids().len(), tokens));
-        let mut logits = Vec::with_capacity(tokens * model.vocabulary().logits);
+        let logits = RefCell::new(Vec::with_capacity((shown + tokens) * model.vocabulary().logits));
         let tell = &mut *self.options.progress;
         let mut take = |step: usize, row: &[f32]| {
-            logits.extend_from_slice(row);
+            logits.borrow_mut().extend_from_slice(row);
             first_token.get_or_insert_with(|| started.elapsed());
             tell(GateProgress { done: done.done + step + 1, ..done });
         };
         let answer = if *until_end { Answer::Until { most: tokens, ends: model.eos() } } else { Answer::Greedy(tokens) };
         let mut taps = |first: usize, tap: qhx_ir::Tap<'_>| notes.take(first, tap);
-        let ids = play(session, prompt, answer, &self.options.cancel, &mut take, &mut taps)?;
+        let mut read = |row: &[f32]| logits.borrow_mut().extend_from_slice(row);
+        let ids = play_showing(session, prompt, shown, answer, &self.options.cancel, &mut read, &mut take, &mut taps)?;
         notes.truncate(prompt.ids().len() + ids.len() - 1);
         let (all, prefill) = (started.elapsed(), first_token.unwrap_or_default());
-        let played = Played { name: name.clone(), prompt: prompt.clone(), media, ids, logits, notes };
+        let played = Played { name: name.clone(), prompt: prompt.clone(), media, ids, shown, logits: logits.into_inner(), notes };
         Ok((played, [prefill, all.saturating_sub(prefill)]))
     }
 
     fn load(&self, bundle: &Bundle, context: Option<usize>) -> Result<Model, ForgeError> {
         // Weights are mapped: what does not fit comes from the disk again.
-        let options = LoadOptions { context, overcommit: true, ..LoadOptions::default() };
+        let wanted = rows_at_once(bundle.manifest().model.vocab_size);
+        let options = LoadOptions { context, wanted, overcommit: true, ..LoadOptions::default() };
         Ok(Model::on_device(ModelParts::of(bundle)?, self.device.clone(), &options)?)
     }
 

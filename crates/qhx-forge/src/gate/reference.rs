@@ -9,7 +9,7 @@ use crate::{ForgeError, ForgeOptions, Material, families::Programs, plan::Plan, 
 use qhx_bundle::Manifest;
 use qhx_ir::Device;
 use qhx_runtime::{
-    Cancel, Language, WholeInputs,
+    Cancel, DeviceChoice, Language, WholeInputs,
     eval::{Reference, ShowPiece},
     registry,
 };
@@ -47,7 +47,7 @@ impl<'a> F32Reference<'a> {
             progress: &mut |_| {},
         };
         let (language, manifest) = language(material, &programs, &options)?;
-        let device = registry::candidates(registry::DeviceChoice::Cpu, threads)?.remove(0);
+        let device = registry::candidates(DeviceChoice::Cpu, threads)?.remove(0);
         let (cancel, progress) = (cancel.clone(), Box::new(progress));
         Ok(Self { material, programs, manifest, language, device, cancel, progress, passes: Vec::new(), course: None })
     }

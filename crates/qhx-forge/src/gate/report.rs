@@ -1,5 +1,6 @@
 //! `parity.html`: what was measured, as a page that needs nothing but itself.
 
+use super::limits::percent;
 use qhx_bundle::parity::{Case, Choices, GateKind, Parity, StageResult};
 use std::fmt::Write;
 
@@ -18,11 +19,20 @@ pub(super) fn page(parity: &Parity) -> String {
         escape(&parity.model),
         escape(&gate.result)
     );
+    // Files of the first version tell of answers alone.
+    let closeness = gate.closeness.as_ref();
+    let share = closeness.map_or(gate.flips as f64 / gate.tokens.max(1) as f64, |c| c.flips as f64 / c.tokens.max(1) as f64);
+    let differ = percent(share);
+    let differ_note = closeness.map_or(String::new(), |c| format!("of {} compared, limit {}", c.tokens, percent(c.limits.flips)));
+    let kl_note = closeness.map_or("from the f32 distribution".to_owned(), |c| {
+        format!("limit {}; 99 % of tokens are below {}", number(c.limits.mean_kl), number(c.p99_kl))
+    });
     let tiles = [
         ("precision", parity.precision.clone(), "how weights are stored"),
         ("prompts exact", format!("{} / {}", gate.exact_prompts, gate.prompts), "all tokens as in f32"),
         ("tokens", format!("{} / {}", gate.tokens - gate.flips, gate.tokens), "as in f32"),
-        ("mean KL", number(gate.mean_kl), "from the f32 distribution"),
+        ("mean KL", number(gate.mean_kl), kl_note.as_str()),
+        ("tokens that differ", differ, differ_note.as_str()),
         ("largest logit error", number(f64::from(gate.max_logit_error)), "of any token"),
         ("lowest cosine", format!("{:.6}", gate.worst_cosine), gate.worst_stage.as_str()),
     ];
@@ -46,7 +56,7 @@ pub(super) fn page(parity: &Parity) -> String {
     section(
         &mut body,
         "Margins",
-        "Every token of every answer: how decided the f32 program was (its best logit above its second) against the largest logit error of the step. In the shaded region errors are large enough to turn the choice; only there a token may differ.",
+        "Every token of every answer: how decided the f32 program was (its best logit above its second) against the largest logit error of the step. In the shaded region errors are large enough to turn the choice.",
         &margins(&parity.cases),
     );
     section(

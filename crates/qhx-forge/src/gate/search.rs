@@ -412,7 +412,7 @@ impl Gate<'_, '_> {
 }
 
 fn probe(prompt: Prompt, answer: &[u32]) -> Played {
-    Played { name: String::new(), prompt, media: Vec::new(), ids: answer.to_vec(), logits: Vec::new(), notes: Default::default() }
+    Played { name: String::new(), prompt, media: Vec::new(), ids: answer.to_vec(), shown: 0, logits: Vec::new(), notes: Default::default() }
 }
 
 /// A program's weights of a stage (encodings), the forms of its products, and its bytes.

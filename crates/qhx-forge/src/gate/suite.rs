@@ -18,7 +18,7 @@ use std::{collections::BTreeSet, path::Path};
 pub const NEW_TOKENS: usize = 64;
 /// The same in a quick suite …
 const QUICK_TOKENS: usize = 13;
-/// … which has so many prompts without media: a little more than a hundred tokens in all, so that a limit of 1 % is one token …
+/// … which has so many prompts without media: a little more than a hundred tokens of answers in all …
 const QUICK_PROMPTS: usize = 8;
 /// … of at most so many ids each.
 const QUICK_ROWS: usize = 100;
@@ -58,6 +58,11 @@ const SENTENCES: [&str; 24] = [
     "When the lamp went out, nobody moved; then somebody laughed, and the story went on in the dark.",
     "Some words are short because they are used often, and some because they were once longer.",
 ];
+
+/// The sentences that built-in prompts are made of, as one text.
+pub fn built_in_text() -> String {
+    SENTENCES.join(" ")
+}
 
 /// A prompt of the suite.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,7 +5,13 @@
 //! program's inputs (`stages`); the bundle's answers on the processor then are the oracle, and `verify` on the device completes the proof.
 
 use super::{
-    Gate, GateProgress, Scope, Stored, judge::Judge, judge::Measurement, judge::Played, language, suite, teacher::Teacher, verdict, whole,
+    Gate, GateProgress, Scope, Stored,
+    judge::{Judge, Measurement, Played, Standard},
+    language,
+    limits::Class,
+    suite,
+    teacher::Teacher,
+    verdict, whole,
 };
 use crate::{ForgeError, ForgeOptions, families::Programs, target::TargetOrder};
 use qhx_bundle::{
@@ -110,7 +116,7 @@ impl Gate<'_, '_> {
                 break;
             }
             let done = GateProgress::new("answering prompts in the emulator", played.len() * tokens, all * tokens);
-            played.push(self.answer_prompt(&model, &mut session, prompt, &stages, tokens, done)?.0);
+            played.push(self.answer_prompt(&model, &mut session, prompt, 0, &stages, tokens, done)?.0);
             if played.len() == 1 && started.elapsed() > budget {
                 return Ok(None);
             }
@@ -122,12 +128,23 @@ impl Gate<'_, '_> {
             covered: verdict::coverage(&suite, suite.prompts.iter().take(played.len())),
         };
         let names = self.all_stages(&played);
+        let standard = self.standard_of_target(bundle, self.options.kind.unwrap_or(GateKind::Tolerant));
         let progress = &mut *self.options.progress;
         let mut tell = |done, total| progress(GateProgress::new("comparing with the f32 model", done, total));
         let mut judge = Judge::new(&played, model.vocabulary().logits, &names, &mut tell);
         let teacher = super::teacher(self.material, self.precision, &self.device, &self.options.cancel);
         whole::run(&teacher, &self.f32, manifest, &played, &[], &mut judge)?;
-        Ok(Some(judge.verdict(self.options.kind.unwrap_or(GateKind::Tolerant), &stages, scope)))
+        Ok(Some(judge.verdict(&standard, &stages, scope)))
+    }
+
+    /// What the device of an arch folder is held to: the limits of the bundle's class, or of f16 arithmetic where the bundle itself comes closer.
+    fn standard_of_target(&self, bundle: &Bundle, kind: GateKind) -> Standard {
+        let own = self.standard(bundle, kind);
+        let is_closer = [Class::F32, Class::F16].iter().any(|class| own.class == class.name());
+        match is_closer && !own.own_limits {
+            true => Standard { class: Class::F16Arithmetic.name().into(), limits: Class::F16Arithmetic.limits(), ..own },
+            false => own,
+        }
     }
 
     /// Runs every kind of stage alone, on the f32 program's inputs.
@@ -199,7 +216,7 @@ fn shortened(case: &Case, context: usize) -> Option<Case> {
 fn read_only(prompt: &SuitePrompt) -> Played {
     let SuitePrompt { name, prompt, media, .. } = prompt;
     let media = media.iter().map(|drawn| (drawn.clone(), Notes::default())).collect();
-    Played { name: name.clone(), prompt: prompt.clone(), media, ids: vec![0], logits: Vec::new(), notes: Notes::default() }
+    Played { name: name.clone(), prompt: prompt.clone(), media, ids: vec![0], shown: 0, logits: Vec::new(), notes: Notes::default() }
 }
 
 /// Takes what the f32 pass says and does nothing with it but tell how far it is.
@@ -260,6 +277,7 @@ fn bare(passed: bool, result: String) -> GateResult {
         max_kl: 0.0,
         worst_stage: String::new(),
         worst_cosine: 1.0,
+        closeness: None,
         limited: None,
         covered: Vec::new(),
     }

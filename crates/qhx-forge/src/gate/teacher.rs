@@ -39,7 +39,7 @@ pub(super) struct Pass {
     pub(super) epoch: usize,
     /// Rows whose logits are wanted …
     pub(super) wanted: Range<usize>,
-    /// … and the steps of the answer that they decide.
+    /// … and the place of the first of them among the case's compared rows.
     pub(super) first_step: usize,
     /// Whether this is the case's last reading, which has all rows.
     pub(super) is_last: bool,
@@ -51,9 +51,16 @@ enum Feed {
     Medium(Medium),
 }
 
-/// The readings of a case. A step is decided in the epoch of its length, so a case that crosses into another is read once for each. `inputs` makes the inputs
-/// of some ids: prompt and answer, but for the answer's last.
-pub(super) fn passes(program: &Program, case: usize, prompt: &[u32], answer: &[u32], inputs: impl Fn(&[u32]) -> WholeInputs) -> Vec<Pass> {
+/// The readings of a case. A step is decided in the epoch of its length, so a case that crosses into another is read once for each; `shown` rows of the prompt, those before its last, come
+/// before the steps. `inputs` makes the inputs of some ids: prompt and answer, but for the answer's last.
+pub(super) fn passes(
+    program: &Program,
+    case: usize,
+    prompt: &[u32],
+    shown: usize,
+    answer: &[u32],
+    inputs: impl Fn(&[u32]) -> WholeInputs,
+) -> Vec<Pass> {
     let ids: Vec<u32> = prompt.iter().chain(answer).copied().collect();
     let mut spans: Vec<(usize, Range<usize>)> = Vec::new();
     for step in 0..answer.len() {
@@ -66,8 +73,10 @@ pub(super) fn passes(program: &Program, case: usize, prompt: &[u32], answer: &[u
     let count = spans.len();
     let pass = |(i, (epoch, steps)): (usize, (usize, Range<usize>))| {
         let rows = prompt.len() + steps.end - 1;
-        let (feed, wanted) = (Feed::Text(inputs(&ids[..rows])), rows - steps.len()..rows);
-        Pass { case, medium: None, rows, feed, epoch, wanted, first_step: steps.start, is_last: i + 1 == count }
+        // The prompt is read as a whole, in the epoch of the first step.
+        let (before, first_step) = if i == 0 { (shown, 0) } else { (0, shown + steps.start) };
+        let (feed, wanted) = (Feed::Text(inputs(&ids[..rows])), rows - steps.len() - before..rows);
+        Pass { case, medium: None, rows, feed, epoch, wanted, first_step, is_last: i + 1 == count }
     };
     spans.into_iter().enumerate().map(pass).collect()
 }
@@ -164,12 +173,7 @@ impl Teacher<'_> {
     }
 
     /// Runs all parts of a text program but the last one over all passes: [`Teacher::logits`] then gives the logits of any rows.
-    pub(super) fn read(
-        &self,
-        written: &Written,
-        passes: &[Pass],
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Course, ForgeError> {
+    pub(super) fn read(&self, written: &Written, passes: &[Pass], progress: &mut dyn FnMut(usize, usize)) -> Result<Course, ForgeError> {
         let mut course = Course::new(written, passes)?;
         let before_head = course.parts.len().saturating_sub(1);
         let owned = |(name, last): (&Name, usize)| (name.clone(), last);

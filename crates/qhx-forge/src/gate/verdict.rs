@@ -1,58 +1,80 @@
 //! The gate's verdict in words: what was compared, how much of it, what it means; and how much of the suite stands behind it.
 
-use super::suite::{Suite, SuitePrompt};
-use qhx_bundle::parity::{Covered, GateKind};
+use super::{
+    judge::Standard,
+    limits::{Class, number, percent},
+    suite::{Suite, SuitePrompt},
+};
+use qhx_bundle::parity::{Closeness, Covered, GateKind};
 use std::collections::BTreeMap;
 
-/// What was found out about tokens.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Tokens {
-    pub(super) prompts: usize,
-    pub(super) tokens: usize,
-    /// Tokens that are not the f32 model's choice.
-    pub(super) flips: usize,
-    /// Those among them that the tolerant rule accepts.
-    pub(super) accepted: usize,
-    /// The largest distance of the f32 model's best two logits at a flip.
-    pub(super) worst_margin: Option<f32>,
+/// What a measurement comes to.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Outcome {
+    /// The limits that are exceeded, in words.
+    pub(super) exceeded: Vec<String>,
+    /// Flips where the f32 model was undecided: see [`TIE`](super::limits::TIE).
+    pub(super) ties: usize,
+    /// Tokens of answers, and those that are not the f32 model's choice.
+    pub(super) answer_flips: usize,
+    pub(super) answer_tokens: usize,
     /// Whether all logits are numbers.
     pub(super) finite: bool,
 }
 
-/// The verdict as a sentence.
-pub(super) fn sentence(kind: GateKind, passed: bool, found: Tokens) -> String {
-    let Tokens { prompts, tokens, flips, accepted, worst_margin, finite } = found;
-    let count = |n: usize, what: &str| format!("{} {what}{}", grouped(n), if n == 1 { "" } else { "s" });
-    let mut text = match (flips, worst_margin) {
-        (0, _) | (_, None) => format!("{} of {}, each the f32 model's own choice", count(tokens, "token"), count(prompts, "answer")),
-        (_, Some(margin)) => {
-            let digits = if margin < 0.01 { 4 } else { 2 };
-            let differ = if flips == 1 { "differs" } else { "differ" };
-            format!(
-                "{} of {} {differ} from the f32 model's choice, where its best two logits were {}{margin:.digits$} apart",
-                grouped(flips),
-                count(tokens, "token"),
-                if flips == 1 { "" } else { "at most " },
-            )
-        }
+impl Outcome {
+    /// Whether the bundle passes. The strict gate allows no token of an answer to differ, whatever the limits are.
+    pub(super) fn passed(&self, kind: GateKind) -> bool {
+        self.finite && self.exceeded.is_empty() && (kind == GateKind::Tolerant || self.answer_flips == 0)
+    }
+}
+
+/// The verdict as a sentence: what was compared, what was found beside its limits, and what that means.
+pub(super) fn sentence(standard: &Standard, found: &Closeness, outcome: &Outcome) -> String {
+    let Closeness { tokens, flips, mean_kl, limits, .. } = found;
+    let differ = match flips {
+        0 => format!("all {} tokens are the f32 model's choice", grouped(*tokens)),
+        _ => format!(
+            "{} of {} tokens differ from the f32 model's choice{} (limit {})",
+            percent(*flips as f64 / *tokens as f64),
+            grouped(*tokens),
+            // Worth a word only where they are what matters.
+            if *flips as f64 > limits.flips * *tokens as f64 && outcome.ties > 0 {
+                format!(", {} of them at ties", grouped(outcome.ties))
+            } else {
+                String::new()
+            },
+            percent(limits.flips)
+        ),
     };
-    let share = 100.0 * flips as f64 / tokens.max(1) as f64;
-    match (kind, passed, flips) {
-        (_, _, 0) => {}
-        (GateKind::Tolerant, true, _) => text += &format!(" ({share:.1} %, within the limit of 1 %)"),
-        (GateKind::Strict, _, _) => text += " (the strict gate allows none)",
-        (GateKind::Tolerant, false, _) => {
-            text += &format!(" ({share:.1} %, the limit is 1 %");
-            if flips > accepted {
-                text += &format!("; {} where that model was not close to undecided", grouped(flips - accepted));
-            }
-            text += ")";
-        }
+    let mut text = format!("{}: {differ}, mean KL {} (limit {})", standard.label, number(*mean_kl), number(limits.mean_kl));
+    let class = &found.class;
+    if outcome.passed(standard.kind) {
+        text += &match (standard.own_limits, *flips) {
+            (true, _) => ": within the limits that were asked for".to_owned(),
+            (false, 0) if class == Class::F32.name() => String::new(),
+            (false, _) => format!(": as good as {class} gets"),
+        };
+        return text;
     }
-    if !finite {
-        text += ", and some logits are not numbers";
+    let mut reasons = outcome.exceeded.clone();
+    if standard.kind == GateKind::Strict && outcome.answer_flips > 0 {
+        let Outcome { answer_flips, answer_tokens, .. } = outcome;
+        reasons.push(format!(
+            "{} of {} tokens of answers differ, and the strict gate allows none",
+            grouped(*answer_flips),
+            grouped(*answer_tokens)
+        ));
     }
-    text
+    if !outcome.finite {
+        reasons.push("some logits are not numbers".into());
+    }
+    let expected = if standard.own_limits {
+        "the limits that were asked for are exceeded".to_owned()
+    } else {
+        format!("not as good as {class} can be")
+    };
+    text + &format!(": {expected}: {}", reasons.join("; "))
 }
 
 /// How many prompts of each kind were asked, of how many that the suite has, in the suite's order of kinds.
@@ -79,27 +101,48 @@ mod tests {
 
     #[test]
     fn verdicts_say_what_was_compared_and_what_the_limit_is() {
-        let found = Tokens { prompts: 16, tokens: 1024, flips: 0, accepted: 0, worst_margin: None, finite: true };
-        let one = Tokens { flips: 1, accepted: 1, worst_margin: Some(0.02), ..found };
-        let many = Tokens { flips: 137, accepted: 100, worst_margin: Some(1.5), ..found };
-        assert_eq!(sentence(GateKind::Strict, true, found), "1,024 tokens of 16 answers, each the f32 model's own choice");
+        let standard = |label: &str, class: Class, kind| Standard {
+            label: label.into(),
+            kind,
+            class: class.name().into(),
+            limits: class.limits(),
+            own_limits: false,
+        };
+        let found = |standard: &Standard, flips, mean_kl| Closeness {
+            class: standard.class.clone(),
+            tokens: 2386,
+            flips,
+            wide_flips: 0,
+            mean_kl,
+            mean_kl_error: 1e-5,
+            p99_kl: 0.01,
+            above_p99: 0,
+            limits: standard.limits,
+        };
+        let told = |standard: &Standard, flips, mean_kl, answer_flips, finite| {
+            let found = found(standard, flips, mean_kl);
+            let outcome =
+                Outcome { exceeded: super::super::limits::exceeded(&found, 0), ties: 0, answer_flips, answer_tokens: 1024, finite };
+            sentence(standard, &found, &outcome)
+        };
+        let (w8, f32) = (standard("w8", Class::Int8, GateKind::Tolerant), standard("f32", Class::F32, GateKind::Strict));
         assert_eq!(
-            sentence(GateKind::Tolerant, true, one),
-            "1 of 1,024 tokens differs from the f32 model's choice, where its best two logits were 0.02 apart (0.1 %, within the limit of 1 %)"
+            told(&w8, 45, 0.0013, 9, true),
+            "w8: 1.9 % of 2,386 tokens differ from the f32 model's choice (limit 4 %), mean KL 0.0013 (limit 0.006): as good as int8 gets"
         );
         assert_eq!(
-            sentence(GateKind::Strict, false, Tokens { worst_margin: Some(0.0012), ..one }),
-            "1 of 1,024 tokens differs from the f32 model's choice, where its best two logits were 0.0012 apart (the strict gate allows none)"
+            told(&w8, 239, 0.047, 9, true),
+            "w8: 10 % of 2,386 tokens differ from the f32 model's choice (limit 4 %), mean KL 0.047 (limit 0.006): not as good as int8 can be: 10 % of tokens differ (limit 4 %); mean KL 0.047 (limit 0.006)"
         );
-        assert_eq!(
-            sentence(GateKind::Tolerant, false, many),
-            "137 of 1,024 tokens differ from the f32 model's choice, where its best two logits were at most 1.50 apart (13.4 %, the limit is 1 %; 37 where that model was not close to undecided)"
+        assert_eq!(told(&f32, 0, 3e-10, 0, true), "f32: all 2,386 tokens are the f32 model's choice, mean KL 3e-10 (limit 1e-6)");
+        assert!(
+            told(&f32, 1, 3e-10, 1, true)
+                .ends_with("not as good as f32 can be: 1 of 1,024 tokens of answers differ, and the strict gate allows none")
         );
-        let broken = Tokens { prompts: 1, tokens: 1, finite: false, ..found };
-        assert_eq!(
-            sentence(GateKind::Tolerant, false, broken),
-            "1 token of 1 answer, each the f32 model's own choice, and some logits are not numbers"
-        );
+        assert!(told(&w8, 0, 0.0, 0, false).ends_with("some logits are not numbers"));
+        let own = Standard { own_limits: true, ..w8 };
+        assert!(told(&own, 45, 0.0013, 9, true).ends_with(": within the limits that were asked for"));
+        assert!(told(&own, 45, 0.013, 9, true).ends_with("the limits that were asked for are exceeded: mean KL 0.013 (limit 0.006)"));
         assert_eq!([0, 7, 999, 1000, 1234567].map(grouped), ["0", "7", "999", "1,000", "1,234,567"]);
     }
 }

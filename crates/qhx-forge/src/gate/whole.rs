@@ -55,7 +55,7 @@ pub(super) fn run(
             encoded.push((placed.first(), Arc::new(made)));
         }
         let inputs = |ids: &[u32]| WholeInputs::new(text, &manifest.media, manifest.tokens.pad, ids, &encoded);
-        all.extend(passes(text, case, played.prompt.ids(), &played.ids, inputs));
+        all.extend(passes(text, case, played.prompt.ids(), played.shown, &played.ids, inputs));
     }
     run(0, &all, listener.audience)?;
     Ok(errors)

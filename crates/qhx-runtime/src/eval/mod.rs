@@ -60,7 +60,8 @@ pub fn load_options(options: LoadOptions, vocabulary: usize, window: usize) -> L
     LoadOptions { context: Some(window), chunk: options.chunk.min(rows), wanted: rows, ..options }
 }
 
-fn rows_at_once(vocabulary: usize) -> usize {
+/// How many rows of logits are in memory at a time.
+pub fn rows_at_once(vocabulary: usize) -> usize {
     (LOGIT_BYTES / 4 / vocabulary.max(1)).clamp(1, MOST_ROWS)
 }
 
@@ -89,12 +90,7 @@ pub fn windows(model: &Language, text: &str, length: usize) -> Result<Vec<Vec<u3
 }
 
 /// The perplexity of windows. `progress` gets (done, all) tokens.
-pub fn perplexity(
-    model: &Model,
-    windows: &[Vec<u32>],
-    cancel: &Cancel,
-    progress: &mut dyn FnMut(usize, usize),
-) -> Result<Scores, Error> {
+pub fn perplexity(model: &Model, windows: &[Vec<u32>], cancel: &Cancel, progress: &mut dyn FnMut(usize, usize)) -> Result<Scores, Error> {
     let all = scored(windows);
     let mut session = model.session()?;
     let mut losses = Losses::default();

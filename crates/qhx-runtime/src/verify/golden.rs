@@ -7,14 +7,17 @@
 //! ```
 //!
 //! Other fields and tensors are passed over. A program that is f32 throughout is held strictly: every token, logits and stages within 0.1 %. Any other is held to
-//! the tolerant rule, with the margins of the given logits.
+//! the limits that it passed when it was made, or else to the tolerant rule, with the margins of the given logits.
 
 use super::{Answer, Notes, Verdict, VerifyError, play, row_stages, top};
 use crate::{
     Cancel, Error, Model,
     tensors::{self, Tensor},
 };
-use qhx_bundle::{BundlePath, files};
+use qhx_bundle::{
+    BundlePath, files,
+    parity::{Limits, is_above},
+};
 use qhx_ir::{ActivationForm, Encoding, OpKind};
 use serde::{Deserialize, Serialize};
 use std::{collections::HashMap, path::Path};
@@ -62,8 +65,14 @@ struct GoldenPrompt {
     greedy: Vec<u32>,
 }
 
-/// Holds `model` to the folder `golden`.
-pub fn golden(model: &Model, golden: &Path, cancel: &Cancel, progress: &mut dyn FnMut(usize, usize)) -> Result<Report, VerifyError> {
+/// Holds `model` to the folder `golden`. `limits` are those that the bundle passed when it was made, where it says so.
+pub fn golden(
+    model: &Model,
+    golden: &Path,
+    limits: Option<&Limits>,
+    cancel: &Cancel,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Report, VerifyError> {
     let (prompts, tensors) = read(golden, model)?;
     let strict = is_f32(model);
     let mut report = Report {
@@ -88,7 +97,10 @@ pub fn golden(model: &Model, golden: &Path, cancel: &Cancel, progress: &mut dyn 
         one(model, prompt, &tensors, strict, &mut report, cancel, &mut |done| progress(done, all))?;
     }
     let accepted = report.differences.iter().filter(|d| d.accepted).count();
-    let verdict = Verdict::of(report.differences.len(), accepted, report.tokens);
+    let verdict = match limits {
+        Some(limits) => within(limits, &report),
+        None => Verdict::of(report.differences.len(), accepted, report.tokens),
+    };
     if (strict && verdict != Verdict::Exact || verdict == Verdict::Failed)
         && let Some(d) = report.differences.iter().find(|d| strict || !d.accepted).or(report.differences.first())
     {
@@ -113,6 +125,18 @@ pub fn golden(model: &Model, golden: &Path, cancel: &Cancel, progress: &mut dyn 
     report.result =
         format!("{verdict}: {equal} of {} tokens as expected, largest logit difference {:.2e}", report.tokens, report.max_logit_error);
     Ok(report)
+}
+
+/// What tokens and margins say under the limits of the bundle's precision.
+fn within(limits: &Limits, report: &Report) -> Verdict {
+    let wide = |margin: f32| report.differences.iter().filter(|d| d.expected_margin > margin).count();
+    let is_above = |count: usize, limit: f64| is_above(count, report.tokens, limit);
+    match report.differences.len() {
+        0 => Verdict::Exact,
+        n if is_above(n, limits.flips) => Verdict::Failed,
+        _ if limits.wide_flips.is_some_and(|limit| is_above(wide(limit.margin), limit.share)) => Verdict::Failed,
+        _ => Verdict::Tolerated,
+    }
 }
 
 fn one(

@@ -28,6 +28,21 @@ pub fn play(
     logits: &mut dyn FnMut(usize, &[f32]),
     taps: &mut ShowTap<'_>,
 ) -> Result<Vec<u32>, Error> {
+    play_showing(session, prompt, 0, answer, cancel, &mut |_| {}, logits, taps)
+}
+
+/// The same, and the logits of `shown` rows of the prompt, those before its last, go to `read` first, in order.
+#[allow(clippy::too_many_arguments)] // what it reads, and who listens
+pub fn play_showing(
+    session: &mut Session,
+    prompt: &Prompt,
+    shown: usize,
+    answer: Answer<'_>,
+    cancel: &Cancel,
+    read: &mut dyn FnMut(&[f32]),
+    logits: &mut dyn FnMut(usize, &[f32]),
+    taps: &mut ShowTap<'_>,
+) -> Result<Vec<u32>, Error> {
     session.reset();
     let count = match answer {
         Answer::Greedy(count) | Answer::Until { most: count, .. } => count,
@@ -37,7 +52,15 @@ pub fn play(
     while ids.len() < count {
         let mut taps = |first: usize, tap: qhx_ir::Tap<'_>| taps(first, tap);
         match ids.last() {
-            None => session.append_prompt_traced(prompt, 1, cancel, &mut |_, _| {}, &mut taps)?,
+            None => {
+                let last = prompt.ids().len().saturating_sub(1);
+                let mut show = |row: usize, logits: &[f32]| {
+                    if row < last {
+                        read(logits)
+                    }
+                };
+                session.append_prompt_traced(prompt, shown + 1, cancel, &mut show, &mut taps)?;
+            }
             Some(&last) => session.append_traced(&[last], 1, cancel, &mut |_, _| {}, &mut taps)?,
         }
         let row = session.logits().unwrap_or_default();

@@ -1,0 +1,305 @@
+//! What can be expected of a precision: its class, the limits of that class, and whether a measurement is within them.
+//!
+//! The one place that has these numbers; `docs/precision.md` gives their reasons. A limit separates what is as good as the precision can be from what is broken. Only so many tokens can be
+//! measured, so a limit counts as exceeded only where chance is no explanation: where the lower end of a one-sided 95 % confidence interval is above it.
+
+use qhx_bundle::parity::{CONFIDENCE, Closeness, Limits, WideFlips, is_above};
+use qhx_ir::{Checked, Encoding, KvType, Name, OpKind, Slot};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a bundle's numbers can do, by what it stores and how it computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// f32 throughout.
+    F32,
+    /// 16-bit floats, or keys and values in f16.
+    F16,
+    /// Computed in f16 throughout, as NPUs do.
+    F16Arithmetic,
+    /// Weights without loss, activations in int8.
+    Int8Activations,
+    /// int8 weights, f32 activations.
+    Int8,
+    /// int8 weights and activations.
+    Int8Both,
+    /// About 6 bits.
+    Bits6,
+    /// About 5 bits.
+    Bits5,
+    /// About 4 bits, rounded with calibration.
+    Bits4Calibrated,
+    /// About 4 bits, each number rounded for itself.
+    Bits4,
+}
+
+/// Where the f32 model's best two logits are closer than this, either is as good: a flip there does not count against the limit.
+pub const TIE: f32 = 0.01;
+/// Layer matrices with integer activations count from this share of numbers on.
+const INTEGER_SHARE: f64 = 0.1;
+
+impl Class {
+    /// All of them, the closest to f32 first.
+    pub const ALL: [Self; 10] = [
+        Self::F32,
+        Self::F16,
+        Self::F16Arithmetic,
+        Self::Int8Activations,
+        Self::Int8,
+        Self::Int8Both,
+        Self::Bits6,
+        Self::Bits5,
+        Self::Bits4Calibrated,
+        Self::Bits4,
+    ];
+
+    /// The class of a bundle's programs. `lossless` has the encoding in which each weight loses nothing of the checkpoint.
+    ///
+    /// Bits are the mean over the numbers of all layer matrices (not tables and output head), without scales; what is stored without loss, and floats, count as 8.
+    pub fn of<'a>(programs: impl IntoIterator<Item = &'a Checked>, lossless: &BTreeMap<Name, Encoding>, calibrated: bool) -> Self {
+        let mut sums = Sums::default();
+        for program in programs {
+            sums.add(program, lossless);
+        }
+        sums.class(calibrated)
+    }
+
+    /// What it must keep to.
+    pub fn limits(self) -> Limits {
+        let limits = |flips, mean_kl, p99_kl, margin, share| {
+            let wide_flips = Some(WideFlips { margin, share });
+            Limits { flips, mean_kl, p99_kl: Some(p99_kl), wide_flips }
+        };
+        match self {
+            Self::F32 => limits(0.001, 1e-6, 1e-5, 0.01, 0.0),
+            Self::F16 => limits(0.001, 1e-4, 1e-3, 0.1, 0.0005),
+            Self::F16Arithmetic => limits(0.01, 0.001, 0.02, 0.5, 0.003),
+            Self::Int8Activations | Self::Int8 => limits(0.04, 0.006, 0.04, 0.5, 0.003),
+            Self::Int8Both => limits(0.05, 0.008, 0.05, 0.5, 0.003),
+            Self::Bits6 => limits(0.10, 0.03, 0.2, 1.0, 0.01),
+            Self::Bits5 => limits(0.17, 0.12, 0.8, 2.0, 0.02),
+            Self::Bits4Calibrated => limits(0.18, 0.14, 1.2, 2.0, 0.03),
+            Self::Bits4 => limits(0.32, 0.40, 2.5, 3.0, 0.05),
+        }
+    }
+
+    /// What people call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::F16Arithmetic => "f16 arithmetic",
+            Self::Int8Activations => "int8 activations",
+            Self::Int8 => "int8",
+            Self::Int8Both => "int8 with int8 activations",
+            Self::Bits6 => "6 bits",
+            Self::Bits5 => "5 bits",
+            Self::Bits4Calibrated => "4 bits with calibration",
+            Self::Bits4 => "4 bits without calibration",
+        }
+    }
+}
+
+/// What a bundle's weights and products add up to.
+#[derive(Default)]
+struct Sums {
+    /// Numbers of layer matrices, their bits, and those that meet integer activations.
+    numbers: f64,
+    bits: f64,
+    integer: f64,
+    /// Whether any weight lost something as integers, or as floats.
+    quantised: bool,
+    rounded: bool,
+    f16_state: bool,
+}
+
+impl Sums {
+    fn add(&mut self, program: &Checked, lossless: &BTreeMap<Name, Encoding>) {
+        let last = program.stages.len().saturating_sub(1);
+        let is_exact = |name: &Name, encoding: Encoding| encoding == Encoding::F32 || lossless.get(name) == Some(&encoding);
+        for (name, weight) in program.weights.iter().filter(|(name, weight)| !is_exact(name, weight.encoding)) {
+            self.quantised |= !weight.encoding.is_float() && weight.shape.len() > 1;
+            self.rounded |= weight.encoding.is_float() && lossless.contains_key(name);
+        }
+        self.f16_state |= program.slots.values().any(|slot| matches!(slot, Slot::Kv { dtype: KvType::F16, .. }));
+        let mut seen = BTreeSet::new();
+        for (place, op) in program.ops.iter().enumerate() {
+            let is_integer = match &op.op {
+                OpKind::Linear { activation, .. } => activation.is_integer(),
+                OpKind::Experts { form, .. } => form.is_integer(),
+                _ => continue,
+            };
+            let has_logits = program.outputs.iter().any(|output| *output.name == *"logits");
+            if has_logits && program.stage_of_op(place) == last {
+                continue;
+            }
+            for name in op.op.weights() {
+                let Some(weight) = program.weights.get(name).filter(|weight| weight.shape.len() > 1 && seen.insert(name)) else { continue };
+                let numbers = weight.shape.iter().product::<usize>() as f64;
+                let bits = if is_exact(name, weight.encoding) { 8.0 } else { stored_bits(weight.encoding).min(8.0) };
+                self.numbers += numbers;
+                self.bits += bits * numbers;
+                self.integer += if is_integer { numbers } else { 0.0 };
+            }
+        }
+    }
+
+    fn class(&self, calibrated: bool) -> Class {
+        let integer = self.integer > INTEGER_SHARE * self.numbers;
+        match (self.quantised, integer, self.bits / self.numbers.max(1.0)) {
+            (false, false, _) if self.rounded || self.f16_state => Class::F16,
+            (false, false, _) => Class::F32,
+            (false, true, _) => Class::Int8Activations,
+            (true, false, bits) if bits >= 7.0 => Class::Int8,
+            (true, true, bits) if bits >= 7.0 => Class::Int8Both,
+            (.., bits) if bits >= 5.5 => Class::Bits6,
+            (.., bits) if bits >= 4.6 => Class::Bits5,
+            _ if calibrated => Class::Bits4Calibrated,
+            _ => Class::Bits4,
+        }
+    }
+}
+
+/// Bits of a number in an encoding, without scales.
+fn stored_bits(encoding: Encoding) -> f64 {
+    const COLUMNS: usize = 1 << 12;
+    encoding.row_bytes(COLUMNS).map_or(32.0, |row| 8.0 * row.data as f64 / COLUMNS as f64)
+}
+
+/// The limits that a measurement exceeds, each as what was found beside what is allowed. `ties` of its flips are at margins below [`TIE`].
+pub(super) fn exceeded(found: &Closeness, ties: usize) -> Vec<String> {
+    let Closeness { tokens, flips, wide_flips, mean_kl, mean_kl_error, p99_kl, above_p99, limits, .. } = found;
+    let is_above = |count: usize, limit: f64| is_above(count, *tokens, limit);
+    let mut told = Vec::new();
+    if is_above(flips.saturating_sub(ties), limits.flips) {
+        told.push(format!("{} of tokens differ (limit {})", percent(share(*flips, *tokens)), percent(limits.flips)));
+    }
+    if mean_kl.is_nan() || mean_kl - CONFIDENCE * mean_kl_error > limits.mean_kl {
+        told.push(format!("mean KL {} (limit {})", number(*mean_kl), number(limits.mean_kl)));
+    }
+    if let Some(limit) = limits.p99_kl.filter(|_| is_above(*above_p99, 0.01)) {
+        told.push(format!("99 % KL {} (limit {})", number(*p99_kl), number(limit)));
+    }
+    if let Some(limit) = limits.wide_flips.filter(|limit| is_above(*wide_flips, limit.share)) {
+        let found = percent(share(*wide_flips, *tokens));
+        let WideFlips { margin, share } = limit;
+        let allowed = percent(share);
+        told.push(format!(
+            "{found} of tokens differ where the f32 model's best two logits were more than {margin} apart (limit {allowed})"
+        ));
+    }
+    told
+}
+
+fn share(count: usize, of: usize) -> f64 {
+    count as f64 / of.max(1) as f64
+}
+
+/// A share for people: `1.9 %`.
+pub(super) fn percent(share: f64) -> String {
+    let digits = if share >= 0.1 {
+        0
+    } else if share >= 0.002 {
+        1
+    } else {
+        2
+    };
+    let text = format!("{:.digits$}", 100.0 * share);
+    let text = if digits > 0 { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{} %", if text.is_empty() { "0" } else { text })
+}
+
+/// A divergence for people, with two digits that count.
+pub(super) fn number(x: f64) -> String {
+    if x == 0.0 || !x.is_finite() || x.abs() >= f64::MAX {
+        return if x == 0.0 { "0".into() } else { "no number".into() };
+    }
+    let rounded: f64 = format!("{x:.1e}").parse().unwrap_or(x);
+    if rounded.abs() < 1e-4 { format!("{rounded:e}") } else { format!("{rounded}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Config, families,
+        plan::{Level, Plan},
+        precision::Precision,
+    };
+    use std::path::Path;
+
+    fn programs(plan: &Plan) -> Vec<Checked> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/qwen3_vl/config.json");
+        let config: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let config = Config::new(&config);
+        plan.write(families::of(config).unwrap(), config, &()).unwrap().programs.into_iter().map(|written| written.program).collect()
+    }
+
+    fn encodings(programs: &[Checked]) -> BTreeMap<Name, Encoding> {
+        programs.iter().flat_map(|program| &program.weights).map(|(name, weight)| (name.clone(), weight.encoding)).collect()
+    }
+
+    #[test]
+    fn a_class_follows_from_what_is_stored() {
+        use Precision::*;
+        let f32 = encodings(&programs(&F32.into()));
+        let class = |precision: Precision| Class::of(&programs(&precision.into()), &f32, false);
+        assert_eq!([F32, F16, W8, W4, W4Row].map(class), [Class::F32, Class::F16, Class::Int8Both, Class::Bits4, Class::Bits4]);
+        assert_eq!(class(W8F16Head), Class::Int8Both);
+        let w4 = programs(&W4.into());
+        assert_eq!(Class::of(&w4, &f32, true), Class::Bits4Calibrated);
+        // A checkpoint that is int4 itself loses nothing but what its activations do.
+        assert_eq!(Class::of(&w4, &encodings(&w4), false), Class::Int8Activations);
+        assert_eq!(Class::of(&programs(&F16.into()), &encodings(&programs(&F16.into())), false), Class::F16, "keys and values");
+    }
+
+    #[test]
+    fn mixtures_have_the_class_of_their_mean_bits() {
+        let f32 = encodings(&programs(&Precision::F32.into()));
+        let base = programs(&Precision::W8.into());
+        let stages: Vec<Name> = base.iter().flat_map(|program| &program.stages).map(|stage| stage.name.clone()).collect();
+        let mixed = |low: &dyn Fn(&str) -> bool, integer| {
+            let level = |stage: &Name| Level { precision: if low(stage) { Precision::W4 } else { Precision::W8 }, integer };
+            let plan = Plan { stages: stages.iter().map(|stage| (stage.clone(), level(stage))).collect(), ..Plan::from(Precision::W8) };
+            Class::of(&programs(&plan), &f32, false)
+        };
+        assert_eq!(mixed(&|_| false, false), Class::Int8);
+        assert_eq!(mixed(&|stage| stage.ends_with("attn"), false), Class::Bits6);
+        assert_eq!(mixed(&|_| true, false), Class::Bits4);
+    }
+
+    #[test]
+    fn limits_rise_from_class_to_class() {
+        let limits = Class::ALL.map(Class::limits);
+        assert!(limits.windows(2).all(|pair| {
+            let [a, b] = pair else { return false };
+            let wide = |limits: &Limits| limits.wide_flips.map(|wide| (wide.margin, wide.share)).unwrap();
+            let (of_a, of_b) = (wide(a), wide(b));
+            a.flips <= b.flips && a.mean_kl <= b.mean_kl && a.p99_kl <= b.p99_kl && of_a.0 <= of_b.0 && of_a.1 <= of_b.1
+        }));
+    }
+
+    #[test]
+    fn a_limit_is_exceeded_where_chance_is_no_explanation() {
+        let found = |tokens: usize, flips: usize, mean_kl: f64| Closeness {
+            class: "int8".into(),
+            tokens,
+            flips,
+            wide_flips: 0,
+            mean_kl,
+            mean_kl_error: mean_kl / (tokens as f64).sqrt(),
+            p99_kl: 0.01,
+            above_p99: 0,
+            limits: Class::Int8.limits(),
+        };
+        assert_eq!(exceeded(&found(2000, 38, 0.0013), 0), [""; 0]);
+        assert_eq!(exceeded(&found(2000, 85, 0.0061), 0), [""; 0], "4.25 % may be 4 %");
+        assert_eq!(exceeded(&found(2000, 200, 0.047), 0), ["10 % of tokens differ (limit 4 %)", "mean KL 0.047 (limit 0.006)"]);
+        assert_eq!(exceeded(&found(2000, 200, 0.001), 140), [""; 0], "ties do not count");
+        let wide = Closeness { wide_flips: 20, above_p99: 100, p99_kl: 0.2, ..found(2000, 20, 0.001) };
+        let told = exceeded(&wide, 0);
+        assert!(told.len() == 2 && told[0] == "99 % KL 0.2 (limit 0.04)" && told[1].starts_with("1 % of tokens differ where"), "{told:?}");
+        assert_eq!(exceeded(&Closeness { mean_kl: f64::NAN, ..found(2000, 0, 0.0) }, 0), ["mean KL no number (limit 0.006)"]);
+        assert_eq!([0.0, 0.0007, 0.001, 0.0194, 0.1371].map(percent), ["0 %", "0.07 %", "0.1 %", "1.9 %", "14 %"]);
+        assert_eq!([0.0, 0.00132, 0.12, 3.4e-7, 2.5].map(number), ["0", "0.0013", "0.12", "3.4e-7", "2.5"]);
+    }
+}

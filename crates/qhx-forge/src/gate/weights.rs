@@ -1,0 +1,282 @@
+//! Every stored weight beside the numbers it was made from.
+//!
+//! Tokens show what a mistake does to answers; one wrong scale among millions does little to them, and rounding to few bits hides it. Here nothing is hidden: of every group of numbers that shares a
+//! scale, the stored numbers must be as large as the originals and point the same way.
+
+use super::Gate;
+use crate::{
+    ForgeError,
+    encode::Scales,
+    families::Programs,
+    forge::weights,
+    numbers::{Numbers, weight_rows},
+};
+use qhx_bundle::Staged;
+use qhx_ir::{Encoding, Weight, WeightTensor};
+use std::{fmt, ops::Range, panic::resume_unwind, thread};
+
+/// Groups with less than this share of the mean energy of their neighbours are too small to matter, and what rounding leaves of them says nothing.
+const LEAST_ENERGY: f64 = 1e-4;
+
+/// A group of stored numbers that is not what it was made from.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Damage {
+    weight: String,
+    row: usize,
+    columns: Range<usize>,
+    /// How large the stored numbers are, as a multiple of the originals.
+    gain: f64,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { weight, row, columns, gain } = self;
+        write!(f, "the weight `{weight}` is not the checkpoint's: in row {row}, columns {} to {}, ", columns.start, columns.end - 1)?;
+        match gain.is_finite() {
+            true => write!(f, "the stored numbers are {gain:.2} times the original ones"),
+            false => write!(f, "a stored number is no number"),
+        }
+    }
+}
+
+impl Gate<'_, '_> {
+    /// The first group of numbers that a bundle does not store as it should; none where all are right.
+    pub(super) fn damage(&mut self, staged: &Staged, programs: &Programs) -> Result<Option<Damage>, ForgeError> {
+        let bundle = staged.open()?;
+        let stored = bundle.weights();
+        let numbers = self.material.numbers(self.precision);
+        let all: Vec<_> = weights(programs).collect();
+        for (done, (name, weight, recipe)) in all.iter().enumerate() {
+            self.tell("comparing the weights with the checkpoint", done, all.len());
+            if self.options.cancel.is_cancelled() {
+                return Err(qhx_runtime::Error::Cancelled.into());
+            }
+            let Some(tensor) = stored.tensor(name) else { continue };
+            let original = Weight { encoding: Encoding::F32, ..(*weight).clone() };
+            let group = group(&numbers, weight);
+            let mut found = None;
+            numbers.encode(&original, recipe, 0..weight_rows(weight), &mut |rows, encoded| {
+                let damage = if found.is_none() { compare(&tensor, rows, &encoded.data, group) } else { None };
+                found = found.take().or(damage);
+                Ok(())
+            })?;
+            if let Some((row, columns, gain)) = found {
+                return Ok(Some(Damage { weight: name.to_string(), row, columns, gain }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Numbers of a row that share a scale.
+fn group(numbers: &Numbers<'_>, weight: &Weight) -> usize {
+    match weight.encoding {
+        Encoding::Block(block) if numbers.scales == Scales::Block => block.block,
+        _ => usize::MAX,
+    }
+}
+
+/// What the gain of a group may be. Rounding leaves errors that have nothing to do with the numbers, so they hardly change it; a wrong exponent of a scale at least doubles or halves it.
+fn gains(encoding: Encoding) -> Range<f64> {
+    let bits = encoding.row_bytes(1 << 12).map_or(32, |row| 8 * row.data >> 12);
+    match bits {
+        16.. => 0.98..1.02,
+        8.. => 0.9..1.1,
+        _ => 0.55..1.7,
+    }
+}
+
+type Found = (usize, Range<usize>, f64);
+
+/// The first wrong group of some rows, whose originals are f32 numbers, row after row with padding.
+fn compare(stored: &WeightTensor, rows: Range<usize>, originals: &[u8], group: usize) -> Option<Found> {
+    let row_bytes = originals.len() / rows.len().max(1);
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let piece = rows.len().div_ceil(threads).max(1);
+    let start = rows.start;
+    thread::scope(|scope| {
+        let pieces = originals.chunks(piece * row_bytes).enumerate();
+        let spawn = |(number, originals)| scope.spawn(move || compare_rows(stored, start + number * piece, originals, row_bytes, group));
+        let running: Vec<_> = pieces.map(spawn).collect();
+        // All are waited for; the first row that is wrong counts.
+        let found: Vec<_> = running.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect();
+        found.into_iter().flatten().next()
+    })
+}
+
+fn compare_rows(stored: &WeightTensor, first: usize, originals: &[u8], row_bytes: usize, group: usize) -> Option<Found> {
+    let columns = stored.columns();
+    let group = group.min(columns);
+    let (mut original, mut found) = (vec![0f32; columns], vec![0f32; columns]);
+    let allowed = gains(stored.encoding());
+    // The mean energy of a group, of the rows so far.
+    let (mut energy, mut groups) = (0.0, 0.0);
+    for (number, bytes) in originals.chunks_exact(row_bytes).enumerate() {
+        let values = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        original.iter_mut().zip(values).for_each(|(to, from)| *to = from);
+        stored.decode_row(first + number, &mut found);
+        for (place, (a, b)) in original.chunks(group).zip(found.chunks(group)).enumerate() {
+            let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
+            let (own, both) = (product(a, a), product(a, b));
+            (energy, groups) = (energy + own, groups + 1.0);
+            let gain = both / own;
+            let matters = own > LEAST_ENERGY * energy / groups;
+            if !both.is_finite() || matters && !allowed.contains(&gain) {
+                return Some((first + number, place * group..columns.min((place + 1) * group), gain));
+            }
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ForgeOptions, GateOptions, GateProgress, Material, Precision, gate::suite::GivenPrompt, plan::Plan};
+    use qhx_bundle::{
+        Digest,
+        layout::{Part, stored_parts},
+        manifest::FileEntry,
+        safetensors::read_header,
+    };
+    use std::{fs, path::Path};
+
+    /// A bundle under a temporary name, to be spoiled and mended.
+    struct Victim<'a> {
+        staged: &'a Staged,
+        programs: &'a Programs,
+        whole: Vec<u8>,
+    }
+
+    impl Victim<'_> {
+        /// The bytes of a row of a weight's part.
+        fn row(&self, name: &str, part: Part, row: usize) -> Range<usize> {
+            let (_, weight, _) = weights(self.programs).find(|(found, ..)| ***found == *name).unwrap();
+            let parts = stored_parts(weight.encoding, &weight.shape).unwrap();
+            let size = parts.iter().find(|stored| stored.part == part).unwrap().row_bytes;
+            let first = read_header(&self.whole).unwrap().tensors[&part.stored_name(name)].range.start + row * size;
+            first..first + size
+        }
+
+        /// Writes the weights with changes, all sums made to fit.
+        fn write(&self, change: impl FnOnce(&mut [u8])) {
+            let mut bytes = self.whole.clone();
+            change(&mut bytes);
+            let mut manifest = self.staged.manifest().clone();
+            let file = manifest.weights[0].clone();
+            fs::write(self.staged.path().join(file.as_str()), &bytes).unwrap();
+            manifest.files.insert(file, FileEntry { bytes: bytes.len() as u64, sha256: Digest::of(&bytes) });
+            fs::write(self.staged.path().join("qhx.json"), manifest.to_json().unwrap()).unwrap();
+        }
+    }
+
+    /// Runs `test` on a staged bundle of a fixture.
+    fn with(name: &str, precision: Precision, test: impl FnOnce(&mut Gate<'_, '_>, &Victim<'_>)) {
+        let folder = tempfile::tempdir().unwrap();
+        let material = Material::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)).unwrap();
+        let out = folder.path().join("model");
+        let mut options = ForgeOptions { out: &out, precision, replace: false, cancel: Default::default(), progress: &mut |_| {} };
+        let prompts = [3usize, 60].map(|n| GivenPrompt::Ids((0..n as u32).map(|i| i * 37 % 300).collect()));
+        let mut silent = |_: GateProgress<'_>| {};
+        let options_of_gate = GateOptions { prompts: Some(prompts.to_vec()), ..GateOptions::new(&mut silent) };
+        let mut gate = Gate::new(&material, &options, options_of_gate).unwrap();
+        let plan = Plan::from(precision);
+        let programs = material.programs(&plan).unwrap();
+        let staged = material.stage(&plan, &programs, &mut options).unwrap();
+        let whole = fs::read(staged.path().join(staged.manifest().weights[0].as_str())).unwrap();
+        test(&mut gate, &Victim { staged: &staged, programs: &programs, whole });
+    }
+
+    /// What holds the sizes of a row's numbers: its scales, or the numbers themselves, as little-endian floats of so many bytes.
+    fn sizes(precision: Precision) -> (Part, usize) {
+        match precision {
+            Precision::F16 => (Part::Data, 2),
+            Precision::W8 => (Part::Scale, 4),
+            _ => (Part::Scale, 2),
+        }
+    }
+
+    /// Adds to the exponent of a float.
+    fn scale_by_two(float: &mut [u8]) {
+        match float.len() {
+            4 => {
+                let value = f32::from_le_bytes([float[0], float[1], float[2], float[3]]) * 2.0;
+                float.copy_from_slice(&value.to_le_bytes());
+            }
+            _ => float[1] += 4,
+        }
+    }
+
+    #[test]
+    fn right_weights_are_right_at_every_precision() {
+        for name in ["llama", "phimoe", "gemma4", "qwen3_5"] {
+            for (precision, label) in Precision::ALL {
+                with(name, precision, |gate, victim| {
+                    assert_eq!(gate.damage(victim.staged, victim.programs).unwrap(), None, "{name} at {label}");
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn one_wrong_scale_is_found_at_every_precision() {
+        let weight = "layers.1.mlp.down_proj.weight";
+        for precision in [Precision::F16, Precision::W8, Precision::W4] {
+            with("llama", precision, |gate, victim| {
+                let (part, size) = sizes(precision);
+                let row = victim.row(weight, part, 7);
+                // Blocks have scales of their own: one of them is enough.
+                let spoiled = if precision == Precision::W4 { row.start..row.start + size } else { row.clone() };
+                let doubled = |bytes: &mut [u8]| {
+                    bytes[spoiled.clone()].chunks_exact_mut(size).filter(|x| x.iter().any(|&b| b != 0)).for_each(scale_by_two)
+                };
+                victim.write(doubled);
+                let damage = gate.damage(victim.staged, victim.programs).unwrap().unwrap();
+                assert!(damage.weight == weight && damage.row == 7 && (1.8..2.2).contains(&damage.gain), "{precision}: {damage}");
+                assert!(damage.to_string().contains("times the original ones"), "{damage}");
+                let tokens = gate.measure(victim.staged).unwrap().gate;
+                println!("{precision}, a scale doubled: {damage}; by tokens alone: {}", tokens.result);
+
+                // The lowest bit of an exponent doubles or halves, any other changes more.
+                let (byte, bits) = if size == 4 { (row.start + 2, 0x80u8) } else { (row.start + 1, 0x04) };
+                if part == Part::Scale {
+                    victim.write(|bytes| bytes[byte] ^= bits);
+                    let damage = gate.damage(victim.staged, victim.programs).unwrap().unwrap();
+                    assert!(damage.row == 7 && (damage.gain > 1.8 || damage.gain < 0.55), "{precision}: {damage}");
+                }
+                // The highest bit of a number's or a scale's exponent.
+                victim.write(|bytes| bytes[row.start + size - 1] ^= 0x40);
+                let damage = gate.damage(victim.staged, victim.programs).unwrap().unwrap();
+                assert!(damage.weight == weight && damage.row == 7, "{precision}: {damage}");
+                victim.write(|_| {});
+                assert_eq!(gate.damage(victim.staged, victim.programs).unwrap(), None, "mended");
+            });
+        }
+    }
+
+    #[test]
+    fn exchanged_experts_are_found_at_every_precision() {
+        for precision in [Precision::F16, Precision::W8, Precision::W4] {
+            with("phimoe", precision, |gate, victim| {
+                let is_experts = |name: &str, weight: &Weight| name.contains("layers.1.") && weight.shape.len() == 3;
+                let (name, weight, _) = weights(victim.programs).find(|(name, weight, _)| is_experts(name, weight)).unwrap();
+                let rows = weight.shape[1];
+                let parts: Vec<Part> = stored_parts(weight.encoding, &weight.shape).unwrap().iter().map(|stored| stored.part).collect();
+                victim.write(|bytes| {
+                    for part in parts {
+                        let expert = |number: usize| {
+                            victim.row(name, part, number * rows).start..victim.row(name, part, (number + 1) * rows - 1).end
+                        };
+                        let (first, second) = (victim.whole[expert(0)].to_vec(), victim.whole[expert(1)].to_vec());
+                        bytes[expert(0)].copy_from_slice(&second);
+                        bytes[expert(1)].copy_from_slice(&first);
+                    }
+                });
+                let damage = gate.damage(victim.staged, victim.programs).unwrap().unwrap();
+                assert!(damage.weight == **name && damage.gain.abs() < 0.55, "{precision}: {damage}");
+                let tokens = gate.measure(victim.staged).unwrap().gate;
+                println!("{precision}, experts exchanged: {damage}; by tokens alone: {}", tokens.result);
+            });
+        }
+    }
+}
