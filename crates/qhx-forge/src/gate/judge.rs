@@ -2,7 +2,7 @@
 
 use super::{
     Scope,
-    limits::{TIE, exceeded},
+    limits::exceeded,
     suite::Drawn,
     teacher::{Audience, Pass},
     verdict::{Outcome, sentence},
@@ -57,6 +57,8 @@ pub(super) struct Standard {
     /// The class of precision.
     pub(super) class: String,
     pub(super) limits: Limits,
+    /// See [`Class::tie`](super::limits::Class::tie).
+    pub(super) tie: f32,
     /// Whether somebody asked for these limits.
     pub(super) own_limits: bool,
 }
@@ -130,7 +132,7 @@ impl<'a> Judge<'a> {
         let flips: Vec<&Flip> = cases.iter().flat_map(|case| &case.flips).collect();
         let tokens = cases.iter().map(|case| case.ids.len()).sum();
         let closeness = self.closeness(standard);
-        let is_tie = |row: &&RowDivergence| row.token().is_flip && row.margin() < TIE;
+        let is_tie = |row: &&RowDivergence| row.token().is_flip && row.margin() < standard.tie;
         let ties = self.rows.iter().flatten().filter(is_tie).count();
         let outcome = Outcome {
             exceeded: exceeded(&closeness, ties),

@@ -32,8 +32,6 @@ pub enum Class {
     Bits4,
 }
 
-/// Where the f32 model's best two logits are closer than this, either is as good: a flip there does not count against the limit.
-pub const TIE: f32 = 0.01;
 /// Layer matrices with integer activations count from this share of numbers on.
 const INTEGER_SHARE: f64 = 0.1;
 
@@ -79,6 +77,15 @@ impl Class {
             Self::Bits5 => limits(0.17, 0.12, 0.8, 2.0, 0.02),
             Self::Bits4Calibrated => limits(0.18, 0.14, 1.2, 2.0, 0.03),
             Self::Bits4 => limits(0.32, 0.40, 2.5, 3.0, 0.05),
+        }
+    }
+
+    /// Where the f32 model's best two logits are closer than this, either is as good, and a flip does not count against the limit. Rounding to few bits is judged by all flips.
+    pub fn tie(self) -> f32 {
+        match self {
+            Self::F32 => 0.001,
+            Self::F16 | Self::F16Arithmetic => 0.05,
+            _ => 0.0,
         }
     }
 
@@ -165,7 +172,7 @@ fn stored_bits(encoding: Encoding) -> f64 {
     encoding.row_bytes(COLUMNS).map_or(32.0, |row| 8.0 * row.data as f64 / COLUMNS as f64)
 }
 
-/// The limits that a measurement exceeds, each as what was found beside what is allowed. `ties` of its flips are at margins below [`TIE`].
+/// The limits that a measurement exceeds, each as what was found beside what is allowed. `ties` of its flips are at margins below [`Class::tie`].
 pub(super) fn exceeded(found: &Closeness, ties: usize) -> Vec<String> {
     let Closeness { tokens, flips, wide_flips, mean_kl, mean_kl_error, p99_kl, above_p99, limits, .. } = found;
     let is_above = |count: usize, limit: f64| is_above(count, *tokens, limit);

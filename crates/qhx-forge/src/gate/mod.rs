@@ -286,7 +286,7 @@ impl<'m, 'o> Gate<'m, 'o> {
         }
         limits.flips = max_flips.unwrap_or(limits.flips);
         limits.mean_kl = max_kl.unwrap_or(limits.mean_kl);
-        Standard { label: bundle.manifest().precision.clone(), kind, class: class.name().into(), limits, own_limits }
+        Standard { label: bundle.manifest().precision.clone(), kind, class: class.name().into(), limits, tie: class.tie(), own_limits }
     }
 
     /// The stages that are compared, in order: those of towers that have something to read, then those of the text.

@@ -141,8 +141,9 @@ impl Gate<'_, '_> {
     fn standard_of_target(&self, bundle: &Bundle, kind: GateKind) -> Standard {
         let own = self.standard(bundle, kind);
         let is_closer = [Class::F32, Class::F16].iter().any(|class| own.class == class.name());
+        let class = Class::F16Arithmetic;
         match is_closer && !own.own_limits {
-            true => Standard { class: Class::F16Arithmetic.name().into(), limits: Class::F16Arithmetic.limits(), ..own },
+            true => Standard { class: class.name().into(), limits: class.limits(), tie: class.tie(), ..own },
             false => own,
         }
     }

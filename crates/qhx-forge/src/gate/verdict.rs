@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 pub(super) struct Outcome {
     /// The limits that are exceeded, in words.
     pub(super) exceeded: Vec<String>,
-    /// Flips where the f32 model was undecided: see [`TIE`](super::limits::TIE).
+    /// Flips where the f32 model was undecided: see [`Class::tie`].
     pub(super) ties: usize,
     /// Tokens of answers, and those that are not the f32 model's choice.
     pub(super) answer_flips: usize,
@@ -106,6 +106,7 @@ mod tests {
             kind,
             class: class.name().into(),
             limits: class.limits(),
+            tie: class.tie(),
             own_limits: false,
         };
         let found = |standard: &Standard, flips, mean_kl| Closeness {
