@@ -41,7 +41,8 @@ const CHECKPOINTS: [&str; 7] = ["llama", "qwen3", "qwen3_vl", "phimoe", "phimoe_
 pub(crate) fn forge_bundles(folder: &Path) -> Result<(), String> {
     for (source, precision) in BUNDLES {
         let out = folder.join(name_of(source));
-        let mut options = ForgeOptions { out: &out, precision, replace: true, cancel: Arc::default(), progress: &mut |_| () };
+        let mut options =
+            ForgeOptions { out: &out, precision, replace: true, calibration: None, cancel: Arc::default(), progress: &mut |_| () };
         forge_checkpoint(&repository().join(source), &mut options).map_err(|error| format!("{source}: {error}"))?;
     }
     Ok(())

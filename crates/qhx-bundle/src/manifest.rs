@@ -38,6 +38,9 @@ pub struct Manifest {
     pub placement: Option<PlacementRules>,
     /// A label for the precision of the weights: `f32`, `f16`, `w8`, `native` … The programs say how each weight is stored.
     pub precision: String,
+    /// How weights became integers; absent where none did, or where the checkpoint has these very integers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounding: Option<Rounding>,
     /// How a conversation becomes text.
     pub chat: Chat,
     /// Token ids with a meaning to the generate loop.
@@ -117,6 +120,28 @@ pub enum SourceFormat {
     Gguf,
     /// A configuration alone: the weights are synthetic.
     Config,
+}
+
+/// How weights became integers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Rounding {
+    /// Each number by itself, to the nearest.
+    Plain,
+    /// By the inputs that they met while the model read some texts.
+    Calibrated(Calibrated),
+}
+
+/// What a model read while its weights were rounded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Calibrated {
+    /// `built-in`, or the name of the file.
+    pub texts: String,
+    /// Of the texts.
+    pub sha256: Digest,
+    /// Tokens that were read.
+    pub tokens: usize,
 }
 
 /// How synthetic weights were made.

@@ -4,12 +4,12 @@ use crate::{
     failure::Failure,
     hints::is_full,
     interrupt::Interrupt,
-    progress::{ForgeBar, GateBar, tell_time},
+    progress::{ForgeBar, GateBar, Told, tell_time},
 };
 use qhx_bundle::{BundleError, parity::GateKind};
 use qhx_forge::{
-    ForgeError, ForgeOptions, Forged, GateOptions, Gated, MadeTarget, Material, Precision, TargetOrder, forge_gated_with_targets,
-    forge_with_targets, gate::suite::GivenPrompt,
+    Calibration, ForgeError, ForgeOptions, Forged, GateOptions, Gated, MadeTarget, Material, Precision, TargetOrder,
+    forge_gated_with_targets, forge_with_targets, gate::suite::GivenPrompt,
 };
 use qhx_runtime::{Error, verify::VerifyError};
 use std::{cell::RefCell, path::Path, time::Duration};
@@ -19,6 +19,8 @@ use std::{cell::RefCell, path::Path, time::Duration};
 pub(crate) struct Order<'a> {
     pub(crate) out: &'a Path,
     pub(crate) precision: Precision,
+    /// How weights that become integers are rounded; absent: each number to the nearest.
+    pub(crate) calibration: Option<&'a Calibration>,
     pub(crate) replace: bool,
     pub(crate) interrupt: &'a Interrupt,
 }
@@ -26,9 +28,14 @@ pub(crate) struct Order<'a> {
 /// Runs `work`, which makes a bundle. Either the bundle is complete, or nothing of it is left.
 pub(crate) fn forge<T>(order: Order<'_>, work: impl FnOnce(&mut ForgeOptions<'_>) -> Result<T, ForgeError>) -> Result<T, Failure> {
     let bar = ForgeBar::new();
-    let mut progress = |progress: qhx_forge::Progress<'_>| bar.update(progress);
-    let Order { out, precision, replace, interrupt } = order;
-    let forged = work(&mut ForgeOptions { out, precision, replace, cancel: interrupt.flag(), progress: &mut progress });
+    let mut told = Told::default();
+    let mut progress = |progress: qhx_forge::Progress<'_>| {
+        told.calibration(&progress, Some(&bar));
+        bar.update(progress);
+    };
+    let Order { out, precision, calibration, replace, interrupt } = order;
+    let calibration = calibration.cloned();
+    let forged = work(&mut ForgeOptions { out, precision, replace, calibration, cancel: interrupt.flag(), progress: &mut progress });
     drop(bar);
     forged.map_err(|error| explain(error, order))
 }
@@ -95,9 +102,11 @@ pub(crate) fn measured(material: &Material, order: Order<'_>, gate: GateOrder, t
     // The two take turns: a search writes and measures several times.
     let bars: RefCell<(Option<ForgeBar>, Option<GateBar>)> = RefCell::default();
     let mut time_told = false;
+    let mut told = Told::default();
     let mut written = |progress: qhx_forge::Progress<'_>| {
         let mut bars = bars.borrow_mut();
         bars.1 = None;
+        told.calibration(&progress, bars.0.as_ref());
         bars.0.get_or_insert_with(ForgeBar::new).update(progress);
     };
     let mut measured = |progress: qhx_forge::GateProgress<'_>| {
@@ -110,8 +119,9 @@ pub(crate) fn measured(material: &Material, order: Order<'_>, gate: GateOrder, t
         }
         bars.1.get_or_insert_with(GateBar::new).follow(progress);
     };
-    let Order { out, precision, replace, interrupt } = order;
-    let mut options = ForgeOptions { out, precision, replace, cancel: interrupt.flag(), progress: &mut written };
+    let Order { out, precision, calibration, replace, interrupt } = order;
+    let calibration = calibration.cloned();
+    let mut options = ForgeOptions { out, precision, replace, calibration, cancel: interrupt.flag(), progress: &mut written };
     let GateOrder { kind, auto, max_flips, max_kl, prompts, budget, quick, reproducible } = gate;
     let cancel = interrupt.cancel().clone();
     let progress = &mut measured;

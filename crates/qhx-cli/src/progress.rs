@@ -16,39 +16,70 @@ const TEMPLATE: &str = "{spinner} {percent:>3} % {bar:30} {numbers}  {rate}  {le
 const GATE_TEMPLATE: &str = "{spinner} {percent:>3} % {bar:30} {pos} of {len}  {left}  {wide_msg}";
 
 /// A bar with rate and time left.
-pub(crate) struct ForgeBar(ProgressBar);
+pub(crate) struct ForgeBar {
+    bar: ProgressBar,
+    /// The time left as the forge itself tells it, while it does, with the moment at which it did.
+    told: Estimate,
+}
+
+/// A time left, and when that was said.
+type Estimate = Arc<Mutex<Option<(Duration, Instant)>>>;
+
+/// Writes the time left: what was told, or else what the bar reckons.
+fn left_of(told: &Estimate) -> impl Fn(&ProgressState, &mut dyn Write) + Clone + Send + Sync + 'static {
+    let told = told.clone();
+    move |state: &ProgressState, text: &mut dyn Write| {
+        let told = *told.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = told.map_or_else(|| state.eta(), |(left, at)| left.saturating_sub(at.elapsed()));
+        _ = write!(text, "{} left", show_left(left));
+    }
+}
+
+/// Keeps what is told until there is something newer.
+fn tell(told: &Estimate, left: Option<Duration>) {
+    let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+    if told.map(|(left, _)| left) != left {
+        *told = left.map(|left| (left, Instant::now()));
+    }
+}
 
 impl ForgeBar {
     pub(crate) fn new() -> Self {
         let rate = |state: &ProgressState, text: &mut dyn Write| _ = write!(text, "{}/s", show_count(state.per_sec() as u64));
-        let left = |state: &ProgressState, text: &mut dyn Write| _ = write!(text, "{} left", show_left(state.eta()));
+        let told = Estimate::default();
         let numbers = |state: &ProgressState, text: &mut dyn Write| {
             _ = write!(text, "{} of {}", show_count(state.pos()), show_count(state.len().unwrap_or(0)));
         };
         // The template is a constant; a wrong one only looks plainer.
         let style = ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar());
-        let style = style.with_key("rate", rate).with_key("left", left).with_key("numbers", numbers);
+        let style = style.with_key("rate", rate).with_key("left", left_of(&told)).with_key("numbers", numbers);
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10)).with_style(style);
         bar.set_message("reading the checkpoint");
-        Self(bar)
+        Self { bar, told }
     }
 
     /// What the forge reports.
     pub(crate) fn update(&self, progress: Progress<'_>) {
-        self.0.set_length(progress.total);
-        self.0.set_position(progress.done);
-        let done = progress.done >= progress.total;
-        self.0.set_message(if done {
-            "writing to disk and computing checksums".to_owned()
-        } else {
-            shown_in_line(progress.weight).into_owned()
+        tell(&self.told, progress.left);
+        self.bar.set_length(progress.total);
+        self.bar.set_position(progress.done);
+        let weight = shown_in_line(progress.weight);
+        self.bar.set_message(match (progress.done >= progress.total, progress.left) {
+            (true, _) => "writing to disk and computing checksums".to_owned(),
+            (false, Some(_)) => format!("calibrating {weight}"),
+            (false, None) => weight.into_owned(),
         });
+    }
+
+    /// Writes a line above the bar.
+    fn note(&self, line: &str) {
+        self.bar.suspend(|| output::dim_note(line));
     }
 }
 
 impl Drop for ForgeBar {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        self.bar.finish_and_clear();
     }
 }
 
@@ -78,30 +109,21 @@ impl Drop for BatchBar {
 pub(crate) struct GateBar {
     bar: ProgressBar,
     /// The time left as the gate itself tells it, with the moment at which it did.
-    told: Arc<Mutex<Option<(Duration, Instant)>>>,
+    told: Estimate,
 }
 
 impl GateBar {
     pub(crate) fn new() -> Self {
-        let told: Arc<Mutex<Option<(Duration, Instant)>>> = Arc::default();
-        let known = told.clone();
-        let left = move |state: &ProgressState, text: &mut dyn Write| {
-            let told = *known.lock().unwrap_or_else(PoisonError::into_inner);
-            let left = told.map_or_else(|| state.eta(), |(left, at)| left.saturating_sub(at.elapsed()));
-            _ = write!(text, "{} left", show_left(left));
-        };
-        let style = ProgressStyle::with_template(GATE_TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar()).with_key("left", left);
+        let told = Estimate::default();
+        let style = ProgressStyle::with_template(GATE_TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar());
+        let style = style.with_key("left", left_of(&told));
         Self { bar: ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10)).with_style(style), told }
     }
 
     /// What a gate reports.
     pub(crate) fn follow(&self, progress: GateProgress<'_>) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        // The gate's estimate counts all that is to come; it stays until there is a newer one.
-        if told.map(|(left, _)| left) != progress.left {
-            *told = progress.left.map(|left| (left, Instant::now()));
-        }
-        drop(told);
+        // The gate's estimate counts all that is to come.
+        tell(&self.told, progress.left);
         self.update(progress.what, progress.done, progress.total);
     }
 
@@ -145,6 +167,25 @@ impl Drop for Waiting {
 
 /// Gates that take less begin without a word.
 const WORTH_TELLING: Duration = Duration::from_secs(5);
+
+/// What has been said about a bundle that is being made.
+#[derive(Default)]
+pub(crate) struct Told {
+    calibration: bool,
+}
+
+impl Told {
+    /// Says once how long calibration will take, where somebody has to wait for it.
+    pub(crate) fn calibration(&mut self, progress: &Progress<'_>, bar: Option<&ForgeBar>) {
+        let Some(left) = progress.left.filter(|left| *left >= WORTH_TELLING && !self.calibration) else { return };
+        self.calibration = true;
+        let line = format!("calibrating the weights: about {} (--calibration none rounds without it)", show_left(left));
+        match bar {
+            Some(bar) => bar.note(&line),
+            None => output::dim_note(&line),
+        }
+    }
+}
 
 /// Says how long the gate will take, where somebody has to wait for it.
 pub(crate) fn tell_time(left: Duration) {

@@ -343,6 +343,26 @@ fn forge_and_synth_report() {
 }
 
 #[test]
+fn weights_are_calibrated_by_default() {
+    let folder = scratch();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (source, file) = (fixture("llama").to_str().unwrap().to_owned(), at("texts.txt"));
+    let forge = ["forge", &source, "--out", &at("w8"), "--precision", "w8", "--gate", "none", "--force"].map(str::to_owned);
+    let with = |calibration: &[&str]| -> Vec<String> { forge.iter().cloned().chain(calibration.iter().map(|&text| text.into())).collect() };
+    let rounding = |calibration: &[&str]| json(with(&[calibration, &["--json"]].concat()))["rounding"].clone();
+    assert_eq!(rounding(&[])["calibrated"]["texts"], "built-in");
+    assert_eq!(rounding(&["--calibration", "none"]), "plain");
+    std::fs::write(&file, "The quick brown fox jumps over the lazy dog. ".repeat(60)).unwrap();
+    let own = rounding(&["--calibration", &file]);
+    assert!(own["calibrated"]["texts"] == "texts.txt" && own["calibrated"]["tokens"].as_u64().unwrap() > 256, "{own}");
+    for (bytes, expected) in [(&b""[..], "is empty"), (b"\xff\xfe", "is not UTF-8 text"), (b"Too short.", "at least 256 are needed")] {
+        std::fs::write(&file, bytes).unwrap();
+        common::fail(with(&["--calibration", &file]), 1, &["texts.txt", expected]);
+    }
+    common::fail(with(&["--calibration", &at("absent")]), 1, &["absent", "cannot read"]);
+}
+
+#[test]
 fn devices_are_listed() {
     let found = json(["devices", "--json"]);
     assert_eq!(fields(&found), ["devices", "missing"]);

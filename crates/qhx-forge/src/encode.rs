@@ -75,7 +75,7 @@ fn encode_blocks(encoding: BlockEncoding, scales: Scales, row: &[f32], data: &mu
 }
 
 /// The least and the largest integer that stands for a number of a block, before what stands for zero is added.
-fn quant_range(encoding: BlockEncoding) -> (f32, f32) {
+pub(crate) fn quant_range(encoding: BlockEncoding) -> (f32, f32) {
     match (encoding.quants, encoding.min) {
         (Quants::I8, _) => (-127.0, 127.0),
         (Quants::I6, false) => (-32.0, 31.0),

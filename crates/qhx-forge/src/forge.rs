@@ -5,7 +5,9 @@
 //! its name only when it is complete.
 
 use crate::{
-    Config, ForgeError,
+    Calibration, Config, ForgeError,
+    calibrate::Prepared,
+    encode::EncodedRows,
     families::{self, Family, Programs},
     media::MediaFiles,
     model::Recipe,
@@ -17,14 +19,18 @@ use crate::{
 use qhx_bundle::{
     BundlePath, BundleWriter, Staged, TensorSpec, WriteOptions,
     layout::Part,
-    manifest::{Chat, ChatMode, IgnoredTensors, Manifest, ModelFacts, SCHEMA_VERSION, SourceFormat, SuggestedSampling, Synthetic, Tokens},
+    manifest::{
+        Chat, ChatMode, IgnoredTensors, Manifest, ModelFacts, Rounding, SCHEMA_VERSION, SourceFormat, SuggestedSampling, Synthetic, Tokens,
+    },
 };
 use qhx_ir::{Checked, Name, Weight};
 use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
+    time::Duration,
 };
 
 /// How a bundle is to be made.
@@ -33,6 +39,8 @@ pub struct ForgeOptions<'a> {
     pub out: &'a Path,
     /// How weights are stored.
     pub precision: Precision,
+    /// How weights that become integers are rounded: by what they are multiplied with, or if absent each number to the nearest. Needs a checkpoint with a tokenizer.
+    pub calibration: Option<Calibration>,
     /// Whether an existing bundle of that name may be replaced.
     pub replace: bool,
     /// Set by somebody who wants to stop.
@@ -50,6 +58,8 @@ pub struct Progress<'a> {
     pub total: u64,
     /// The weight at hand.
     pub weight: &'a str,
+    /// About how long calibration will still take, while it runs.
+    pub left: Option<Duration>,
 }
 
 /// What was made.
@@ -154,8 +164,13 @@ impl Material {
             // A bundle that cannot be loaded is not made, gated or not.
             qhx_runtime::text::Tokenizer::from_bytes(tokenizer).map_err(qhx_runtime::Error::from)?;
         }
-        let (manifest, files) = self.describe(plan, programs, options)?;
-        write_bundle(programs, &self.numbers(plan.base), manifest, &files, options)
+        let (mut manifest, files) = self.describe(plan, programs, options)?;
+        let numbers = self.numbers(plan.base);
+        let cancel = options.cancel.clone();
+        let prepared = Prepared::new(self, &numbers, programs, options, &cancel)?;
+        let is_rounded = weights(programs).any(|(_, weight, recipe)| !weight.encoding.is_float() && !numbers.is_lossless(weight, recipe));
+        manifest.rounding = is_rounded.then(|| prepared.as_ref().map_or(Rounding::Plain, Prepared::rounding));
+        write_bundle(programs, &numbers, prepared, manifest, &files, options)
     }
 
     /// What a bundle says of the model, and its files beside programs and weights.
@@ -270,6 +285,7 @@ fn manifest(
         plan: None,
         placement: None,
         precision: precision.into(),
+        rounding: None,
         chat: Chat { mode: ChatMode::Completion, template: None, bos_token: None, eos_token: None, template_arguments: BTreeMap::new() },
         tokens: Tokens::default(),
         generation: None,
@@ -312,6 +328,7 @@ fn token_text(value: &Value) -> Option<String> {
 fn write_bundle(
     programs: &Programs,
     numbers: &Numbers<'_>,
+    calibration: Option<Prepared<'_>>,
     manifest: Manifest,
     files: &[(BundlePath, &[u8])],
     options: &mut ForgeOptions<'_>,
@@ -322,19 +339,28 @@ fn write_bundle(
     files.iter().try_for_each(|(path, bytes)| writer.add_file(path, bytes))?;
     let total = weights(programs).map(|(_, w, _)| w.shape.iter().map(|&d| d as u64).product::<u64>()).sum();
     writer.declare_weights(TensorSpec::of_programs(programs.programs.iter().map(|written| &*written.program)))?;
+    let pace = calibration.as_ref().map(|calibration| calibration.pace(numbers, programs)).transpose()?;
+    if let Some(pace) = &pace {
+        (options.progress)(Progress { done: 0, total, weight: "", left: Some(pace.left()) });
+    }
+    let all: BTreeMap<&Name, &Weight> = weights(programs).map(|(name, weight, _)| (name, weight)).collect();
     let mut done = 0;
-    for (name, weight, recipe) in weights(programs) {
-        let columns = weight.shape[weight.shape.len() - 1];
-        numbers.encode(weight, recipe, 0..weight_rows(weight), &mut |range, encoded| {
-            for (part, bytes) in [(Part::Data, &encoded.data), (Part::Scale, &encoded.scale), (Part::Min, &encoded.min)] {
-                if !bytes.is_empty() {
-                    writer.write_rows(name, part, range.start, bytes)?;
-                }
+    let mut take = |name: &Name, rows: Range<usize>, encoded: &EncodedRows, left: Option<Duration>| {
+        for (part, bytes) in [(Part::Data, &encoded.data), (Part::Scale, &encoded.scale), (Part::Min, &encoded.min)] {
+            if !bytes.is_empty() {
+                writer.write_rows(name, part, rows.start, bytes)?;
             }
-            done += (range.len() * columns) as u64;
-            (options.progress)(Progress { done, total, weight: name });
-            Ok(())
-        })?;
+        }
+        done += (rows.len() * all[name].shape.last().copied().unwrap_or(0)) as u64;
+        (options.progress)(Progress { done, total, weight: name, left });
+        Ok(())
+    };
+    let rounded = match calibration.zip(pace) {
+        Some((calibration, pace)) => calibration.run(numbers, programs, &pace, &mut take)?,
+        None => BTreeSet::new(),
+    };
+    for (name, weight, recipe) in weights(programs).filter(|(name, ..)| !rounded.contains(*name)) {
+        numbers.encode(weight, recipe, 0..weight_rows(weight), &mut |rows, encoded| take(name, rows, &encoded, None))?;
     }
     let staged = writer.stage(manifest)?;
     staged.open()?;
@@ -361,8 +387,14 @@ mod tests {
         let out = folder.path().join("bundle");
         for (tokenizer, problem) in [("", "it is empty"), ("{}", "missing field `model`")] {
             fs::write(folder.path().join("tokenizer.json"), tokenizer).unwrap();
-            let mut options =
-                ForgeOptions { out: &out, precision: Precision::F32, replace: false, cancel: Default::default(), progress: &mut |_| {} };
+            let mut options = ForgeOptions {
+                out: &out,
+                precision: Precision::F32,
+                replace: false,
+                calibration: None,
+                cancel: Default::default(),
+                progress: &mut |_| {},
+            };
             let error = forge_checkpoint(folder.path(), &mut options).unwrap_err().to_string();
             assert!(error.starts_with("the tokenizer file cannot be used: ") && error.contains(problem), "{error}");
             assert!(!out.exists());

@@ -8,6 +8,7 @@
 //! [`read`] knows file formats, [`families`] know models, [`model`] is the pen they write with, [`precision`] and [`encode`] know how weights are stored,
 //! [`forge`] runs the whole, and [`target`] adds arch folders. Nothing here knows one device from another.
 
+pub mod calibrate;
 pub mod config;
 pub mod encode;
 pub mod families;
@@ -24,6 +25,7 @@ pub mod synth;
 mod synth_checkpoint;
 pub mod target;
 
+pub use calibrate::{Calibration, CalibrationTexts};
 pub use config::Config;
 pub use forge::{ForgeOptions, Forged, Material, Progress, forge_checkpoint, forge_synthetic};
 pub use gate::{F32Reference, GateOptions, GateProgress, Gated, forge_gated, forge_gated_with_targets};
@@ -70,6 +72,9 @@ pub enum ForgeError {
         /// What was expected and found.
         reason: String,
     },
+    /// Weights could not be rounded by what they are multiplied with.
+    #[error("the weights cannot be calibrated: {0}")]
+    Calibration(String),
     /// An arch folder cannot be made as it was asked for.
     #[error("{0}")]
     Target(String),

@@ -68,6 +68,28 @@ impl Numbers<'_> {
             .map_err(|reason| ForgeError::Tensor { tensor: recipe.tensors()[0].clone(), reason })
     }
 
+    /// Some rows of a weight as f32 numbers, without gaps.
+    pub(crate) fn floats(&self, weight: &Weight, recipe: &Recipe, rows: Range<usize>) -> Result<Vec<f32>, ForgeError> {
+        let columns = weight.shape[weight.shape.len() - 1];
+        let mut numbers = vec![0.0; rows.len() * columns];
+        let weight = Weight { encoding: Encoding::F32, shape: weight.shape.clone() };
+        self.encode(&weight, recipe, rows.clone(), &mut |range, encoded| {
+            let to = numbers[(range.start - rows.start) * columns..].chunks_exact_mut(columns);
+            let row_bytes = encoded.data.len() / range.len();
+            to.zip(encoded.data.chunks_exact(row_bytes)).for_each(|(to, bytes)| {
+                to.iter_mut().zip(bytes.chunks_exact(4)).for_each(|(to, b)| *to = f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+            });
+            Ok(())
+        })?;
+        Ok(numbers)
+    }
+
+    /// Whether the checkpoint stores the very integers and scales that the weight has.
+    pub(crate) fn is_lossless(&self, weight: &Weight, recipe: &Recipe) -> bool {
+        let Origin::Checkpoint(tensors) = self.origin else { return false };
+        self.scales == Scales::Block && recipe.tensors().iter().all(|name| stored_in_blocks(tensors, name, weight.encoding))
+    }
+
     /// Numbers of a tensor from number `first` on, which starts a row of the file.
     fn read(&self, name: &str, weight: &Weight, zero_centred: bool, first: usize, out: &mut [f32]) -> Result<(), ForgeError> {
         match self.origin {

@@ -90,7 +90,7 @@ fn write_all(config: &Value, tensors: &[Tensor], out: &Path, options: &mut Forge
         shard.iter().for_each(|tensor| _ = map.insert(tensor.name.clone(), file.clone().into()));
         write_shard(&out.join(file), shard, &mut |numbers, weight| {
             done += numbers;
-            (options.progress)(Progress { done, total, weight });
+            (options.progress)(Progress { done, total, weight, left: None });
             if options.cancel.load(Ordering::Relaxed) { Err(BundleError::Cancelled.into()) } else { Ok(()) }
         })?;
     }
@@ -161,6 +161,7 @@ mod tests {
             let mut options = ForgeOptions {
                 out: &checkpoint,
                 precision: Precision::F32,
+                calibration: None,
                 replace: false,
                 cancel: Default::default(),
                 progress: &mut |_| {},

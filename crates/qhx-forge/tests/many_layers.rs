@@ -22,7 +22,7 @@ fn material(layers: usize) -> Material {
 }
 
 fn options<'a>(out: &'a Path, progress: &'a mut dyn FnMut(qhx_forge::Progress<'_>)) -> ForgeOptions<'a> {
-    ForgeOptions { out, precision: Precision::F32, replace: true, cancel: Default::default(), progress }
+    ForgeOptions { out, precision: Precision::F32, replace: true, calibration: None, cancel: Default::default(), progress }
 }
 
 /// Four times the layers take about four times as long: far from the 16 of a step that is quadratic. A busy machine gets several tries.

@@ -72,8 +72,14 @@ impl Forging<'_> {
         let on_event = RefCell::new(&mut self.on_event);
         let mut written = |progress: Progress<'_>| (on_event.borrow_mut())(OpenEvent::Writing(progress));
         let mut measured = |progress: GateProgress<'_>| (on_event.borrow_mut())(OpenEvent::Gating(progress));
-        let mut options =
-            ForgeOptions { out: self.place, precision: PRECISION, replace, cancel: self.cancel.shared(), progress: &mut written };
+        let mut options = ForgeOptions {
+            out: self.place,
+            precision: PRECISION,
+            replace,
+            calibration: None,
+            cancel: self.cancel.shared(),
+            progress: &mut written,
+        };
         let gate = GateOptions {
             budget: Some(GATE_BUDGET),
             quick: true,

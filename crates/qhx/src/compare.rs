@@ -5,7 +5,7 @@ use crate::{
     eval::{Against, EvalOptions, evaluate},
 };
 use qhx_bundle::{Bundle, OpenOptions, Verify, files, parity::GateResult};
-use qhx_forge::{ForgeOptions, GateOptions, Gated, Material, Precision, forge_gated, gate::suite::built_in_text};
+use qhx_forge::{Calibration, ForgeOptions, GateOptions, Gated, Material, Precision, forge_gated, gate::suite::built_in_text};
 use qhx_runtime::{
     Cancel, LoadOptions, Model,
     bench::{BenchOptions, bench},
@@ -32,6 +32,8 @@ pub struct CompareOptions<'a> {
     pub text: Option<&'a str>,
     /// The folder in which the bundles are made, each under the name of its precision.
     pub folder: &'a Path,
+    /// How weights that become integers are rounded; absent: each number to the nearest.
+    pub calibration: Option<Calibration>,
     /// Whether bundles of those names are replaced.
     pub replace: bool,
     /// CPU threads; absent: one for each core.
@@ -70,7 +72,7 @@ pub struct Compared {
 
 /// Makes a bundle of each precision, measures its gate, evaluates it on a text beside the checkpoint, and measures its speed.
 pub fn compare(material: &Material, options: CompareOptions<'_>) -> Result<Vec<Compared>, Error> {
-    let CompareOptions { precisions, text, folder, replace, threads, cancel, progress } = options;
+    let CompareOptions { precisions, text, folder, calibration, replace, threads, cancel, progress } = options;
     fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
     let built_in = built_in_text();
     let text = text.unwrap_or(&built_in);
@@ -80,7 +82,14 @@ pub fn compare(material: &Material, options: CompareOptions<'_>) -> Result<Vec<C
         let Gated { path, manifest, parity, .. } = {
             let mut measured = |at: qhx_forge::GateProgress<'_>| progress(&name(at.what), at.done, at.total);
             let out = folder.join(precision.to_string());
-            let mut forge = ForgeOptions { out: &out, precision, replace, cancel: cancel.shared(), progress: &mut |_| {} };
+            let mut forge = ForgeOptions {
+                out: &out,
+                precision,
+                calibration: calibration.clone(),
+                replace,
+                cancel: cancel.shared(),
+                progress: &mut |_| {},
+            };
             forge_gated(material, &mut forge, GateOptions { cancel: cancel.clone(), threads, ..GateOptions::new(&mut measured) })?
         };
         let bundle = Bundle::open_with(&path, &OpenOptions { verify: Verify::Written, ..OpenOptions::default() })?;

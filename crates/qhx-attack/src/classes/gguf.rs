@@ -48,7 +48,8 @@ pub(super) fn forge(material: &Material, case: &Case, out: &Path) -> Outcome {
     if !case.deep {
         return Ok(shape);
     }
-    let mut options = ForgeOptions { out, precision: Precision::Native, replace: true, cancel: Arc::default(), progress: &mut |_| () };
+    let mut options =
+        ForgeOptions { out, precision: Precision::Native, replace: true, calibration: None, cancel: Arc::default(), progress: &mut |_| () };
     let forged = material.forge(&mut options).map_err(refused)?;
     let ran = bundle::open_and_run(&forged.path);
     std::fs::remove_dir_all(&forged.path).map_err(refused)?;

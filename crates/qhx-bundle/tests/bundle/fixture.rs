@@ -107,6 +107,7 @@ pub(crate) fn manifest() -> Manifest {
         plan: None,
         placement: None,
         precision: "mixed".into(),
+        rounding: None,
         chat: Chat {
             mode: ChatMode::Template,
             template: Some(path("chat_template.jinja")),

@@ -12,7 +12,7 @@ use qhx::{
     compare::{CompareOptions, Compared, compare, write_page},
     eval::read_text,
 };
-use qhx_forge::{Material, Precision};
+use qhx_forge::{Calibration, Material, Precision};
 use serde::Serialize;
 use std::{
     fs,
@@ -28,6 +28,8 @@ pub(super) struct Comparison<'a> {
     pub(super) source: &'a Path,
     pub(super) precisions: &'a [Precision],
     pub(super) text: Option<&'a Path>,
+    /// How weights that become integers are rounded.
+    pub(super) calibration: Option<Calibration>,
     /// The folder of the bundles and the page; absent: only the page is kept, here.
     pub(super) out: Option<&'a Path>,
     pub(super) replace: bool,
@@ -58,6 +60,7 @@ impl Comparison<'_> {
                 precisions: self.precisions,
                 text: text.as_deref(),
                 folder,
+                calibration: self.calibration.clone(),
                 replace: self.replace,
                 threads: None,
                 cancel: interrupt.cancel().clone(),

@@ -17,10 +17,13 @@ use clap::{Args, ValueEnum};
 use qhx::Source;
 use qhx_bundle::{
     Bundle, BundlePath, OpenOptions, Verify,
-    manifest::{FileEntry, IgnoredTensors, Manifest},
+    manifest::{Calibrated, FileEntry, IgnoredTensors, Manifest, Rounding},
     parity::{Choices, GateKind, GateResult, Parity},
 };
-use qhx_forge::{Forged, Gated, MadeTarget, Material, Precision, gate::suite::read as read_prompts, write_synthetic_checkpoint};
+use qhx_forge::{
+    Calibration, CalibrationTexts, Forged, Gated, MadeTarget, Material, Precision, gate::suite::read as read_prompts,
+    write_synthetic_checkpoint,
+};
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
@@ -46,6 +49,9 @@ pub(crate) struct Forge {
     /// Text for the perplexity and divergence of --compare, as a UTF-8 file [default: a built-in text]
     #[arg(long, value_name = "FILE", requires = "compare")]
     text: Option<PathBuf>,
+    /// Texts by which integer weights are calibrated, instead of the built-in ones: a UTF-8 text, or JSON lines with `messages` as `qhx batch` reads them; none rounds every weight to the nearest value
+    #[arg(long, value_name = "FILE")]
+    calibration: Option<PathBuf>,
     #[command(flatten)]
     bundle: BundleFlags,
 }
@@ -119,9 +125,9 @@ impl Forge {
             Err(_) => self.source.clone(),
         };
         if !self.compare.is_empty() {
-            let (text, out) = (self.text.as_deref(), self.bundle.out.as_deref());
+            let (text, out, calibration) = (self.text.as_deref(), self.bundle.out.as_deref(), self.calibration()?);
             let (replace, json) = (self.bundle.force, self.bundle.json);
-            return Comparison { source: &source, precisions: &self.compare, text, out, replace, json }.run(interrupt);
+            return Comparison { source: &source, precisions: &self.compare, text, calibration, out, replace, json }.run(interrupt);
         }
         self.bundle.check()?;
         if self.bundle.plan {
@@ -130,7 +136,20 @@ impl Forge {
         if self.bundle.gate == Some(Gate::None) {
             output::note("note: --gate none: the bundle is not checked and carries no oracle, so `qhx verify` cannot replay it");
         }
-        self.bundle.make(&Material::open(&source)?, true, interrupt)
+        let calibration = self.calibration()?;
+        self.bundle.make(&Material::open(&source)?, true, calibration.as_ref(), interrupt)
+    }
+
+    /// What `--calibration` asks for.
+    fn calibration(&self) -> Result<Option<Calibration>, Failure> {
+        match &self.calibration {
+            Some(path) if path.as_os_str() == "none" => Ok(None),
+            Some(path) => {
+                let texts = CalibrationTexts::read(path).map_err(|e| Failure::work(format!("--calibration: {e}")))?;
+                Ok(Some(Calibration { texts, ..Calibration::default() }))
+            }
+            None => Ok(Some(Calibration::default())),
+        }
     }
 }
 
@@ -172,7 +191,13 @@ impl BundleFlags {
     }
 
     /// Makes the bundle, gated if the flags or `by_default` say so, and tells what was made.
-    pub(crate) fn make(&self, material: &Material, by_default: bool, interrupt: &Interrupt) -> Result<(), Failure> {
+    pub(crate) fn make(
+        &self,
+        material: &Material,
+        by_default: bool,
+        calibration: Option<&Calibration>,
+        interrupt: &Interrupt,
+    ) -> Result<(), Failure> {
         let started = Instant::now();
         let peak = PeakMemory::watch();
         let auto = matches!(self.precision, PrecisionChoice::Auto);
@@ -180,7 +205,7 @@ impl BundleFlags {
             PrecisionChoice::Fixed(precision) => precision,
             PrecisionChoice::Auto => Precision::W8,
         };
-        let order = Order { out: self.out()?, precision, replace: self.force, interrupt };
+        let order = Order { out: self.out()?, precision, calibration, replace: self.force, interrupt };
         let limited = self.max_flips.is_some() || self.max_kl.is_some();
         let asked = self.prompts.is_some() || self.gate_budget.is_some() || limited || auto;
         let kind = match self.gate {
@@ -228,7 +253,7 @@ fn rejected(made: &[MadeTarget]) -> Result<(), Failure> {
 impl BundleFlags {
     /// Writes the checkpoint of a synthetic model.
     pub(crate) fn make_checkpoint(&self, config: &serde_json::Value, seed: u64, interrupt: &Interrupt) -> Result<(), Failure> {
-        let order = Order { out: self.out()?, precision: Precision::F32, replace: false, interrupt };
+        let order = Order { out: self.out()?, precision: Precision::F32, calibration: None, replace: false, interrupt };
         let path = forging::forge(order, |options| write_synthetic_checkpoint(config, seed, options))?;
         match self.json {
             true => output::print_json(&serde_json::json!({ "checkpoint": path })),
@@ -275,6 +300,8 @@ struct Report<'a> {
     model: &'a str,
     family: &'a str,
     precision: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rounding: Option<&'a Rounding>,
     parameters: u64,
     synthetic: bool,
     files: &'a BTreeMap<BundlePath, FileEntry>,
@@ -303,6 +330,7 @@ impl<'a> Report<'a> {
             model: &manifest.model.name,
             family: &manifest.model.family,
             precision: &manifest.precision,
+            rounding: manifest.rounding.as_ref(),
             parameters: manifest.model.parameters,
             synthetic: manifest.model.synthetic.is_some(),
             files: &manifest.files,
@@ -331,6 +359,7 @@ impl<'a> Report<'a> {
         let made = facts(&[
             ("bundle", self.bundle.display().to_string()),
             ("model", format!("{} ({}), {} parameters", self.model, self.family, show_count(self.parameters))),
+            ("rounding", rounding(self.rounding)),
             ("left out", ignored),
             ("gate", self.parity.map_or("none".into(), |gate| format!("passed ({}): {}", self.gate, gate.result))),
             ("measured", self.parity.map_or("nothing".into(), measured)),
@@ -343,6 +372,16 @@ impl<'a> Report<'a> {
         ]);
         let targets: String = self.targets.iter().map(|target| format!("{}\n", target.line())).collect();
         format!("{}\n{}\n{made}{targets}", files.render(), encodings_table(&self.encodings))
+    }
+}
+
+fn rounding(rounding: Option<&Rounding>) -> String {
+    match rounding {
+        None => "none needed".into(),
+        Some(Rounding::Plain) => "to the nearest value".into(),
+        Some(Rounding::Calibrated(Calibrated { texts, tokens, .. })) => {
+            format!("calibrated on {} tokens ({texts})", show_count(*tokens as u64))
+        }
     }
 }
 

@@ -40,7 +40,7 @@ impl Synth {
         if self.as_checkpoint {
             return self.bundle.make_checkpoint(&config, self.seed, interrupt);
         }
-        self.bundle.make(&Material::Synthetic { config, seed: self.seed }, false, interrupt)
+        self.bundle.make(&Material::Synthetic { config, seed: self.seed }, false, None, interrupt)
     }
 }
 

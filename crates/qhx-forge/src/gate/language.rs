@@ -10,7 +10,7 @@ use std::{
 };
 
 /// That of the model which `programs` describe, and its manifest.
-pub(super) fn language(material: &Material, programs: &Programs, options: &ForgeOptions<'_>) -> Result<(Language, Manifest), ForgeError> {
+pub(crate) fn language(material: &Material, programs: &Programs, options: &ForgeOptions<'_>) -> Result<(Language, Manifest), ForgeError> {
     language_with(material, programs, options, &|_| {})
 }
 

@@ -6,7 +6,7 @@
 //! replays, and `report` makes a page of it for people. [`limits`] knows how close each class of precision must come; `weights` compares what is stored with the checkpoint.
 
 mod judge;
-mod language;
+pub(crate) mod language;
 pub mod limits;
 mod pace;
 mod reference;
@@ -14,7 +14,7 @@ mod report;
 mod search;
 pub mod suite;
 mod target;
-mod teacher;
+pub(crate) mod teacher;
 mod verdict;
 mod weights;
 mod whole;
@@ -164,7 +164,10 @@ pub fn forge_gated_with_targets(
     gate: GateOptions<'_>,
     targets: &[TargetOrder],
 ) -> Result<Gated, ForgeError> {
-    if !gate.auto {
+    if gate.auto {
+        // A search writes many mixtures, and calibrating each would take too long.
+        options.calibration = None;
+    } else {
         let plan = Plan::from(options.precision);
         check_targets(material, &plan, &material.programs(&plan)?, options, targets)?;
     }
@@ -217,10 +220,10 @@ impl<'m, 'o> Gate<'m, 'o> {
     fn new(material: &'m Material, forge: &ForgeOptions<'_>, options: GateOptions<'o>) -> Result<Self, ForgeError> {
         let f32 = material.programs(&Plan::from(Precision::F32))?;
         let parameters: u64 = crate::forge::weights(&f32).map(|(_, w, _)| w.shape.iter().map(|&d| d as u64).product::<u64>()).sum();
-        let device = match parameters {
-            // A search measures many times: it takes what is fastest here.
-            n if n <= REPRODUCIBLE_PARAMETERS && options.reproducible && !options.auto => registry::plain(options.threads)?,
-            _ => registry::candidates(DeviceChoice::Cpu, options.threads)?.remove(0),
+        // A search measures many times: it takes what is fastest here.
+        let device = match options.reproducible && !options.auto {
+            true => device_for(parameters, options.threads)?,
+            false => fastest(options.threads)?,
         };
         let is_f32 = forge.precision == Precision::F32 && !options.auto;
         let kind = options.kind.unwrap_or(if is_f32 { GateKind::Strict } else { GateKind::Tolerant });
@@ -443,6 +446,15 @@ impl<'m, 'o> Gate<'m, 'o> {
     }
 }
 
+/// What runs a model of so many parameters with the same numbers on every machine, as long as that is affordable.
+pub(crate) fn device_for(parameters: u64, threads: Option<usize>) -> Result<Arc<dyn Device>, ForgeError> {
+    Ok(if parameters <= REPRODUCIBLE_PARAMETERS { registry::plain(threads)? } else { fastest(threads)? })
+}
+
+fn fastest(threads: Option<usize>) -> Result<Arc<dyn Device>, ForgeError> {
+    Ok(registry::candidates(DeviceChoice::Cpu, threads)?.remove(0))
+}
+
 /// What runs f32 passes, and stages of a bundle of that precision.
 fn teacher<'a>(material: &'a Material, precision: Precision, device: &'a Arc<dyn Device>, cancel: &'a Cancel) -> Teacher<'a> {
     Teacher { device, others_on: device, distinct: false, numbers: material.numbers(precision), cancel }
@@ -516,8 +528,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let material = Material::open(&fixture).unwrap();
         let out = folder.path().join("model");
-        let mut options =
-            ForgeOptions { out: &out, precision: Precision::F16, replace: false, cancel: Default::default(), progress: &mut |_| {} };
+        let mut options = ForgeOptions {
+            out: &out,
+            precision: Precision::F16,
+            replace: false,
+            calibration: None,
+            cancel: Default::default(),
+            progress: &mut |_| {},
+        };
         let prompts = [3usize, 40].map(|n| GivenPrompt::Ids((0..n as u32).map(|i| i * 37 % 300).collect()));
         let mut silent = |_: GateProgress<'_>| {};
         let gate = GateOptions { prompts: Some(prompts.to_vec()), ..GateOptions::new(&mut silent) };
@@ -555,8 +573,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let material = Material::open(&fixture).unwrap();
         let out = folder.path().join("model");
-        let mut options =
-            ForgeOptions { out: &out, precision: Precision::F32, replace: false, cancel: Default::default(), progress: &mut |_| {} };
+        let mut options = ForgeOptions {
+            out: &out,
+            precision: Precision::F32,
+            replace: false,
+            calibration: None,
+            cancel: Default::default(),
+            progress: &mut |_| {},
+        };
         let mut silent = |_: GateProgress<'_>| {};
         let gate = GateOptions { prompts: Some(vec![GivenPrompt::Ids(vec![1, 2, 3])]), ..GateOptions::new(&mut silent) };
         let mut gate = Gate::new(&material, &options, gate).unwrap();

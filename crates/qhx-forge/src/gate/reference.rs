@@ -41,6 +41,7 @@ impl<'a> F32Reference<'a> {
         let programs = material.programs(&Plan::from(Precision::F32))?;
         let options = ForgeOptions {
             out: Path::new("the checkpoint"),
+            calibration: None,
             precision: Precision::F32,
             replace: false,
             cancel: cancel.shared(),

@@ -257,6 +257,12 @@ fn most_rows(model: &Language) -> usize {
     model.context_limit() - new_tokens(model.context_limit()) + 1
 }
 
+/// All media of the suite.
+pub(crate) fn media(model: &Language) -> Result<Vec<Medium>, ForgeError> {
+    let all = drawings(model).into_iter().flat_map(|(_, drawings)| drawings);
+    Ok(all.map(|drawing| draw(drawing, model.name(), model.media()).map(|(medium, _)| medium)).collect::<Result<_, _>>()?)
+}
+
 /// The pictures and sounds of each media case: wide and high, one and two, short and longer.
 fn drawings(model: &Language) -> Vec<(String, Vec<Drawing>)> {
     let image = |width, height, seed| Drawing::Image { width, height, seed };

@@ -18,7 +18,10 @@ use qhx_runtime::{Cancel, Medium, MediumNumbers, WholeInputs, placement::tower_s
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     ops::Range,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 /// f32 numbers of the output head that are in memory at a time.
@@ -26,13 +29,13 @@ const HEAD_BLOCK: usize = 4 << 20;
 
 /// One reading of a case, all its rows in one epoch, or of one of its media.
 #[derive(Clone, Debug)]
-pub(super) struct Pass {
+pub(crate) struct Pass {
     /// Which case.
     pub(super) case: usize,
     /// Which of its media; none for the text.
     pub(super) medium: Option<usize>,
     /// Rows of the call.
-    pub(super) rows: usize,
+    pub(crate) rows: usize,
     /// What the inputs are made of.
     feed: Feed,
     /// The program's epoch.
@@ -82,13 +85,13 @@ pub(super) fn passes(
 }
 
 /// The reading of a text all of whose rows are wanted.
-pub(super) fn text_pass(program: &Program, case: usize, rows: usize, inputs: WholeInputs) -> Pass {
+pub(crate) fn text_pass(program: &Program, case: usize, rows: usize, inputs: WholeInputs) -> Pass {
     let epoch = program.epoch(rows);
     Pass { case, medium: None, rows, feed: Feed::Text(inputs), epoch, wanted: 0..rows, first_step: 0, is_last: true }
 }
 
 /// The reading of a medium by its tower.
-pub(super) fn medium_pass(case: usize, number: usize, medium: &Medium) -> Pass {
+pub(crate) fn medium_pass(case: usize, number: usize, medium: &Medium) -> Pass {
     let feed = Feed::Medium(medium.clone());
     Pass { case, medium: Some(number), rows: medium.rows(), feed, epoch: 0, wanted: 0..0, first_step: 0, is_last: true }
 }
@@ -122,6 +125,28 @@ pub(super) struct Teacher<'a> {
     pub(super) distinct: bool,
     pub(super) numbers: Numbers<'a>,
     pub(super) cancel: &'a Cancel,
+}
+
+/// What runs some ops of a program over all passes: the device, and where the weights come from.
+pub(crate) struct Runner<'a> {
+    pub(crate) device: &'a Arc<dyn Device>,
+    pub(crate) numbers: Numbers<'a>,
+    pub(crate) cancel: &'a AtomicBool,
+    /// The ids that look-up tables are asked for, rising.
+    pub(crate) used: &'a [u32],
+}
+
+/// Some ops of a program.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece<'a> {
+    pub(crate) program: &'a Checked,
+    pub(crate) recipes: &'a BTreeMap<Name, Recipe>,
+    /// Their places.
+    pub(crate) ops: &'a [usize],
+    /// The rows of the head that are wanted, where it is one.
+    pub(crate) rows: Option<&'a Range<usize>>,
+    /// Weights that are in memory already.
+    pub(crate) made: Option<&'a HashMap<Name, WeightTensor>>,
 }
 
 impl Teacher<'_> {
@@ -235,11 +260,19 @@ impl Teacher<'_> {
         used: &[u32],
         values: &[Values],
     ) -> Result<Vec<Made>, ForgeError> {
-        if self.cancel.is_cancelled() {
+        let runner = Runner { device, numbers: self.numbers, cancel: self.cancel.flag(), used };
+        runner.run(Piece { program, recipes, ops: &part.ops, rows: rows.as_ref(), made: None }, passes, values)
+    }
+}
+
+impl Runner<'_> {
+    /// Runs some ops over all passes, on the values that earlier ones made of each.
+    pub(crate) fn run(&self, piece: Piece<'_>, passes: &[Pass], values: &[Values]) -> Result<Vec<Made>, ForgeError> {
+        if self.cancel.load(Ordering::Relaxed) {
             return Err(qhx_runtime::Error::Cancelled.into());
         }
-        let cut = program.cut(part.ops.iter().copied())?;
-        let (cut, weights) = self.load(cut, recipes, rows, used)?;
+        let cut = piece.program.cut(piece.ops.iter().copied())?;
+        let (cut, weights) = self.load(cut, piece)?;
         let most = |count: &dyn Fn(&Pass) -> usize| passes.iter().map(count).max().unwrap_or(1);
         let options = LoadOptions {
             max_rows: most(&|p| p.rows),
@@ -248,11 +281,11 @@ impl Teacher<'_> {
             ..LoadOptions::default()
         };
         let failed = |e: qhx_ir::DeviceError| ForgeError::from(qhx_runtime::Error::from(e));
-        let mut executable = device.load(&cut, &weights, &options).map_err(failed)?;
+        let mut executable = self.device.load(&cut, &weights, &options).map_err(failed)?;
         let mut made = Vec::new();
         for (pass, values) in passes.iter().zip(values) {
             let mut state = executable.new_state(pass.rows).map_err(failed)?;
-            let inputs = cut.inputs.iter().map(|input| Given::of(input, pass, used, values)).collect::<Result<Vec<_>, _>>()?;
+            let inputs = cut.inputs.iter().map(|input| Given::of(input, pass, self.used, values)).collect::<Result<Vec<_>, _>>()?;
             let lent: Vec<InputData<'_>> = inputs.iter().map(Given::lend).collect();
             let mut tap = None;
             let mut take = |it: qhx_ir::Tap<'_>| tap = Some(it.values.to_vec());
@@ -264,7 +297,7 @@ impl Teacher<'_> {
             let bindings = Bindings { rows: pass.rows, soft_rows: pass.feed.soft_rows(), wanted: pass.wanted.len() };
             let mut outputs = Outputs::new();
             let mut call = Call::new(bindings, &lent, &mut segments, &mut outputs);
-            call.cancel = Some(self.cancel.flag());
+            call.cancel = Some(self.cancel);
             call.taps = Some(&mut take);
             executable.run(&mut call).map_err(failed)?;
             let outputs = cut.outputs.iter().filter_map(|o| Some((o.name.clone(), outputs.value(&o.name)?.to_vec()))).collect();
@@ -274,23 +307,19 @@ impl Teacher<'_> {
     }
 
     /// The weights of a part in memory: of look-up tables the used rows, of a block of the head its rows; the program is changed to fit.
-    fn load(
-        &self,
-        cut: Checked,
-        recipes: &BTreeMap<Name, Recipe>,
-        rows: Option<Range<usize>>,
-        used: &[u32],
-    ) -> Result<(Checked, Arc<dyn Weights>), ForgeError> {
+    fn load(&self, cut: Checked, piece: Piece<'_>) -> Result<(Checked, Arc<dyn Weights>), ForgeError> {
         let mut program: Program = (*cut).clone();
         let tables: BTreeSet<Name> = cut.ops.iter().filter_map(|op| table(&cut, op)).collect();
         let mut tensors: HashMap<String, WeightTensor> = HashMap::new();
         for (name, weight) in &mut program.weights {
-            let recipe = &recipes[name];
-            let tensor = if tables.contains(name) {
-                let tensor = self.rows_of(weight, recipe, used)?;
-                weight.shape[0] = used.len();
+            let recipe = &piece.recipes[name];
+            let tensor = if let Some(tensor) = piece.made.and_then(|made| made.get(name)) {
+                tensor.clone()
+            } else if tables.contains(name) {
+                let tensor = self.rows_of(weight, recipe, self.used)?;
+                weight.shape[0] = self.used.len();
                 tensor
-            } else if let Some(rows) = &rows {
+            } else if let Some(rows) = piece.rows {
                 match weight.shape.len() {
                     // The head's bias: one row of which a part is wanted.
                     1 => part_of_vector(&self.numbers.tensor(weight, recipe, 0..1)?, rows).map_err(|reason| wrong(recipe, reason))?,
@@ -299,7 +328,7 @@ impl Teacher<'_> {
             } else {
                 self.numbers.tensor(weight, recipe, 0..weight_rows(weight))?
             };
-            if rows.is_some() {
+            if piece.rows.is_some() {
                 weight.shape[0] = tensor.shape()[0];
             }
             tensors.insert(name.to_string(), tensor);
@@ -328,7 +357,8 @@ impl Teacher<'_> {
     }
 }
 
-type Values = HashMap<Name, Vec<f32>>;
+/// The values of a pass by name.
+pub(crate) type Values = HashMap<Name, Vec<f32>>;
 
 /// An f32 program in parts, with the values of each pass that later parts read.
 pub(super) struct Course {
@@ -343,8 +373,7 @@ impl Course {
     /// Before its first part.
     fn new(written: &Written, passes: &[Pass]) -> Result<Self, ForgeError> {
         let program = Checked::new(without_kv_slots(&written.program))?;
-        let used: BTreeSet<u32> = passes.iter().flat_map(Pass::used_ids).collect();
-        Ok(Self { parts: parts(&program), program, used: used.into_iter().collect(), values: vec![Values::new(); passes.len()] })
+        Ok(Self { parts: parts(&program), program, used: used_ids(passes), values: vec![Values::new(); passes.len()] })
     }
 }
 
@@ -354,8 +383,8 @@ fn last_reads<'p>(program: &'p Program, parts: &'p [Part]) -> HashMap<&'p Name, 
 }
 
 /// What a part made of a pass.
-struct Made {
-    outputs: Values,
+pub(crate) struct Made {
+    pub(crate) outputs: Values,
     tap: Option<Vec<f32>>,
 }
 
@@ -418,7 +447,7 @@ fn parts(program: &Checked) -> Vec<Part> {
 }
 
 /// The program for calls that have all rows: attention takes keys and values from the call, whoever made them.
-fn without_kv_slots(program: &Program) -> Program {
+pub(crate) fn without_kv_slots(program: &Program) -> Program {
     let mut program = program.clone();
     let mut made: HashMap<Name, KeyValue> = HashMap::new();
     for op in &mut program.ops {
@@ -440,6 +469,11 @@ fn table(program: &Program, op: &Op) -> Option<Name> {
     let OpKind::Embed { ids, table, .. } = &op.op else { return None };
     let input = program.inputs.iter().find(|input| input.name == *ids)?;
     matches!(input.generator, Generator::Ids | Generator::IdsMediaAsPad).then(|| table.clone())
+}
+
+/// The ids that look-up tables are asked for, rising.
+pub(crate) fn used_ids(passes: &[Pass]) -> Vec<u32> {
+    passes.iter().flat_map(Pass::used_ids).collect::<BTreeSet<u32>>().into_iter().collect()
 }
 
 impl Pass {

@@ -78,7 +78,7 @@ fn group(numbers: &Numbers<'_>, weight: &Weight) -> usize {
 
 /// What the gain of a group may be. Rounding leaves errors that have nothing to do with the numbers, so they hardly change it; a wrong exponent of a scale at least doubles or halves it.
 fn gains(encoding: Encoding) -> Range<f64> {
-    let bits = encoding.row_bytes(1 << 12).map_or(32, |row| 8 * row.data >> 12);
+    let bits = encoding.row_bytes(1 << 12).map_or(32, |row| (8 * row.data) >> 12);
     match bits {
         16.. => 0.98..1.02,
         8.. => 0.9..1.1,
@@ -175,7 +175,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let material = Material::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)).unwrap();
         let out = folder.path().join("model");
-        let mut options = ForgeOptions { out: &out, precision, replace: false, cancel: Default::default(), progress: &mut |_| {} };
+        let mut options =
+            ForgeOptions { out: &out, precision, replace: false, calibration: None, cancel: Default::default(), progress: &mut |_| {} };
         let prompts = [3usize, 60].map(|n| GivenPrompt::Ids((0..n as u32).map(|i| i * 37 % 300).collect()));
         let mut silent = |_: GateProgress<'_>| {};
         let options_of_gate = GateOptions { prompts: Some(prompts.to_vec()), ..GateOptions::new(&mut silent) };

@@ -1,0 +1,219 @@
+//! Rounding with error feedback: each column of a matrix is rounded after the columns before it, and makes up for their errors as far as the moments say that it can.
+//!
+//! With `H = M · D · Mᵀ`, the squared error of a row over all inputs is `Σ D[k] · (w[k] + Σ_{j<k} e[j] · M[j, k] − v[k])²`, where w are the numbers wanted, v those stored and
+//! `e = w − v`: so column `k` is rounded from what stands in the parentheses.
+
+use super::{
+    factor::{Factor, columns_of},
+    multiply::Multiplier,
+};
+use crate::{
+    ForgeError,
+    encode::{EncodedRows, Scales, put, quant_range},
+};
+use half::f16;
+use qhx_ir::{BlockEncoding, Encoding, RowBytes, ScaleType};
+use std::ops::Range;
+
+/// Denominators that are tried for a scale, as shares of the range of the integers: below 1 the block keeps room, above it its largest number is cut.
+const TRIED: Range<usize> = 0..16;
+const FIRST_TRIED: f32 = 0.76;
+const TRIED_STEP: f32 = 0.03;
+
+/// The integers of an encoding and what shares a scale.
+#[derive(Clone, Copy)]
+struct Grid {
+    /// Numbers with one scale.
+    block: usize,
+    least: f32,
+    most: f32,
+    /// The type in which scales are stored.
+    scale: ScaleType,
+    /// Whether a scale may be negative, so that the side with one more integer is where it is needed.
+    signed: bool,
+}
+
+impl Grid {
+    fn of(encoding: Encoding, scales: Scales, columns: usize) -> Option<Self> {
+        match encoding {
+            Encoding::I8Row => Some(Self { block: columns, least: -127.0, most: 127.0, scale: ScaleType::F32, signed: false }),
+            Encoding::Block(block @ BlockEncoding { min: false, .. }) => {
+                let ((least, most), of_row) = (quant_range(block), scales == Scales::Row);
+                Some(Self { block: if of_row { columns } else { block.block }, least, most, scale: block.scale, signed: !of_row })
+            }
+            _ => None,
+        }
+    }
+
+    /// The scale with which some numbers lose least, as it is stored. With few integers several are tried.
+    fn scale(&self, numbers: &[f32], weights: &[f32]) -> f32 {
+        let largest = numbers.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+        if -self.least == self.most {
+            return self.stored(largest / self.most);
+        }
+        let signs: &[f32] = if self.signed { &[-1.0, 1.0] } else { &[1.0] };
+        let mut best = (f32::INFINITY, 0.0);
+        for step in TRIED {
+            for sign in signs {
+                let share = FIRST_TRIED + TRIED_STEP * step as f32;
+                let scale = self.stored(sign * largest / (share * -self.least));
+                let error = self.error(scale, numbers, weights);
+                if error < best.0 {
+                    best = (error, scale);
+                }
+            }
+        }
+        best.1
+    }
+
+    fn error(&self, scale: f32, numbers: &[f32], weights: &[f32]) -> f32 {
+        let inverse = inverse(scale);
+        numbers.iter().zip(weights).map(|(x, w)| w * (x - self.quant(x * inverse) * scale).powi(2)).sum()
+    }
+
+    fn quant(&self, x: f32) -> f32 {
+        nearest(x.clamp(self.least, self.most))
+    }
+
+    fn stored(&self, scale: f32) -> f32 {
+        match self.scale {
+            ScaleType::F32 => scale,
+            ScaleType::F16 => f16::from_f32(scale).to_f32(),
+        }
+    }
+}
+
+fn inverse(scale: f32) -> f32 {
+    let inverse = 1.0 / scale;
+    if inverse.is_finite() { inverse } else { 0.0 }
+}
+
+/// The nearest integer, the even one of two, of a number below 2²²: the same as `round_ties_even`, but every processor does it on vectors.
+fn nearest(x: f32) -> f32 {
+    const MAGIC: f32 = 1.5 * (1 << 23) as f32;
+    (x + MAGIC) - MAGIC
+}
+
+/// Whether rows of this encoding can be rounded by moments.
+pub(crate) fn can_round(encoding: Encoding) -> bool {
+    Grid::of(encoding, Scales::Block, 32).is_some()
+}
+
+/// Rounds `wanted`, whole rows, by the factors of the moments of what they are multiplied with.
+pub(crate) fn round(
+    multiplier: &Multiplier<'_>,
+    threads: usize,
+    factor: &Factor,
+    encoding: Encoding,
+    scales: Scales,
+    row_bytes: RowBytes,
+    wanted: &[f32],
+) -> Result<EncodedRows, ForgeError> {
+    let n = factor.columns();
+    let grid = Grid::of(encoding, scales, n).ok_or_else(|| ForgeError::Calibration(format!("{encoding} cannot be rounded by moments")))?;
+    let per_row = n.div_ceil(grid.block);
+    let mut rows = Rounded { columns: n, per_row, current: wanted.to_vec(), quants: vec![0; wanted.len()], scales: Vec::new() };
+    rows.scales = vec![0.0; rows.count() * per_row];
+    for block in factor.blocks() {
+        let within = factor.within(&block);
+        rows.round_block(grid, threads, &block, &within, factor.weights(), wanted);
+        let mut errors = columns_of(wanted, n, &block);
+        rows.subtract_stored(grid, &block, &mut errors);
+        factor.spread(multiplier, &block, 1.0, &errors, &mut rows.current)?;
+    }
+    Ok(rows.encode(encoding, row_bytes))
+}
+
+/// Rows on their way.
+struct Rounded {
+    columns: usize,
+    /// Scales of a row.
+    per_row: usize,
+    /// What is rounded: the wanted numbers and what makes up for errors so far.
+    current: Vec<f32>,
+    quants: Vec<i8>,
+    scales: Vec<f32>,
+}
+
+impl Rounded {
+    fn count(&self) -> usize {
+        self.current.len() / self.columns
+    }
+
+    /// Rounds a block of columns in all rows.
+    fn round_block(&mut self, grid: Grid, threads: usize, block: &Range<usize>, within: &[f32], weights: &[f32], wanted: &[f32]) {
+        let (n, per_row) = (self.columns, self.per_row);
+        let share = self.count().div_ceil(threads.max(1)).max(1);
+        let parts = self.current.chunks_mut(share * n).zip(self.quants.chunks_mut(share * n)).zip(self.scales.chunks_mut(share * per_row));
+        std::thread::scope(|scope| {
+            for (((current, quants), scales), wanted) in parts.zip(wanted.chunks(share * n)) {
+                scope.spawn(move || {
+                    let rows = current.chunks_exact_mut(n).zip(quants.chunks_exact_mut(n)).zip(scales.chunks_exact_mut(per_row));
+                    for (((current, quants), scales), wanted) in rows.zip(wanted.chunks_exact(n)) {
+                        round_row(grid, block, within, weights, wanted, current, quants, scales);
+                    }
+                });
+            }
+        });
+    }
+
+    /// Takes what is stored from what is wanted in a block of columns.
+    fn subtract_stored(&self, grid: Grid, block: &Range<usize>, wanted: &mut [f32]) {
+        let quants = self.quants.chunks_exact(self.columns).zip(self.scales.chunks_exact(self.per_row));
+        for ((quants, scales), wanted) in quants.zip(wanted.chunks_exact_mut(block.len())) {
+            for (k, wanted) in block.clone().zip(wanted) {
+                *wanted -= f32::from(quants[k]) * scales[k / grid.block];
+            }
+        }
+    }
+
+    fn encode(&self, encoding: Encoding, row_bytes: RowBytes) -> EncodedRows {
+        let mut out = EncodedRows::zeroed(row_bytes, self.count());
+        for (row, (quants, scales)) in self.quants.chunks_exact(self.columns).zip(self.scales.chunks_exact(self.per_row)).enumerate() {
+            let data = &mut out.data[row * row_bytes.data..][..row_bytes.data];
+            let stored = &mut out.scale[row * row_bytes.scale..][..row_bytes.scale];
+            match encoding {
+                Encoding::Block(block) => {
+                    for b in 0..self.columns.div_ceil(block.block) {
+                        // One scale of a whole row is stored for each of its blocks.
+                        put(block.scale, stored, b, scales[b % scales.len()]);
+                    }
+                    quants.iter().enumerate().for_each(|(k, &q)| block.quants.put(data, k, i32::from(q) + block.quants.zero()));
+                }
+                _ => {
+                    stored.copy_from_slice(&scales[0].to_le_bytes());
+                    data.iter_mut().zip(quants).for_each(|(to, &q)| *to = q as u8);
+                }
+            }
+        }
+        out
+    }
+}
+
+/// Rounds a block of columns of one row. A scale that begins here is chosen from what the numbers have become by now; one for the whole row from what is wanted.
+#[allow(clippy::too_many_arguments)] // the parts of one row
+fn round_row(
+    grid: Grid,
+    block: &Range<usize>,
+    within: &[f32],
+    weights: &[f32],
+    wanted: &[f32],
+    current: &mut [f32],
+    quants: &mut [i8],
+    scales: &mut [f32],
+) {
+    let size = block.len();
+    for k in block.clone() {
+        if k % grid.block == 0 {
+            let numbers = k..current.len().min(k + grid.block);
+            scales[k / grid.block] = grid.scale(&current[numbers.clone()], &weights[numbers]);
+        }
+        let scale = scales[k / grid.block];
+        let q = grid.quant(current[k] * inverse(scale));
+        quants[k] = q as i8;
+        let error = wanted[k] - q * scale;
+        let at = k - block.start;
+        let behind = &within[at * size + at + 1..(at + 1) * size];
+        current[k + 1..block.end].iter_mut().zip(behind).for_each(|(x, m)| *x += error * m);
+    }
+}
