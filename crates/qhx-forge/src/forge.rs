@@ -10,9 +10,9 @@ use crate::{
     encode::EncodedRows,
     families::{self, Family, Programs},
     media::MediaFiles,
-    model::Recipe,
     numbers::{Numbers, Origin, weight_rows},
-    plan::Plan,
+    pen::Recipe,
+    plan::PrecisionPlan,
     precision::Precision,
     read::{Checkpoint, TensorInfo, TensorSource},
 };
@@ -102,7 +102,7 @@ impl Material {
 
     /// Makes a bundle of it. No gate is applied.
     pub fn forge(&self, options: &mut ForgeOptions<'_>) -> Result<Forged, ForgeError> {
-        let plan = Plan::from(options.precision);
+        let plan = PrecisionPlan::from(options.precision);
         let staged = self.stage(&plan, &self.programs(&plan)?, options)?;
         let manifest = staged.manifest().clone();
         Ok(Forged { path: staged.publish()?, manifest })
@@ -137,7 +137,7 @@ impl Material {
     }
 
     /// The programs as `plan` wants them, checked against the checkpoint's tensors.
-    pub(crate) fn programs(&self, plan: &Plan) -> Result<Programs, ForgeError> {
+    pub(crate) fn programs(&self, plan: &PrecisionPlan) -> Result<Programs, ForgeError> {
         let config = self.config();
         let family = families::of(config)?;
         match self {
@@ -152,12 +152,12 @@ impl Material {
 
     /// The programs at a precision, text first, without weights; and the longest text that the model was made for.
     pub fn checked_programs(&self, precision: Precision) -> Result<(Vec<Checked>, usize), ForgeError> {
-        let Programs { programs, context, .. } = self.programs(&Plan::from(precision))?;
+        let Programs { programs, context, .. } = self.programs(&PrecisionPlan::from(precision))?;
         Ok((programs.into_iter().map(|written| written.program).collect(), context))
     }
 
     /// Writes a complete bundle under a temporary name.
-    pub(crate) fn stage(&self, plan: &Plan, programs: &Programs, options: &mut ForgeOptions<'_>) -> Result<Staged, ForgeError> {
+    pub(crate) fn stage(&self, plan: &PrecisionPlan, programs: &Programs, options: &mut ForgeOptions<'_>) -> Result<Staged, ForgeError> {
         if let Self::Checkpoint(checkpoint) = self
             && let Some(tokenizer) = &checkpoint.tokenizer_json
         {
@@ -174,7 +174,12 @@ impl Material {
     }
 
     /// What a bundle says of the model, and its files beside programs and weights.
-    pub(crate) fn describe(&self, plan: &Plan, programs: &Programs, options: &ForgeOptions<'_>) -> Result<Described<'_>, ForgeError> {
+    pub(crate) fn describe(
+        &self,
+        plan: &PrecisionPlan,
+        programs: &Programs,
+        options: &ForgeOptions<'_>,
+    ) -> Result<Described<'_>, ForgeError> {
         let config = self.config();
         let family = families::of(config)?;
         let mut manifest = manifest(family, programs, config, &plan.label(), options)?;

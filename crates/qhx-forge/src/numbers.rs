@@ -3,7 +3,7 @@
 use crate::{
     ForgeError,
     encode::{EncodedRows, Scales, encode, put},
-    model::Recipe,
+    pen::Recipe,
     precision::StoredTensors,
     read::{SourceType, TensorSource},
     synth::TensorNumbers,

@@ -37,7 +37,7 @@ impl fmt::Display for Level {
 
 /// Which level each stage has.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
+pub struct PrecisionPlan {
     /// What the bundle is called; absent: its base precision.
     pub label: Option<String>,
     /// Of every stage that is not named.
@@ -46,13 +46,13 @@ pub struct Plan {
     pub stages: BTreeMap<Name, Level>,
 }
 
-impl From<Precision> for Plan {
+impl From<Precision> for PrecisionPlan {
     fn from(base: Precision) -> Self {
         Self { label: None, base, stages: BTreeMap::new() }
     }
 }
 
-impl Plan {
+impl PrecisionPlan {
     /// What the manifest calls the precision.
     pub fn label(&self) -> String {
         self.label.clone().unwrap_or_else(|| self.base.to_string())
@@ -169,7 +169,7 @@ mod tests {
     use qhx_ir::Encoding;
     use std::path::Path;
 
-    fn write(plan: &Plan, name: &str) -> Checked {
+    fn write(plan: &PrecisionPlan, name: &str) -> Checked {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name).join("config.json");
         let config: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
         let config = Config::new(&config);
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn stages_get_what_the_plan_says() {
-        let mut plan = Plan::from(Precision::W8);
+        let mut plan = PrecisionPlan::from(Precision::W8);
         plan.stages.insert("layers.1.attn".into(), Level { precision: Precision::W8, integer: false });
         plan.stages.insert("layers.1.ffn".into(), Precision::W4.into());
         plan.stages.insert("lm_head".into(), Precision::F16.into());

@@ -1,6 +1,6 @@
 //! Precisions: how each weight of a bundle is stored and how activations meet it.
 
-use crate::{ForgeError, encode::Scales, model::Recipe};
+use crate::{ForgeError, encode::Scales, pen::Recipe};
 use qhx_ir::{ActivationForm, Encoding, KvType};
 use std::{fmt, str::FromStr};
 
@@ -134,7 +134,7 @@ impl FromStr for Precision {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Config, families, plan::Plan};
+    use crate::{Config, families, plan::PrecisionPlan};
     use qhx_ir::Slot;
     use std::path::Path;
 
@@ -169,7 +169,7 @@ mod tests {
             (Encoding::I4_BLOCK32, KvType::F16),
         ];
         for (stored, kept) in expected {
-            let program = Plan::from(Precision::Native).write(family, config, &Alike(stored)).unwrap().programs.remove(0).program;
+            let program = PrecisionPlan::from(Precision::Native).write(family, config, &Alike(stored)).unwrap().programs.remove(0).program;
             assert!(program.weights.values().all(|w| w.encoding == stored || w.encoding == Encoding::F32), "{stored}");
             assert!(program.slots.values().all(|slot| matches!(slot, Slot::Kv { dtype, .. } if *dtype == kept)), "{stored}");
         }

@@ -3,7 +3,7 @@
 //! The numbers are those of [`crate::synth`], rounded to bf16. A few rows are made at a time, so memory stays small whatever the model's size.
 
 use crate::{
-    Config, ForgeError, ForgeOptions, Progress, families, forge::weights, model::Recipe, precision::Precision, synth::TensorNumbers,
+    Config, ForgeError, ForgeOptions, Progress, families, forge::weights, pen::Recipe, precision::Precision, synth::TensorNumbers,
 };
 use half::bf16;
 use qhx_bundle::{BundleError, TemporaryFolder, files};

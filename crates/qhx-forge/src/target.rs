@@ -2,7 +2,7 @@
 //!
 //! Knows sizes, files and manifests. Which weights stay with the host and what is compiled is the device's business.
 
-use crate::{ForgeError, ForgeOptions, Forged, GateProgress, Material, families::Programs, plan::Plan};
+use crate::{ForgeError, ForgeOptions, Forged, GateProgress, Material, families::Programs, plan::PrecisionPlan};
 use qhx_bundle::{
     Bundle, BundlePath, Manifest, Staged,
     manifest::TEXT_PROGRAM,
@@ -159,7 +159,7 @@ pub fn forge_with_targets(
     targets: &[TargetOrder],
     progress: &mut dyn FnMut(GateProgress<'_>),
 ) -> Result<(Forged, Vec<MadeTarget>), ForgeError> {
-    let plan = Plan::from(options.precision);
+    let plan = PrecisionPlan::from(options.precision);
     let programs = material.programs(&plan)?;
     check_targets(material, &plan, &programs, options, targets)?;
     let staged = material.stage(&plan, &programs, options)?;
@@ -172,7 +172,7 @@ pub fn forge_with_targets(
 /// Whether all arch folders can be made, found before anything is written.
 pub(crate) fn check_targets(
     material: &Material,
-    plan: &Plan,
+    plan: &PrecisionPlan,
     programs: &Programs,
     options: &ForgeOptions<'_>,
     targets: &[TargetOrder],

@@ -5,7 +5,7 @@ use super::{
     multiply::float_tensor,
     run::{Calibrator, Inputs, Parts, Taken},
 };
-use crate::{ForgeError, gate::teacher::Values, model::Written};
+use crate::{ForgeError, gate::teacher::Values, pen::Written};
 use qhx_ir::{Name, OpKind, Weight, WeightTensor};
 use std::collections::HashMap;
 

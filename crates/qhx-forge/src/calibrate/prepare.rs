@@ -16,9 +16,9 @@ use crate::{
         suite,
         teacher::{Pass, medium_pass, text_pass},
     },
-    model::Written,
     numbers::Numbers,
-    plan::Plan,
+    pen::Written,
+    plan::PrecisionPlan,
     precision::Precision,
 };
 use qhx_bundle::manifest::{Calibrated, Rounding};
@@ -59,7 +59,7 @@ impl<'a> Prepared<'a> {
         let (Some(calibration), Material::Checkpoint(_)) = (&options.calibration, material) else { return Ok(None) };
         let rounded = crate::forge::weights(programs).filter(|(_, weight, recipe)| is_rounded(numbers, weight, recipe));
         let Some(widest) = rounded.filter_map(|(_, weight, _)| weight.shape.last().copied()).max() else { return Ok(None) };
-        let exact = material.programs(&Plan::from(Precision::F32))?;
+        let exact = material.programs(&PrecisionPlan::from(Precision::F32))?;
         let (model, manifest) = language(material, &exact, options)?;
         if model.tokenizer().is_none() {
             return Ok(None);

@@ -13,8 +13,8 @@ use crate::{
     ForgeError,
     encode::{EncodedRows, encode},
     gate::teacher::{Pass, Piece, Runner, Values, used_ids, without_kv_slots},
-    model::{Recipe, Written},
     numbers::{Numbers, weight_rows},
+    pen::{Recipe, Written},
 };
 use qhx_ir::{ActivationForm, AlignedBytes, Checked, Clip, Device, Name, OpKind, Program, Weight, WeightTensor};
 use std::{

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     Config, ForgeError,
     media::MediaFiles,
-    model::{Kv, Model, Value},
+    pen::{Kv, Pen, Value},
     precision::{Precision, StoredTensors},
     rotary::{RopeConfig, frequencies, one_block},
 };
@@ -143,7 +143,7 @@ fn rotary(c: Config<'_>, kind: &'static str, head_dim: usize, default: (&str, f6
 
 fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) -> Result<Programs, ForgeError> {
     let c = Gemma4::read(config.section_or_self("text_config"))?;
-    let m = Model::new("text", precision, tensors, &["model.language_model.", "model."], "embed_tokens.weight");
+    let m = Pen::new("text", precision, tensors, &["model.language_model.", "model."], "embed_tokens.weight");
     m.rotary("sliding", c.sliding.clone());
     m.rotary("full", c.full.clone());
     let (ids, positions) = (m.ids_media_as_pad(), m.positions());
@@ -209,7 +209,7 @@ fn media(config: Config<'_>, files: &MediaFiles, programs: &Programs) -> Result<
 }
 
 /// `[T, layers, width]`: what the token says to each layer, and what its embedding says.
-fn per_layer_embeddings(c: &Gemma4, m: &Model<'_>, ids: &Value, x: &Value) -> Value {
+fn per_layer_embeddings(c: &Gemma4, m: &Pen<'_>, ids: &Value, x: &Value) -> Value {
     let (layers, width) = (c.layers.len(), c.per_layer);
     let shape = vec![Dim::T, Dim::Fixed(layers), Dim::Fixed(width)];
     let token = m.embed("embed_tokens_per_layer", ids, c.per_layer_rows, layers * width, (width as f32).sqrt());
@@ -220,7 +220,7 @@ fn per_layer_embeddings(c: &Gemma4, m: &Model<'_>, ids: &Value, x: &Value) -> Va
 }
 
 /// Attention with scale 1; values are normed too. A sharing layer has queries only.
-fn attention(c: &Gemma4, m: &Model<'_>, own: &Layer, h: &Value, positions: &Value, n: usize) -> Value {
+fn attention(c: &Gemma4, m: &Pen<'_>, own: &Layer, h: &Value, positions: &Value, n: usize) -> Value {
     let (rotary, slot) = (if own.sliding { "sliding" } else { "full" }, format!("layers.{}.kv", own.donor));
     let project = |name: &str, heads: usize| m.heads(&m.linear(name, h, heads * own.head_dim), heads);
     let q = m.rope(&m.rms_norm("self_attn.q_norm", &project("self_attn.q_proj", c.heads), c.eps), positions, rotary);

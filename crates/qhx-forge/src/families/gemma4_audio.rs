@@ -4,7 +4,7 @@
 use crate::{
     Config, ForgeError,
     media::{self, MediaFiles},
-    model::{Model, RelativeAttention, Value, Written, has_tower},
+    pen::{Pen, RelativeAttention, Value, Written, has_tower},
     precision::{Precision, StoredTensors},
 };
 use qhx_bundle::media::{AudioFrontEnd, Placeholder};
@@ -90,7 +90,7 @@ impl Gemma4Audio {
     }
 
     pub(super) fn write(&self, precision: Precision, tensors: &dyn StoredTensors) -> Result<Written, ForgeError> {
-        let m = Model::new("audio", precision, tensors, &ROOTS, PROBE);
+        let m = Pen::new("audio", precision, tensors, &ROOTS, PROBE);
         let frames = m.frames(self.bins());
         let mut x = m.stage("audio.subsample", "audio_tower.subsample_conv_projection", || {
             let mut x = m.reshape("picture", &frames, vec![Dim::T, Dim::Fixed(self.bins()), Dim::Fixed(1)]);
@@ -110,7 +110,7 @@ impl Gemma4Audio {
         m.finish()
     }
 
-    fn layer(&self, m: &Model<'_>, x: &Value) -> Value {
+    fn layer(&self, m: &Pen<'_>, x: &Value) -> Value {
         let x = self.half_step(m, "feed_forward1", x);
         let a = self.attention(m, &m.rms_norm("norm_pre_attn", &x, EPS));
         let x = m.add(&x, &m.rms_norm("norm_post_attn", &a, EPS));
@@ -118,7 +118,7 @@ impl Gemma4Audio {
         m.rms_norm("norm_out", &self.half_step(m, "feed_forward2", &x), EPS)
     }
 
-    fn half_step(&self, m: &Model<'_>, name: &str, x: &Value) -> Value {
+    fn half_step(&self, m: &Pen<'_>, name: &str, x: &Value) -> Value {
         let part = |part: &str| format!("{name}.{part}");
         let h = m.rms_norm(&part("pre_layer_norm"), x, EPS);
         let h = m.activate(&self.linear(m, &part("ffw_layer_1"), &h, 4 * self.hidden), Silu);
@@ -127,7 +127,7 @@ impl Gemma4Audio {
     }
 
     /// Scores are `q·k + q·relative key`, capped. Queries and keys have constant scales of their own; each number of a query has a learned one too.
-    fn attention(&self, m: &Model<'_>, h: &Value) -> Value {
+    fn attention(&self, m: &Pen<'_>, h: &Value) -> Value {
         let project = |name: &str| m.heads(&self.linear(m, name, h, self.hidden), self.heads);
         let (q, k, v) = (project("self_attn.q_proj"), project("self_attn.k_proj"), project("self_attn.v_proj"));
         let head_dim = (self.hidden / self.heads) as f64;
@@ -150,7 +150,7 @@ impl Gemma4Audio {
     }
 
     /// A gated linear, a causal convolution of each channel, a norm.
-    fn light_conv(&self, m: &Model<'_>, x: &Value) -> Value {
+    fn light_conv(&self, m: &Pen<'_>, x: &Value) -> Value {
         let both = self.linear(m, "lconv1d.linear_start", &m.rms_norm("lconv1d.pre_layer_norm", x, self.eps), 2 * self.hidden);
         let (value, gate) = (m.slice("value", &both, 1, 0, self.hidden), m.slice("gate", &both, 1, self.hidden, self.hidden));
         let h = m.stateless_conv("lconv1d.depthwise_conv1d", &m.gate(&gate, &value, Sigmoid), self.kernel);
@@ -158,7 +158,7 @@ impl Gemma4Audio {
         self.linear(m, "lconv1d.linear_end", &h, self.hidden)
     }
 
-    fn linear(&self, m: &Model<'_>, name: &str, x: &Value, out: usize) -> Value {
+    fn linear(&self, m: &Pen<'_>, name: &str, x: &Value, out: usize) -> Value {
         m.clipped_linear(name, x, out, self.clipped)
     }
 }

@@ -4,7 +4,7 @@
 use crate::{
     Config, ForgeError,
     media::{self, MediaFiles, VisionSide},
-    model::{Kv, Model, Value, Written, has_tower},
+    pen::{Kv, Pen, Value, Written, has_tower},
     precision::{Precision, StoredTensors},
     rotary::{RopeConfig, frequencies},
 };
@@ -70,7 +70,7 @@ impl Gemma4Vision {
     }
 
     pub(super) fn write(&self, precision: Precision, tensors: &dyn StoredTensors) -> Result<Written, ForgeError> {
-        let m = Model::new("vision", precision, tensors, &ROOTS, PROBE);
+        let m = Pen::new("vision", precision, tensors, &ROOTS, PROBE);
         m.rotary("rope", self.rotary());
         let (patches, grid) = (m.patches(3 * self.patch * self.patch), m.patch_grid());
         let mut x = m.stage("vision.embed", "vision_tower.patch_embedder", || {
@@ -104,7 +104,7 @@ impl Gemma4Vision {
         Rotary { blocks: vec![(0, half), (half, half)], streams, variants: vec![RotaryVariant { inv_freq, amplitude: 1.0 }] }
     }
 
-    fn layer(&self, m: &Model<'_>, x: &Value, grid: &Value) -> Value {
+    fn layer(&self, m: &Pen<'_>, x: &Value, grid: &Value) -> Value {
         let linear = |name: &str, x: &Value, out: usize| m.clipped_linear(name, x, out, self.clipped);
         let h = m.rms_norm("input_layernorm", x, self.eps);
         let project = |name: &str, heads: usize| m.heads(&linear(name, &h, heads * self.head_dim), heads);

@@ -3,7 +3,7 @@
 use super::{Family, Programs, no_media};
 use crate::{
     Config, ForgeError,
-    model::{Kv, Model},
+    pen::{Kv, Pen},
     precision::{Precision, StoredTensors},
     rotary::RopeConfig,
 };
@@ -54,7 +54,7 @@ impl Llama {
 
 fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) -> Result<Programs, ForgeError> {
     let c = Llama::read(config)?;
-    let m = Model::new("text", precision, tensors, &["model."], "embed_tokens.weight");
+    let m = Pen::new("text", precision, tensors, &["model."], "embed_tokens.weight");
     m.rotary("rope", c.rotary.clone());
     let (ids, positions) = (m.ids(), m.positions());
     let mut x = m.stage("embed", "", || m.embed("embed_tokens", &ids, c.vocabulary, c.hidden, 1.0));

@@ -1,4 +1,4 @@
-//! Model families: from a configuration to programs. One file each; none knows a device.
+//! Pen families: from a configuration to programs. One file each; none knows a device.
 
 mod gemma4;
 mod gemma4_audio;
@@ -12,7 +12,7 @@ mod qwen_vision;
 use crate::{
     Config, ForgeError,
     media::MediaFiles,
-    model::Written,
+    pen::Written,
     precision::{Precision, StoredTensors},
 };
 use qhx_bundle::media::Media;

@@ -5,7 +5,7 @@
 use super::{Family, Programs, no_media};
 use crate::{
     Config, ForgeError,
-    model::{Kv, Model},
+    pen::{Kv, Pen},
     precision::{Precision, StoredTensors},
     rotary::{RopeConfig, frequencies, one_block},
 };
@@ -96,7 +96,7 @@ fn rotary(c: Config<'_>, head_dim: usize) -> Result<(Rotary, Vec<usize>), ForgeE
 
 fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) -> Result<Programs, ForgeError> {
     let c = PhiMoe::read(config)?;
-    let m = Model::new("text", precision, tensors, &["model."], "embed_tokens.weight");
+    let m = Pen::new("text", precision, tensors, &["model."], "embed_tokens.weight");
     m.rotary("rope", c.rotary.clone());
     m.epochs(&c.epochs);
     let (ids, positions) = (m.ids(), m.positions());

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     Config, ForgeError,
-    model::{Kv, Model, Written},
+    pen::{Kv, Pen, Written},
     precision::{Precision, StoredTensors},
     rotary::{RopeConfig, interleaved_streams},
 };
@@ -61,7 +61,7 @@ impl Qwen3 {
 
 fn write_qwen3(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) -> Result<Programs, ForgeError> {
     let c = Qwen3::read(config, config)?;
-    let m = Model::new("text", precision, tensors, &["model."], "embed_tokens.weight");
+    let m = Pen::new("text", precision, tensors, &["model."], "embed_tokens.weight");
     text(&c, &m, false, None);
     finish(&c, vec![m.finish()?])
 }
@@ -78,7 +78,7 @@ fn write_qwen3_vl(config: Config<'_>, precision: Precision, tensors: &dyn Stored
         return Err(parameters.error("mrope_section", format!("must add up to half the head size ({})", c.head_dim / 2)));
     }
     c.rotary.streams = interleaved_streams([time, height, width], c.head_dim / 2);
-    let m = Model::new("text", precision, tensors, &["model.language_model.", "model."], "embed_tokens.weight");
+    let m = Pen::new("text", precision, tensors, &["model.language_model.", "model."], "embed_tokens.weight");
     let tower = QwenVision::read(config, tensors, c.hidden)?;
     if let Some(tower) = tower.as_ref().filter(|tower| tower.deepstack.len() > c.layers) {
         let reason = format!("has {} entries for {} text layers", tower.deepstack.len(), c.layers);
@@ -93,7 +93,7 @@ fn write_qwen3_vl(config: Config<'_>, precision: Precision, tensors: &dyn Stored
 }
 
 /// The decoder, the same for both. With a tower its rows take the place of embeddings, and its deepstack rows are added after the first layers.
-fn text(c: &Qwen3, m: &Model<'_>, mrope: bool, tower: Option<&QwenVision>) {
+fn text(c: &Qwen3, m: &Pen<'_>, mrope: bool, tower: Option<&QwenVision>) {
     m.rotary("rope", c.rotary.clone());
     let ids = m.ids();
     let positions = if mrope { m.mrope_positions() } else { m.positions() };

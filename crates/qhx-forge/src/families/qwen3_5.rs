@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Config, ForgeError,
-    model::{Kv, Model, Value},
+    pen::{Kv, Pen, Value},
     precision::{Precision, StoredTensors},
     rotary::{RopeConfig, interleaved_streams},
 };
@@ -120,7 +120,7 @@ fn rotary(c: Config<'_>, head_dim: usize) -> Result<Rotary, ForgeError> {
 
 fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) -> Result<Programs, ForgeError> {
     let c = Qwen35::read(config.section_or_self("text_config"), config)?;
-    let m = Model::new("text", precision, tensors, &["model.language_model.", "model."], "embed_tokens.weight");
+    let m = Pen::new("text", precision, tensors, &["model.language_model.", "model."], "embed_tokens.weight");
     m.rotary("rope", c.rotary.clone());
     let (ids, positions) = (m.ids(), m.mrope_positions());
     let tower = QwenVision::read(config, tensors, c.hidden)?;
@@ -166,7 +166,7 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
 }
 
 /// Softmax attention; `q_proj` holds, per head, the query and the gate of its output.
-fn gated_attention(c: &Qwen35, m: &Model<'_>, h: &Value, positions: &Value, layer: &str) -> Value {
+fn gated_attention(c: &Qwen35, m: &Pen<'_>, h: &Value, positions: &Value, layer: &str) -> Value {
     let query_and_gate = m.heads(&m.linear("self_attn.q_proj", h, 2 * c.heads * c.head_dim), c.heads);
     let q = m.slice("query", &query_and_gate, 2, 0, c.head_dim);
     let gate = m.slice("gate", &query_and_gate, 2, c.head_dim, c.head_dim);
@@ -179,7 +179,7 @@ fn gated_attention(c: &Qwen35, m: &Model<'_>, h: &Value, positions: &Value, laye
 }
 
 /// Gated delta rule: one short convolution over q | k | v, then the rule, a norm, and a gate.
-fn delta_mixer(c: &Qwen35, m: &Model<'_>, h: &Value, layer: &str) -> Value {
+fn delta_mixer(c: &Qwen35, m: &Pen<'_>, h: &Value, layer: &str) -> Value {
     let d = &c.delta;
     let (keys, values) = (d.key_heads * d.key_dim, d.value_heads * d.value_dim);
     let qkv = m.linear("linear_attn.in_proj_qkv", h, 2 * keys + values);

@@ -6,7 +6,7 @@
 use crate::{
     Config, ForgeError,
     media::{self, MediaFiles, VisionSide},
-    model::{Kv, Model, Value, Written, has_tower},
+    pen::{Kv, Pen, Value, Written, has_tower},
     precision::{Precision, StoredTensors},
     rotary::{RopeConfig, frequencies, one_block},
 };
@@ -78,7 +78,7 @@ impl QwenVision {
     }
 
     pub(super) fn write(&self, precision: Precision, tensors: &dyn StoredTensors) -> Result<Written, ForgeError> {
-        let m = Model::new("vision", precision, tensors, &ROOTS, "visual.patch_embed.proj.weight");
+        let m = Pen::new("vision", precision, tensors, &ROOTS, "visual.patch_embed.proj.weight");
         let head_dim = self.hidden / self.heads;
         // Of the pairs of a head, the first half turns by the patch's row, the second by its column.
         let mut rotary = one_block(head_dim, frequencies(self.theta, head_dim / 2).repeat(2), 1.0);
@@ -107,7 +107,7 @@ impl QwenVision {
     }
 
     /// One block: attention among all patches of the image, then a perceptron.
-    fn transform(&self, m: &Model<'_>, x: &Value, grid: &Value) -> Value {
+    fn transform(&self, m: &Pen<'_>, x: &Value, grid: &Value) -> Value {
         let qkv = m.linear_bias("attn.qkv", &m.layer_norm("norm1", x, EPS, true), 3 * self.hidden, true);
         let part = |label: &str, n: usize| m.heads(&m.slice(label, &qkv, 1, n * self.hidden, self.hidden), self.heads);
         let (q, k, v) = (part("query", 0), part("key", 1), part("value", 2));
@@ -120,7 +120,7 @@ impl QwenVision {
     }
 
     /// From a normed block of patches to one row of the text's width.
-    fn merge(&self, m: &Model<'_>, blocks: &Value) -> Value {
+    fn merge(&self, m: &Pen<'_>, blocks: &Value) -> Value {
         let h = m.linear_bias("linear_fc1", blocks, self.block * self.block * self.hidden, true);
         m.linear_bias("linear_fc2", &m.activate(&h, GeluErf), self.out, true)
     }

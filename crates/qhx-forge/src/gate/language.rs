@@ -1,6 +1,6 @@
 //! The language side of a model before its bundle is written, so that prompts can be made and checked first.
 
-use crate::{ForgeError, ForgeOptions, Material, families::Programs, plan::Plan};
+use crate::{ForgeError, ForgeOptions, Material, families::Programs, plan::PrecisionPlan};
 use qhx_bundle::{BundlePath, Manifest};
 use qhx_ir::{Checked, WeightTensor};
 use qhx_runtime::{Language, ModelParts};
@@ -21,7 +21,7 @@ pub(super) fn language_with(
     options: &ForgeOptions<'_>,
     change: &dyn Fn(&mut Manifest),
 ) -> Result<(Language, Manifest), ForgeError> {
-    let (mut manifest, files) = material.describe(&Plan::from(options.precision), programs, options)?;
+    let (mut manifest, files) = material.describe(&PrecisionPlan::from(options.precision), programs, options)?;
     change(&mut manifest);
     let named: BTreeMap<String, Checked> =
         programs.programs.iter().map(|written| (written.program.name.to_string(), written.program.clone())).collect();

@@ -229,12 +229,12 @@ mod tests {
     use super::*;
     use crate::{
         Config, families,
-        plan::{Level, Plan},
+        plan::{Level, PrecisionPlan},
         precision::Precision,
     };
     use std::path::Path;
 
-    fn programs(plan: &Plan) -> Vec<Checked> {
+    fn programs(plan: &PrecisionPlan) -> Vec<Checked> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/qwen3_vl/config.json");
         let config: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
         let config = Config::new(&config);
@@ -266,7 +266,10 @@ mod tests {
         let stages: Vec<Name> = base.iter().flat_map(|program| &program.stages).map(|stage| stage.name.clone()).collect();
         let mixed = |low: &dyn Fn(&str) -> bool, integer| {
             let level = |stage: &Name| Level { precision: if low(stage) { Precision::W4 } else { Precision::W8 }, integer };
-            let plan = Plan { stages: stages.iter().map(|stage| (stage.clone(), level(stage))).collect(), ..Plan::from(Precision::W8) };
+            let plan = PrecisionPlan {
+                stages: stages.iter().map(|stage| (stage.clone(), level(stage))).collect(),
+                ..PrecisionPlan::from(Precision::W8)
+            };
             Class::of(&programs(&plan), &f32, false)
         };
         assert_eq!(mixed(&|_| false, false), Class::Int8);

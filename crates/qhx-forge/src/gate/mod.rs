@@ -24,8 +24,8 @@ pub use reference::F32Reference;
 use crate::{
     ForgeError, ForgeOptions, Material,
     families::Programs,
-    model::Written,
-    plan::{Owners, Plan, form_of},
+    pen::Written,
+    plan::{Owners, PrecisionPlan, form_of},
     precision::Precision,
     target::{MadeTarget, TargetOrder, check_targets},
 };
@@ -168,7 +168,7 @@ pub fn forge_gated_with_targets(
         // A search writes many mixtures, and calibrating each would take too long.
         options.calibration = None;
     } else {
-        let plan = Plan::from(options.precision);
+        let plan = PrecisionPlan::from(options.precision);
         check_targets(material, &plan, &material.programs(&plan)?, options, targets)?;
     }
     let mut gate = Gate::new(material, options, gate)?;
@@ -218,7 +218,7 @@ struct Gate<'m, 'o> {
 
 impl<'m, 'o> Gate<'m, 'o> {
     fn new(material: &'m Material, forge: &ForgeOptions<'_>, options: GateOptions<'o>) -> Result<Self, ForgeError> {
-        let f32 = material.programs(&Plan::from(Precision::F32))?;
+        let f32 = material.programs(&PrecisionPlan::from(Precision::F32))?;
         let parameters: u64 = crate::forge::weights(&f32).map(|(_, w, _)| w.shape.iter().map(|&d| d as u64).product::<u64>()).sum();
         // A search measures many times: it takes what is fastest here.
         let device = match options.reproducible && !options.auto {
@@ -230,7 +230,7 @@ impl<'m, 'o> Gate<'m, 'o> {
         let (model, manifest) = language::language(material, &f32, forge)?;
         let suite = suite::suite(&model, options.prompts.as_deref())?;
         let suite = if options.quick { suite.quick() } else { suite };
-        let native = material.programs(&Plan::from(Precision::Native))?;
+        let native = material.programs(&PrecisionPlan::from(Precision::Native))?;
         let lossless = crate::forge::weights(&native).map(|(name, weight, _)| (name.clone(), weight.encoding)).collect();
         let (precision, started) = (forge.precision, Instant::now());
         Ok(Self { material, precision, options, kind, device, f32, lossless, manifest, suite, started })
@@ -540,7 +540,7 @@ mod tests {
         let mut silent = |_: GateProgress<'_>| {};
         let gate = GateOptions { prompts: Some(prompts.to_vec()), ..GateOptions::new(&mut silent) };
         let mut gate = Gate::new(&material, &options, gate).unwrap();
-        let plan = Plan::from(Precision::F16);
+        let plan = PrecisionPlan::from(Precision::F16);
         let programs = material.programs(&plan).unwrap();
         let mut staged = material.stage(&plan, &programs, &mut options).unwrap();
         let cosine_of = |measured: &Measurement, stage: &str| measured.cosines.iter().find(|(name, ..)| **name == *stage).unwrap().1;
@@ -584,7 +584,7 @@ mod tests {
         let mut silent = |_: GateProgress<'_>| {};
         let gate = GateOptions { prompts: Some(vec![GivenPrompt::Ids(vec![1, 2, 3])]), ..GateOptions::new(&mut silent) };
         let mut gate = Gate::new(&material, &options, gate).unwrap();
-        let plan = Plan::from(Precision::F32);
+        let plan = PrecisionPlan::from(Precision::F32);
         let programs = material.programs(&plan).unwrap();
         let mut staged = material.stage(&plan, &programs, &mut options).unwrap();
         let right = gate.measure(&staged).unwrap();

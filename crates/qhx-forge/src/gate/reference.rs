@@ -5,7 +5,7 @@ use super::{
     language::language,
     teacher::{Course, Pass, text_pass},
 };
-use crate::{ForgeError, ForgeOptions, Material, families::Programs, plan::Plan, precision::Precision};
+use crate::{ForgeError, ForgeOptions, Material, families::Programs, plan::PrecisionPlan, precision::Precision};
 use qhx_bundle::Manifest;
 use qhx_ir::Device;
 use qhx_runtime::{
@@ -38,7 +38,7 @@ impl<'a> F32Reference<'a> {
         cancel: &Cancel,
         progress: impl FnMut(usize, usize) + 'a,
     ) -> Result<Self, ForgeError> {
-        let programs = material.programs(&Plan::from(Precision::F32))?;
+        let programs = material.programs(&PrecisionPlan::from(Precision::F32))?;
         let options = ForgeOptions {
             out: Path::new("the checkpoint"),
             calibration: None,

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     ForgeError, ForgeOptions,
     families::Programs,
-    plan::{Level, Owners, Plan, form_of},
+    plan::{Level, Owners, PrecisionPlan, form_of},
     precision::Precision,
 };
 use qhx_bundle::{
@@ -42,7 +42,7 @@ pub(super) struct Outcome {
 /// A bundle at the requested precision. If it fails its gate, the stages that lose most with integer activations take f32 ones; weights stay.
 pub(super) fn fixed(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> Result<Outcome, ForgeError> {
     let base = options.precision;
-    let plan = Plan::from(base);
+    let plan = PrecisionPlan::from(base);
     let programs = gate.material.programs(&plan)?;
     let mut staged = gate.material.stage(&plan, &programs, options)?;
     let measurement = gate.measure(&staged)?;
@@ -106,10 +106,10 @@ pub(super) fn auto(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> R
     use Precision::{F16, F32, W4, W8};
     let level = |precision, integer| Level { precision, integer };
     let levels = [level(W4, true), level(W4, false), level(W8, true), level(W8, false), level(F16, true), level(F32, true)];
-    let base = Plan { label: Some("auto".into()), ..Plan::from(W8) };
+    let base = PrecisionPlan { label: Some("auto".into()), ..PrecisionPlan::from(W8) };
     let mut ladder = Ladder::new(gate, base, &levels)?;
     let mut tried = Vec::new();
-    let mut attempt = |gate: &mut Gate<'_, '_>, plan: Plan, name: String| -> Result<(u64, Mixture), ForgeError> {
+    let mut attempt = |gate: &mut Gate<'_, '_>, plan: PrecisionPlan, name: String| -> Result<(u64, Mixture), ForgeError> {
         let programs = gate.material.programs(&plan)?;
         // The one before is dropped by now: two writers to one place would be one too many.
         let staged = gate.material.stage(&plan, &programs, options)?;
@@ -172,7 +172,7 @@ pub(super) fn auto(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> R
             }
         }
     }
-    let w8 = Plan { label: Some("auto".into()), ..Plan::from(W8) };
+    let w8 = PrecisionPlan { label: Some("auto".into()), ..PrecisionPlan::from(W8) };
     let w8_bytes = stored_bytes(&gate.material.programs(&w8)?);
     let share = 100.0 * bytes as f64 / w8_bytes as f64;
     let mut note = match bytes < w8_bytes {
@@ -206,13 +206,13 @@ pub(super) fn auto(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> R
 
 /// A plan with what the gate said of it.
 struct Mixture {
-    plan: Plan,
+    plan: PrecisionPlan,
     measurement: Measurement,
 }
 
 /// The stages that have a choice, with their levels.
 struct Ladder {
-    plan: Plan,
+    plan: PrecisionPlan,
     stages: Vec<Rungs>,
 }
 
@@ -240,7 +240,7 @@ impl Rungs {
 
 impl Ladder {
     /// The stages that own weights which `levels` treat differently: of the text, and of towers that the suite has something for.
-    fn new(gate: &Gate<'_, '_>, plan: Plan, levels: &[Level]) -> Result<Self, ForgeError> {
+    fn new(gate: &Gate<'_, '_>, plan: PrecisionPlan, levels: &[Level]) -> Result<Self, ForgeError> {
         let programs = uniform(gate, &plan, levels)?;
         let mut stages = Vec::new();
         let measured = (0..programs[0].programs.len()).filter(|&number| number == 0 || gate.has_media_for(number));
@@ -327,7 +327,7 @@ impl Ladder {
         at
     }
 
-    fn plan(&self, levels: &[usize]) -> Plan {
+    fn plan(&self, levels: &[usize]) -> PrecisionPlan {
         let mut plan = self.plan.clone();
         for (rungs, &at) in self.stages.iter().zip(levels) {
             plan.stages.insert(rungs.stage.clone(), rungs.levels[at]);
@@ -425,10 +425,10 @@ fn stored_form(program: &Checked, owners: &Owners, stage: usize) -> (Vec<String>
 }
 
 /// The programs with all stages at one level, for each level.
-fn uniform(gate: &Gate<'_, '_>, plan: &Plan, levels: &[Level]) -> Result<Vec<Programs>, ForgeError> {
+fn uniform(gate: &Gate<'_, '_>, plan: &PrecisionPlan, levels: &[Level]) -> Result<Vec<Programs>, ForgeError> {
     let all = gate.f32.programs.iter().flat_map(|written| &written.program.stages);
     let names: Vec<Name> = all.map(|stage| stage.name.clone()).collect();
-    let at = |level: &Level| Plan { stages: names.iter().map(|name| (name.clone(), *level)).collect(), ..plan.clone() };
+    let at = |level: &Level| PrecisionPlan { stages: names.iter().map(|name| (name.clone(), *level)).collect(), ..plan.clone() };
     levels.iter().map(|level| gate.material.programs(&at(level))).collect()
 }
 

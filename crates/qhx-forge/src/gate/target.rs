@@ -292,7 +292,7 @@ fn arch(order: &TargetOrder) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{GateOptions, Material, Precision, plan::Plan};
+    use crate::{GateOptions, Material, Precision, plan::PrecisionPlan};
     use qhx_bundle::target::{KvForm, MadeFor};
     use qhx_ir::{Call, Device, DeviceInfo, Executable, Fact, LoadOptions as DeviceOptions, Machine, Op, State, Ticket, Weights};
     use std::{
@@ -385,7 +385,7 @@ mod tests {
         let mut silent = |_: GateProgress<'_>| {};
         let budget = Some(Duration::from_millis(100 * TOKENS as u64 * 9 / 4));
         let mut gate = Gate::new(&material, &options, GateOptions { budget, ..GateOptions::new(&mut silent) }).unwrap();
-        let plan = Plan::from(Precision::F32);
+        let plan = PrecisionPlan::from(Precision::F32);
         let programs = material.programs(&plan).unwrap();
         let staged = material.stage(&plan, &programs, &mut options).unwrap();
         let measured = gate.measure(&staged).unwrap();

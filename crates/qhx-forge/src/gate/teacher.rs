@@ -7,8 +7,8 @@
 use super::whole::StageErrors;
 use crate::{
     ForgeError,
-    model::{Recipe, Written},
     numbers::{Numbers, weight_rows},
+    pen::{Recipe, Written},
 };
 use qhx_ir::{
     Bindings, Call, Checked, DType, Device, Dim, Generator, InputData, KeyValue, LoadOptions, Name, Op, OpKind, Outputs, Program, Segment,

@@ -132,7 +132,7 @@ fn compare_rows(stored: &WeightTensor, first: usize, originals: &[u8], row_bytes
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ForgeOptions, GateOptions, GateProgress, Material, Precision, gate::suite::GivenPrompt, plan::Plan};
+    use crate::{ForgeOptions, GateOptions, GateProgress, Material, Precision, gate::suite::GivenPrompt, plan::PrecisionPlan};
     use qhx_bundle::{
         Digest,
         layout::{Part, stored_parts},
@@ -181,7 +181,7 @@ mod tests {
         let mut silent = |_: GateProgress<'_>| {};
         let options_of_gate = GateOptions { prompts: Some(prompts.to_vec()), ..GateOptions::new(&mut silent) };
         let mut gate = Gate::new(&material, &options, options_of_gate).unwrap();
-        let plan = Plan::from(precision);
+        let plan = PrecisionPlan::from(precision);
         let programs = material.programs(&plan).unwrap();
         let staged = material.stage(&plan, &programs, &mut options).unwrap();
         let whole = fs::read(staged.path().join(staged.manifest().weights[0].as_str())).unwrap();

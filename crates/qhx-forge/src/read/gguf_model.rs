@@ -29,7 +29,7 @@ const FOREIGN: [(&str, f64); 10] = [
 
 /// Reads the configuration and the tensors of a parsed file.
 pub(super) fn read(gguf: &Gguf, tokenizer: &GgufTokenizer, file: Mapping) -> Result<(Value, TensorSource), Problem> {
-    let model = Model::read(gguf)?;
+    let model = GgufModel::read(gguf)?;
     let mut config = model.config(gguf, tokenizer)?;
     if let Some(table) = gguf.tensors.iter().find(|t| t.name == "rope_freqs.weight") {
         model.apply_rotary_table(table, file.bytes(), &mut config)?;
@@ -38,7 +38,7 @@ pub(super) fn read(gguf: &Gguf, tokenizer: &GgufTokenizer, file: Mapping) -> Res
     Ok((config, tensors))
 }
 
-struct Model<'a> {
+struct GgufModel<'a> {
     architecture: &'static str,
     class: &'static str,
     metadata: &'a Metadata,
@@ -49,7 +49,7 @@ struct Model<'a> {
     head_dim: u64,
 }
 
-impl<'a> Model<'a> {
+impl<'a> GgufModel<'a> {
     fn read(gguf: &'a Gguf) -> Result<Self, Problem> {
         let metadata = &gguf.metadata;
         if let Some(parts) = metadata.unsigned("split.count")?.filter(|&n| n > 1) {

@@ -1,6 +1,6 @@
 //! The pen's methods for towers, and for text programs that take what towers give.
 
-use super::{Formula, Model, Recipe, Value};
+use super::{Formula, Pen, Recipe, Value};
 use crate::{ForgeError, precision::Role};
 use qhx_ir::{Activation, Clip, DType, Dim, Generator, KeyValue, Mask, OpKind};
 
@@ -16,7 +16,7 @@ pub struct RelativeAttention {
     pub distances: Vec<f32>,
 }
 
-impl Model<'_> {
+impl Pen<'_> {
     /// Soft rows put in place of rows of `x`; gives the rows' places too.
     pub fn soft_rows(&self, x: &Value) -> (Value, Value) {
         let rows = self.input("soft_rows", DType::F32, vec![Dim::R, Dim::Fixed(x.width())], Generator::SoftRows);

@@ -3,7 +3,7 @@
 //! A family calls methods named like the ops; each adds an op to the program, declares the weights it needs with the checkpoint tensors they are
 //! made of, and gives back the new value. How weights are stored is decided by a [`Precision`], never by the family.
 //!
-//! Names follow from where the pen stands: within [`Model::stage`] `layers.3.attn` over the tensors `layers.3`, `linear("self_attn.q_proj", …)` has the path
+//! Names follow from where the pen stands: within [`Pen::stage`] `layers.3.attn` over the tensors `layers.3`, `linear("self_attn.q_proj", …)` has the path
 //! `layers.3.attn.q_proj` and the weight `layers.3.self_attn.q_proj.weight`.
 
 mod recipe;
@@ -51,7 +51,7 @@ pub struct Written {
 }
 
 /// A program being written.
-pub struct Model<'a> {
+pub struct Pen<'a> {
     precision: Precision,
     tensors: &'a dyn StoredTensors,
     /// What checkpoint names have before ours: `model.`, `model.language_model.` …
@@ -75,7 +75,7 @@ pub enum Kv<'v> {
     Segment(&'v Value, &'v Value),
 }
 
-impl<'a> Model<'a> {
+impl<'a> Pen<'a> {
     /// An empty program. Checkpoint names start with the first of `roots` under which `probe` is found (the first of all without a checkpoint).
     pub fn new(name: &str, precision: Precision, tensors: &'a dyn StoredTensors, roots: &[&str], probe: &str) -> Self {
         let found = roots.iter().find(|root| tensors.encoding(&format!("{root}{probe}")).is_some());
