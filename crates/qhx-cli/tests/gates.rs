@@ -121,16 +121,16 @@ fn limits_of_ones_own() {
         let always = ["forge", text(&source), "--out", text(&out), "--precision", "w4", "--prompts", text(&prompts), "--force", "--json"];
         always.into_iter().chain(limits.iter().copied()).map(str::to_owned).collect::<Vec<_>>()
     };
-    fail(&forge(&["--max-kl", "1e-9"]), 1, &["failed its gate: w4: ", "the limits that were asked for are exceeded: ", "(limit 1e-9)"]);
+    fail(forge(&["--max-kl", "1e-9"]), 1, &["failed its gate: w4: ", "the limits that were asked for are exceeded: ", "(limit 1e-9)"]);
     let found = json(forge(&["--max-kl", "20", "--max-flips", "100%"]));
     let closeness = &found["parity"]["closeness"];
     assert_eq!((&closeness["limits"]["flips"], &closeness["limits"]["mean_kl"]), (&json!(1.0), &json!(20.0)), "{found}");
     // Prompts count too: five words and four ids, and the answers to both.
     assert!(closeness["tokens"].as_u64() > found["parity"]["tokens"].as_u64(), "{found}");
     for wrong in [["--max-flips", "101%"], ["--max-flips", "x"], ["--max-kl", "-1"], ["--max-kl", "inf"]] {
-        fail(&forge(&wrong), 2, &["expected a"]);
+        fail(forge(&wrong), 2, &["expected a"]);
     }
-    fail(&forge(&["--gate", "none", "--max-kl", "1"]), 2, &["--max-kl needs a gate"]);
+    fail(forge(&["--gate", "none", "--max-kl", "1"]), 2, &["--max-kl needs a gate"]);
 }
 
 #[test]

@@ -25,6 +25,9 @@ use std::{cell::RefCell, path::Path};
 /// The longest text that is read from a file.
 const MAX_TEXT_BYTES: u64 = 64 << 20;
 
+/// Takes what is being done, and how many steps of how many are done.
+pub type Progress<'a> = dyn FnMut(&str, usize, usize) + 'a;
+
 /// How a text is evaluated.
 #[derive(Default)]
 pub struct EvalOptions<'a> {
@@ -37,7 +40,7 @@ pub struct EvalOptions<'a> {
     /// Lets another thread stop it.
     pub cancel: Cancel,
     /// Told what is being done, and how many steps of how many are done.
-    pub progress: Option<&'a mut dyn FnMut(&str, usize, usize)>,
+    pub progress: Option<&'a mut Progress<'a>>,
 }
 
 /// What a model is compared with.

@@ -33,8 +33,11 @@ fn measured(bundle: &Bundle, window: usize, against: Option<Against<'_>>) -> Eva
     evaluate(bundle, TEXT, EvalOptions { window: Some(window), against, ..EvalOptions::default() }).unwrap()
 }
 
+/// Log-probabilities of a row, and the token that follows.
+type Row = (Vec<f64>, usize);
+
 /// Log-probabilities of every row of the text's windows, and the token that follows on each.
-fn log_probabilities(bundle: &Bundle, window: usize) -> Vec<(Vec<f64>, usize)> {
+fn log_probabilities(bundle: &Bundle, window: usize) -> Vec<Row> {
     let options = LoadOptions { wanted: 512, chunk: 512, context: Some(window), ..LoadOptions::default() };
     let model = runtime::Model::load(bundle, &options).unwrap();
     let mut session = model.session().unwrap();
@@ -52,7 +55,7 @@ fn log_probabilities(bundle: &Bundle, window: usize) -> Vec<(Vec<f64>, usize)> {
     found
 }
 
-fn perplexity(rows: &[(Vec<f64>, usize)]) -> f64 {
+fn perplexity(rows: &[Row]) -> f64 {
     (-rows.iter().map(|(row, next)| row[*next]).sum::<f64>() / rows.len() as f64).exp()
 }
 
@@ -87,7 +90,7 @@ fn every_family_is_scored_as_by_plain_sums() {
         assert_close(same.scores.perplexity, alone.scores.perplexity, 1e-12, name);
         assert!(alone.bits_per_weight < measured(&f32, window, None).bits_per_weight, "{name}");
 
-        let kl = |(p, q): (&(Vec<f64>, usize), &(Vec<f64>, usize))| p.0.iter().zip(&q.0).map(|(p, q)| p.exp() * (p - q)).sum::<f64>();
+        let kl = |(p, q): (&Row, &Row)| p.0.iter().zip(&q.0).map(|(p, q)| p.exp() * (p - q)).sum::<f64>();
         let mut kls: Vec<f64> = expected.iter().zip(&found).map(kl).collect();
         let mean = kls.iter().sum::<f64>() / kls.len() as f64;
         kls.sort_by(f64::total_cmp);

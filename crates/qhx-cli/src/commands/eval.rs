@@ -63,7 +63,7 @@ pub(crate) struct Eval {
 /// The other model, opened.
 enum Other {
     Checkpoint(Material),
-    Bundle(Bundle),
+    Bundle(Box<Bundle>),
 }
 
 impl Eval {
@@ -102,7 +102,7 @@ impl Eval {
     fn other(&self, path: &Path, interrupt: &Interrupt) -> Result<Other, Failure> {
         Ok(match Source::find(path, &places())? {
             Source::Checkpoint(checkpoint) => Other::Checkpoint(Material::open(&checkpoint.path)?),
-            _ => Other::Bundle(open_for(path, self.device, interrupt)?),
+            _ => Other::Bundle(Box::new(open_for(path, self.device, interrupt)?)),
         })
     }
 
