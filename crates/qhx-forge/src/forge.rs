@@ -6,7 +6,7 @@
 
 use crate::{
     Calibration, Config, ForgeError,
-    calibrate::Prepared,
+    calibrate::CalibrationRun,
     encode::EncodedRows,
     families::{self, Family, Programs},
     media::MediaFiles,
@@ -167,9 +167,9 @@ impl Material {
         let (mut manifest, files) = self.describe(plan, programs, options)?;
         let numbers = self.numbers(plan.base);
         let cancel = options.cancel.clone();
-        let prepared = Prepared::new(self, &numbers, programs, options, &cancel)?;
+        let prepared = CalibrationRun::new(self, &numbers, programs, options, &cancel)?;
         let is_rounded = weights(programs).any(|(_, weight, recipe)| !weight.encoding.is_float() && !numbers.is_lossless(weight, recipe));
-        manifest.rounding = is_rounded.then(|| prepared.as_ref().map_or(Rounding::Plain, Prepared::rounding));
+        manifest.rounding = is_rounded.then(|| prepared.as_ref().map_or(Rounding::Plain, CalibrationRun::rounding));
         write_bundle(programs, &numbers, prepared, manifest, &files, options)
     }
 
@@ -333,7 +333,7 @@ fn token_text(value: &Value) -> Option<String> {
 fn write_bundle(
     programs: &Programs,
     numbers: &Numbers<'_>,
-    calibration: Option<Prepared<'_>>,
+    calibration: Option<CalibrationRun<'_>>,
     manifest: Manifest,
     files: &[(BundlePath, &[u8])],
     options: &mut ForgeOptions<'_>,

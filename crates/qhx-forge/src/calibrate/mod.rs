@@ -23,7 +23,7 @@ mod tests;
 pub mod texts;
 mod work;
 
-pub(crate) use prepare::Prepared;
+pub(crate) use prepare::CalibrationRun;
 pub use texts::CalibrationTexts;
 
 /// How weights are rounded by what they are multiplied with.

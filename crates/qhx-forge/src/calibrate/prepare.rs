@@ -37,7 +37,7 @@ const LEAST_TOKENS: usize = 1024;
 const ACTIVATION_BYTES: usize = 1 << 30;
 
 /// A model that is ready to be calibrated.
-pub(crate) struct Prepared<'a> {
+pub(crate) struct CalibrationRun<'a> {
     device: Arc<dyn Device>,
     cancel: &'a AtomicBool,
     threads: usize,
@@ -47,7 +47,7 @@ pub(crate) struct Prepared<'a> {
     calibrated: Calibrated,
 }
 
-impl<'a> Prepared<'a> {
+impl<'a> CalibrationRun<'a> {
     /// None where nothing is to be calibrated, or nothing can be: without a tokenizer no text can be read.
     pub(crate) fn new(
         material: &Material,
