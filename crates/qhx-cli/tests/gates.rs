@@ -130,7 +130,7 @@ fn limits_of_ones_own() {
     for wrong in [["--max-flips", "101%"], ["--max-flips", "x"], ["--max-kl", "-1"], ["--max-kl", "inf"]] {
         fail(forge(&wrong), 2, &["expected a"]);
     }
-    fail(forge(&["--gate", "none", "--max-kl", "1"]), 2, &["--max-kl needs a gate"]);
+    fail(["forge", text(&source), "--out", text(&out), "--gate", "none", "--max-kl", "1"], 2, &["--max-kl needs a gate"]);
 }
 
 #[test]

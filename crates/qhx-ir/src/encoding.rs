@@ -340,6 +340,7 @@ mod tests {
         for encoding in Encoding::all() {
             assert_eq!(encoding.to_string().parse::<Encoding>().unwrap(), encoding);
         }
+        assert_eq!(Encoding::I6_BLOCK32.to_string(), "i6_block32");
         assert!("i4_block16".parse::<Encoding>().unwrap_err().contains("expected one of"));
     }
 

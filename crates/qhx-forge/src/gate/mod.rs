@@ -279,7 +279,7 @@ impl<'m, 'o> Gate<'m, 'o> {
     fn standard(&self, bundle: &Bundle, kind: GateKind) -> Standard {
         let class = match self.options.auto {
             true => Class::Int8Both,
-            false => Class::of(bundle.programs().values(), &self.lossless, false),
+            false => Class::of(bundle.programs().values(), &self.lossless, weights::is_calibrated(bundle.manifest())),
         };
         let GateOptions { max_flips, max_kl, .. } = self.options;
         let mut limits = class.limits();

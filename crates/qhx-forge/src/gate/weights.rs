@@ -1,7 +1,7 @@
 //! Every stored weight beside the numbers it was made from.
 //!
 //! Tokens show what a mistake does to answers; one wrong scale among millions does little to them, and rounding to few bits hides it. Here nothing is hidden: of every group of numbers that shares a
-//! scale, the stored numbers must be as large as the originals and point the same way.
+//! scale, the stored numbers must be as large as the originals and point the same way. Calibrated rounding moves single numbers on purpose, so there the group is the row.
 
 use super::Gate;
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     forge::weights,
     numbers::{Numbers, weight_rows},
 };
-use qhx_bundle::Staged;
+use qhx_bundle::{Manifest, Staged, manifest::Rounding};
 use qhx_ir::{Encoding, Weight, WeightTensor};
 use std::{fmt, ops::Range, panic::resume_unwind, thread};
 
@@ -39,6 +39,11 @@ impl fmt::Display for Damage {
     }
 }
 
+/// Whether a bundle's integers were chosen by calibrated rounding.
+pub(super) fn is_calibrated(manifest: &Manifest) -> bool {
+    matches!(manifest.rounding, Some(Rounding::Calibrated(_)))
+}
+
 impl Gate<'_, '_> {
     /// The first group of numbers that a bundle does not store as it should; none where all are right.
     pub(super) fn damage(&mut self, staged: &Staged, programs: &Programs) -> Result<Option<Damage>, ForgeError> {
@@ -53,10 +58,11 @@ impl Gate<'_, '_> {
             }
             let Some(tensor) = stored.tensor(name) else { continue };
             let original = Weight { encoding: Encoding::F32, ..(*weight).clone() };
-            let group = group(&numbers, weight);
+            let moved = is_calibrated(staged.manifest()) && !weight.encoding.is_float();
+            let (group, gains) = if moved { (usize::MAX, CALIBRATED_GAINS) } else { (group(&numbers, weight), gains(weight.encoding)) };
             let mut found = None;
             numbers.encode(&original, recipe, 0..weight_rows(weight), &mut |rows, encoded| {
-                let damage = if found.is_none() { compare(&tensor, rows, &encoded.data, group) } else { None };
+                let damage = if found.is_none() { compare(&tensor, rows, &encoded.data, group, &gains) } else { None };
                 found = found.take().or(damage);
                 Ok(())
             })?;
@@ -86,17 +92,21 @@ fn gains(encoding: Encoding) -> Range<f64> {
     }
 }
 
+/// What the gain of a row may be whose numbers were moved to make up for others.
+const CALIBRATED_GAINS: Range<f64> = 0.55..1.7;
+
 type Found = (usize, Range<usize>, f64);
 
 /// The first wrong group of some rows, whose originals are f32 numbers, row after row with padding.
-fn compare(stored: &WeightTensor, rows: Range<usize>, originals: &[u8], group: usize) -> Option<Found> {
+fn compare(stored: &WeightTensor, rows: Range<usize>, originals: &[u8], group: usize, gains: &Range<f64>) -> Option<Found> {
     let row_bytes = originals.len() / rows.len().max(1);
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let piece = rows.len().div_ceil(threads).max(1);
     let start = rows.start;
     thread::scope(|scope| {
         let pieces = originals.chunks(piece * row_bytes).enumerate();
-        let spawn = |(number, originals)| scope.spawn(move || compare_rows(stored, start + number * piece, originals, row_bytes, group));
+        let spawn =
+            |(number, originals)| scope.spawn(move || compare_rows(stored, start + number * piece, originals, row_bytes, group, gains));
         let running: Vec<_> = pieces.map(spawn).collect();
         // All are waited for; the first row that is wrong counts.
         let found: Vec<_> = running.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect();
@@ -104,11 +114,17 @@ fn compare(stored: &WeightTensor, rows: Range<usize>, originals: &[u8], group: u
     })
 }
 
-fn compare_rows(stored: &WeightTensor, first: usize, originals: &[u8], row_bytes: usize, group: usize) -> Option<Found> {
+fn compare_rows(
+    stored: &WeightTensor,
+    first: usize,
+    originals: &[u8],
+    row_bytes: usize,
+    group: usize,
+    allowed: &Range<f64>,
+) -> Option<Found> {
     let columns = stored.columns();
     let group = group.min(columns);
     let (mut original, mut found) = (vec![0f32; columns], vec![0f32; columns]);
-    let allowed = gains(stored.encoding());
     // The mean energy of a group, of the rows so far.
     let (mut energy, mut groups) = (0.0, 0.0);
     for (number, bytes) in originals.chunks_exact(row_bytes).enumerate() {
