@@ -5,8 +5,8 @@
 //!                   stored program ──┴─▶ moments ──▶ factors ──▶ rounded rows ──▶ bundle
 //! ```
 //!
-//! [`texts`] gives token sequences. [`run`] takes them through the f32 program and, beside it, through the program of the bundle with the weights rounded so far: [`moments`] are of the
-//! inputs that the bundle really gives, and what was lost before a product is made up for in its weights. [`factor`] and [`round`] are the
+//! [`texts`] gives token sequences. `run` takes them through the f32 program and, beside it, through the program of the bundle with the weights rounded so far: `moments` are of the
+//! inputs that the bundle really gives, and what was lost before a product is made up for in its weights. `factor` and `round` are the
 //! mathematics. Where rounding by moments does no better than rounding each number by itself on rows that were kept back, the latter stays.
 
 mod experts;
