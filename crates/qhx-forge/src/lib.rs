@@ -5,7 +5,7 @@
 //!   folder or GGUF                          precision decides encodings      streamed, row by row
 //! ```
 //!
-//! [`read`] knows file formats, [`families`] know models, [`model`] is the pen they write with, [`precision`] and [`encode`] know how weights are stored,
+//! [`read`] knows file formats, [`families`] know models, [`pen`] is the pen they write with, [`precision`] and [`encode`] know how weights are stored,
 //! [`forge`] runs the whole, and [`target`] adds arch folders. Nothing here knows one device from another.
 
 pub mod calibrate;
