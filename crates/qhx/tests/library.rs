@@ -66,7 +66,7 @@ fn a_stream_that_is_dropped_leaves_a_conversation_that_goes_on() {
 fn answers_can_be_stopped_from_elsewhere() {
     let model = builtin();
     let cancel = Cancel::new();
-    let mut chat = model.chat().cancel(cancel.clone());
+    let mut chat = model.chat().max_tokens(200).cancel(cancel.clone());
     let mut count = 0;
     let answer = chat.ask_with("Tell me a story.", |_| {
         count += 1;
@@ -75,7 +75,9 @@ fn answers_can_be_stopped_from_elsewhere() {
         }
     });
     let answer = answer.unwrap();
-    assert_eq!((answer.finish_reason, answer.ids.len()), (FinishReason::Cancelled, 3));
+    assert_eq!(answer.finish_reason, FinishReason::Cancelled);
+    // The model works ahead of its reader.
+    assert!((3..150).contains(&answer.ids.len()), "{}", answer.ids.len());
     cancel.clear();
     assert_ne!(chat.ask("What is the capital of Spain?").unwrap().finish_reason, FinishReason::Cancelled);
 }
