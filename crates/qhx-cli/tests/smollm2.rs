@@ -68,7 +68,7 @@ fn it_has_the_perplexity_that_transformers_computes() {
     assert_eq!(found["tokens"], 1971, "{found}");
     assert!((number("reference_perplexity") / PERPLEXITY - 1.0).abs() < 1e-3, "{found}");
     // The file's own precision: nothing is lost but by int8 activations.
-    assert!(number("kl_mean") < 0.006 && number("flips") < 0.04 && (number("perplexity") / PERPLEXITY - 1.0).abs() < 0.02, "{found}");
+    assert!(number("kl_mean") < 0.006 && number("flips") < 0.06 && (number("perplexity") / PERPLEXITY - 1.0).abs() < 0.02, "{found}");
 }
 
 fn forge(folder: &Path) -> PathBuf {
