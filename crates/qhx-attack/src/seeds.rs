@@ -2,7 +2,7 @@
 
 use crate::files::{Files, read_folder, repository};
 use qhx_forge::{ForgeOptions, Precision, forge_checkpoint};
-use std::{fs, io, path::Path, sync::Arc};
+use std::{fs, io, path::Path};
 
 /// Everything that a class may start from.
 pub(crate) struct Seeds {
@@ -41,8 +41,7 @@ const CHECKPOINTS: [&str; 7] = ["llama", "qwen3", "qwen3_vl", "phimoe", "phimoe_
 pub(crate) fn forge_bundles(folder: &Path) -> Result<(), String> {
     for (source, precision) in BUNDLES {
         let out = folder.join(name_of(source));
-        let mut options =
-            ForgeOptions { out: &out, precision, replace: true, calibration: None, cancel: Arc::default(), progress: &mut |_| () };
+        let mut options = ForgeOptions { replace: true, ..ForgeOptions::new(&out, precision) };
         forge_checkpoint(&repository().join(source), &mut options).map_err(|error| format!("{source}: {error}"))?;
     }
     Ok(())

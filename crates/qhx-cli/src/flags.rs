@@ -22,10 +22,9 @@ pub(crate) fn count_or_none(most: u64) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(0..=most)
 }
 
-/// Where and how a model runs.
+/// Where a model runs.
 #[derive(Args)]
-#[command(next_help_heading = "Execution")]
-pub(crate) struct ExecutionFlags {
+pub(crate) struct MachineFlags {
     /// Device to run on: auto, cpu, gpu, npu, split, or reference (slow and plain, for verification)
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: DeviceChoice,
@@ -36,12 +35,35 @@ pub(crate) struct ExecutionFlags {
     pin: PinFlag,
     #[command(flatten)]
     placement: PlacementFlag,
-    /// Context length in tokens [default: the model's own limit, at most 4096]
-    #[arg(long, value_name = "N", value_parser = count(MAX_TOKENS))]
-    pub(crate) context: Option<usize>,
     /// Prompt tokens per prefill chunk
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = count(MAX_CHUNK))]
     pub(crate) chunk: usize,
+}
+
+impl MachineFlags {
+    pub(crate) fn load_options(&self) -> Result<LoadOptions, Failure> {
+        Ok(LoadOptions {
+            device: self.device,
+            placement: self.placement.read()?,
+            threads: self.threads,
+            pin: self.pin.read(),
+            chunk: self.chunk,
+            instructions: environment::instructions()?,
+            npu: environment::npu()?,
+            ..LoadOptions::default()
+        })
+    }
+}
+
+/// Where and how a model runs.
+#[derive(Args)]
+#[command(next_help_heading = "Execution")]
+pub(crate) struct ExecutionFlags {
+    #[command(flatten)]
+    pub(crate) machine: MachineFlags,
+    /// Context length in tokens [default: the model's own limit, at most 4096]
+    #[arg(long, value_name = "N", value_parser = count(MAX_TOKENS))]
+    pub(crate) context: Option<usize>,
     /// Load the model even if it does not fit into memory: it may run, slowly, from disk
     #[arg(long)]
     overcommit: bool,
@@ -49,18 +71,7 @@ pub(crate) struct ExecutionFlags {
 
 impl ExecutionFlags {
     pub(crate) fn load_options(&self) -> Result<LoadOptions, Failure> {
-        Ok(LoadOptions {
-            device: self.device,
-            placement: self.placement.read()?,
-            threads: self.threads,
-            pin: self.pin.read(),
-            context: self.context,
-            chunk: self.chunk,
-            overcommit: self.overcommit,
-            instructions: environment::instructions()?,
-            npu: environment::npu()?,
-            ..LoadOptions::default()
-        })
+        Ok(LoadOptions { context: self.context, overcommit: self.overcommit, ..self.machine.load_options()? })
     }
 }
 

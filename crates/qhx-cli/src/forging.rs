@@ -35,7 +35,13 @@ pub(crate) fn forge<T>(order: Order<'_>, work: impl FnOnce(&mut ForgeOptions<'_>
     };
     let Order { out, precision, calibration, replace, interrupt } = order;
     let calibration = calibration.cloned();
-    let forged = work(&mut ForgeOptions { out, precision, replace, calibration, cancel: interrupt.flag(), progress: &mut progress });
+    let forged = work(&mut ForgeOptions {
+        replace,
+        calibration,
+        cancel: interrupt.flag(),
+        progress: Some(&mut progress),
+        ..ForgeOptions::new(out, precision)
+    });
     drop(bar);
     forged.map_err(|error| explain(error, order))
 }
@@ -121,7 +127,8 @@ pub(crate) fn measured(material: &Material, order: Order<'_>, gate: GateOrder, t
     };
     let Order { out, precision, calibration, replace, interrupt } = order;
     let calibration = calibration.cloned();
-    let mut options = ForgeOptions { out, precision, replace, calibration, cancel: interrupt.flag(), progress: &mut written };
+    let mut options =
+        ForgeOptions { replace, calibration, cancel: interrupt.flag(), progress: Some(&mut written), ..ForgeOptions::new(out, precision) };
     let GateOrder { kind, auto, max_flips, max_kl, prompts, budget, quick, reproducible } = gate;
     let cancel = interrupt.cancel().clone();
     let progress = &mut measured;

@@ -46,7 +46,20 @@ pub struct ForgeOptions<'a> {
     /// Set by somebody who wants to stop.
     pub cancel: Arc<AtomicBool>,
     /// Told how far the work is.
-    pub progress: &'a mut dyn FnMut(Progress<'_>),
+    pub progress: Option<&'a mut dyn FnMut(Progress<'_>)>,
+}
+
+impl<'a> ForgeOptions<'a> {
+    /// A new bundle, every weight rounded to the nearest.
+    pub fn new(out: &'a Path, precision: Precision) -> Self {
+        Self { out, precision, calibration: None, replace: false, cancel: Arc::default(), progress: None }
+    }
+
+    pub(crate) fn tell(&mut self, progress: Progress<'_>) {
+        if let Some(told) = &mut self.progress {
+            told(progress);
+        }
+    }
 }
 
 /// How far the work is.
@@ -346,7 +359,7 @@ fn write_bundle(
     writer.declare_weights(TensorSpec::of_programs(programs.programs.iter().map(|written| &*written.program)))?;
     let pace = calibration.as_ref().map(|calibration| calibration.pace(numbers, programs)).transpose()?;
     if let Some(pace) = &pace {
-        (options.progress)(Progress { done: 0, total, weight: "", left: Some(pace.left()) });
+        options.tell(Progress { done: 0, total, weight: "", left: Some(pace.left()) });
     }
     let all: BTreeMap<&Name, &Weight> = weights(programs).map(|(name, weight, _)| (name, weight)).collect();
     let mut done = 0;
@@ -357,7 +370,7 @@ fn write_bundle(
             }
         }
         done += (rows.len() * all[name].shape.last().copied().unwrap_or(0)) as u64;
-        (options.progress)(Progress { done, total, weight: name, left });
+        options.tell(Progress { done, total, weight: name, left });
         Ok(())
     };
     let rounded = match calibration.zip(pace) {
@@ -392,14 +405,7 @@ mod tests {
         let out = folder.path().join("bundle");
         for (tokenizer, problem) in [("", "it is empty"), ("{}", "missing field `model`")] {
             fs::write(folder.path().join("tokenizer.json"), tokenizer).unwrap();
-            let mut options = ForgeOptions {
-                out: &out,
-                precision: Precision::F32,
-                replace: false,
-                calibration: None,
-                cancel: Default::default(),
-                progress: &mut |_| {},
-            };
+            let mut options = ForgeOptions::new(&out, Precision::F32);
             let error = forge_checkpoint(folder.path(), &mut options).unwrap_err().to_string();
             assert!(error.starts_with("the tokenizer file cannot be used: ") && error.contains(problem), "{error}");
             assert!(!out.exists());

@@ -90,7 +90,7 @@ fn write_all(config: &Value, tensors: &[Tensor], out: &Path, options: &mut Forge
         shard.iter().for_each(|tensor| _ = map.insert(tensor.name.clone(), file.clone().into()));
         write_shard(&out.join(file), shard, &mut |numbers, weight| {
             done += numbers;
-            (options.progress)(Progress { done, total, weight, left: None });
+            options.tell(Progress { done, total, weight, left: None });
             if options.cancel.load(Ordering::Relaxed) { Err(BundleError::Cancelled.into()) } else { Ok(()) }
         })?;
     }
@@ -158,14 +158,7 @@ mod tests {
             let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name).join("config.json");
             let config: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
             let [checkpoint, a, b] = ["checkpoint", "a", "b"].map(|part| folder.path().join(format!("{name}-{part}")));
-            let mut options = ForgeOptions {
-                out: &checkpoint,
-                precision: Precision::F32,
-                calibration: None,
-                replace: false,
-                cancel: Default::default(),
-                progress: &mut |_| {},
-            };
+            let mut options = ForgeOptions::new(&checkpoint, Precision::F32);
             write_synthetic_checkpoint(&config, 3, &mut options).unwrap();
             options.out = &a;
             forge_checkpoint(&checkpoint, &mut options).unwrap();

@@ -14,7 +14,7 @@ fn material(fixture: &str) -> Material {
 }
 
 fn forge(material: &Material, out: &Path, precision: Precision, calibration: Option<Calibration>) -> Result<Bundle, ForgeError> {
-    let mut options = ForgeOptions { out, precision, calibration, replace: true, cancel: Default::default(), progress: &mut |_| {} };
+    let mut options = ForgeOptions { replace: true, calibration, ..ForgeOptions::new(out, precision) };
     Ok(Bundle::open(material.forge(&mut options)?.path)?)
 }
 
@@ -118,12 +118,10 @@ fn cancelling_leaves_nothing() {
         cancel.store(true, std::sync::atomic::Ordering::Relaxed);
     };
     let mut options = ForgeOptions {
-        out: &out,
-        precision: Precision::W8,
         calibration: calibration(2),
-        replace: false,
         cancel: cancel.clone(),
-        progress: &mut told,
+        progress: Some(&mut told),
+        ..ForgeOptions::new(&out, Precision::W8)
     };
     let error = material("llama").forge(&mut options).unwrap_err().to_string();
     assert!(error.contains("cancelled"), "{error}");

@@ -36,8 +36,7 @@ fn logits(bundle: &Bundle, chunk: usize) -> Vec<u32> {
 fn check(source: &Path, precision: Precision) {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("bundle");
-    let mut options =
-        ForgeOptions { out: &out, precision, replace: false, calibration: None, cancel: Default::default(), progress: &mut |_| {} };
+    let mut options = ForgeOptions::new(&out, precision);
     forge_checkpoint(source, &mut options).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
     let bundle = Bundle::open(&out).unwrap();
     let whole = logits(&bundle, ROWS);

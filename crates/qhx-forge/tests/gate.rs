@@ -30,7 +30,7 @@ fn forge(
     prompts: Option<Vec<GivenPrompt>>,
 ) -> Result<Gated, ForgeError> {
     let material = Material::open(&fixture(name)).unwrap();
-    let mut options = ForgeOptions { out, precision, replace: false, calibration: None, cancel: Default::default(), progress: &mut |_| {} };
+    let mut options = ForgeOptions::new(out, precision);
     forge_gated(&material, &mut options, GateOptions { kind, auto, prompts, ..GateOptions::new(&mut |_| {}) })
 }
 
@@ -82,14 +82,7 @@ fn a_budget_shortens_the_suite_and_drops_no_kind() {
     let folder = tempfile::tempdir().unwrap();
     let material = Material::open(&fixture("gemma4")).unwrap();
     let out = folder.path().join("model");
-    let mut options = ForgeOptions {
-        out: &out,
-        precision: Precision::F32,
-        replace: false,
-        calibration: None,
-        cancel: Default::default(),
-        progress: &mut |_| {},
-    };
+    let mut options = ForgeOptions::new(&out, Precision::F32);
     let mut told = Vec::new();
     let mut progress = |progress: qhx_forge::GateProgress<'_>| told.push((progress.what.to_owned(), progress.left.is_some()));
     let gate = GateOptions { budget: Some(Duration::from_millis(1)), ..GateOptions::new(&mut progress) };
@@ -112,14 +105,7 @@ fn a_quick_gate_says_that_it_is_one() {
     let folder = tempfile::tempdir().unwrap();
     let material = Material::open(&fixture("qwen3_vl")).unwrap();
     let out = folder.path().join("model");
-    let mut options = ForgeOptions {
-        out: &out,
-        precision: Precision::F32,
-        replace: false,
-        calibration: None,
-        cancel: Default::default(),
-        progress: &mut |_| {},
-    };
+    let mut options = ForgeOptions::new(&out, Precision::F32);
     let mut silent = |_: GateProgress<'_>| {};
     let gate = GateOptions { quick: true, ..GateOptions::new(&mut silent) };
     let parity = forge_gated(&material, &mut options, gate).unwrap().parity;
@@ -209,14 +195,7 @@ fn prompts_that_cannot_be_used_are_told() {
     let error = |prompts| {
         let material = Material::open(&fixture("llama")).unwrap();
         let mut begun = |_: qhx_forge::Progress<'_>| panic!("it is told before any work begins");
-        let mut options = ForgeOptions {
-            out: &out,
-            precision: Precision::F32,
-            replace: false,
-            calibration: None,
-            cancel: Default::default(),
-            progress: &mut begun,
-        };
+        let mut options = ForgeOptions { progress: Some(&mut begun), ..ForgeOptions::new(&out, Precision::F32) };
         let mut measured = |_: qhx_forge::GateProgress<'_>| panic!("nor measured");
         let gate = GateOptions { prompts: Some(prompts), ..GateOptions::new(&mut measured) };
         forge_gated(&material, &mut options, gate).unwrap_err().to_string()

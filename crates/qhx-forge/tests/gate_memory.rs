@@ -27,14 +27,7 @@ fn peak_memory_is_one_stage() {
     });
     let folder = tempfile::tempdir().unwrap();
     let (checkpoint, out) = (folder.path().join("checkpoint"), folder.path().join("bundle"));
-    let mut options = ForgeOptions {
-        out: &checkpoint,
-        precision: Precision::W8,
-        replace: false,
-        calibration: None,
-        cancel: Default::default(),
-        progress: &mut |_| {},
-    };
+    let mut options = ForgeOptions::new(&checkpoint, Precision::W8);
     write_synthetic_checkpoint(&config, 1, &mut options).unwrap();
     options.out = &out;
     let (peak, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));

@@ -21,8 +21,8 @@ fn material(layers: usize) -> Material {
     Material::Synthetic { config: config(layers), seed: 1 }
 }
 
-fn options<'a>(out: &'a Path, progress: &'a mut dyn FnMut(qhx_forge::Progress<'_>)) -> ForgeOptions<'a> {
-    ForgeOptions { out, precision: Precision::F32, replace: true, calibration: None, cancel: Default::default(), progress }
+fn options(out: &Path) -> ForgeOptions<'_> {
+    ForgeOptions { replace: true, ..ForgeOptions::new(out, Precision::F32) }
 }
 
 /// Four times the layers take about four times as long: far from the 16 of a step that is quadratic. A busy machine gets several tries.
@@ -48,7 +48,7 @@ fn loading_grows_as_the_layers_do() {
     let folder = tempfile::tempdir().unwrap();
     let place = |layers: usize| folder.path().join(layers.to_string());
     for layers in [128, 512] {
-        material(layers).forge(&mut options(&place(layers), &mut |_| {})).unwrap();
+        material(layers).forge(&mut options(&place(layers))).unwrap();
     }
     let open = |layers: usize| Model::open(place(layers), &LoadOptions { threads: Some(1), ..LoadOptions::default() }).unwrap();
     let started = Instant::now();
@@ -74,7 +74,7 @@ fn a_gate_grows_as_the_layers_do() {
         let prompts = Some(vec![GivenPrompt::Ids(vec![1, 2, 3])]);
         let mut silent = |_: GateProgress<'_>| {};
         let gate = GateOptions { prompts, quick: true, threads: Some(1), ..GateOptions::new(&mut silent) };
-        let gated = forge_gated(&material(layers), &mut options(&out, &mut |_| {}), gate).unwrap();
+        let gated = forge_gated(&material(layers), &mut options(&out), gate).unwrap();
         assert!(gated.parity.gate.passed, "{:?}", gated.parity.gate);
     });
 }

@@ -28,8 +28,7 @@ impl Victim {
         let folder = tempfile::tempdir().unwrap();
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
         let out = folder.path().join("model");
-        let mut options =
-            ForgeOptions { out: &out, precision, replace: false, calibration: None, cancel: Default::default(), progress: &mut |_| {} };
+        let mut options = ForgeOptions::new(&out, precision);
         let prompts = [2usize, 30].map(|n| GivenPrompt::Ids((0..n as u32).map(|i| i * 41 % 300).collect()));
         let material = Material::open(&source).unwrap();
         let gated =
@@ -247,14 +246,7 @@ fn a_bundle_that_was_not_gated_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("model");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/llama");
-    let mut options = ForgeOptions {
-        out: &out,
-        precision: Precision::F32,
-        replace: false,
-        calibration: None,
-        cancel: Default::default(),
-        progress: &mut |_| {},
-    };
+    let mut options = ForgeOptions::new(&out, Precision::F32);
     qhx_forge::forge_checkpoint(&source, &mut options).unwrap();
     let bundle = Bundle::open(&out).unwrap();
     let error = verify::replay(&bundle, &load(&bundle), &Cancel::new(), &mut |_, _| {}).unwrap_err();
@@ -267,8 +259,7 @@ fn outside_oracles() {
     for (name, precision) in [("qwen3_5", Precision::F32), ("gemma4", Precision::F32), ("llama", Precision::F16)] {
         let out = folder.path().join(name);
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
-        let mut options =
-            ForgeOptions { out: &out, precision, replace: false, calibration: None, cancel: Default::default(), progress: &mut |_| {} };
+        let mut options = ForgeOptions::new(&out, precision);
         qhx_forge::forge_checkpoint(&source, &mut options).unwrap();
         let bundle = Bundle::open(&out).unwrap();
         let model = Model::load(&bundle, &LoadOptions::default()).unwrap();

@@ -73,12 +73,10 @@ impl Forging<'_> {
         let mut written = |progress: Progress<'_>| (on_event.borrow_mut())(OpenEvent::Writing(progress));
         let mut measured = |progress: GateProgress<'_>| (on_event.borrow_mut())(OpenEvent::Gating(progress));
         let mut options = ForgeOptions {
-            out: self.place,
-            precision: PRECISION,
             replace,
-            calibration: None,
             cancel: self.cancel.shared(),
-            progress: &mut written,
+            progress: Some(&mut written),
+            ..ForgeOptions::new(self.place, PRECISION)
         };
         let gate = GateOptions {
             budget: Some(GATE_BUDGET),

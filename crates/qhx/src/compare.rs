@@ -82,14 +82,8 @@ pub fn compare(material: &Material, options: CompareOptions<'_>) -> Result<Vec<C
         let Gated { path, manifest, parity, .. } = {
             let mut measured = |at: qhx_forge::GateProgress<'_>| progress(&name(at.what), at.done, at.total);
             let out = folder.join(precision.to_string());
-            let mut forge = ForgeOptions {
-                out: &out,
-                precision,
-                calibration: calibration.clone(),
-                replace,
-                cancel: cancel.shared(),
-                progress: &mut |_| {},
-            };
+            let mut forge =
+                ForgeOptions { replace, calibration: calibration.clone(), cancel: cancel.shared(), ..ForgeOptions::new(&out, precision) };
             forge_gated(material, &mut forge, GateOptions { cancel: cancel.clone(), threads, ..GateOptions::new(&mut measured) })?
         };
         let bundle = Bundle::open_with(&path, &OpenOptions { verify: Verify::Written, ..OpenOptions::default() })?;

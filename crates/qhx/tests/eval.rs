@@ -23,8 +23,7 @@ fn fixture(name: &str) -> PathBuf {
 
 fn forge(material: &Material, folder: &Path, precision: Precision) -> Bundle {
     let out = folder.join(precision.to_string());
-    let mut options =
-        ForgeOptions { out: &out, precision, replace: false, calibration: None, cancel: Default::default(), progress: &mut |_| {} };
+    let mut options = ForgeOptions::new(&out, precision);
     material.forge(&mut options).unwrap();
     Bundle::open(&out).unwrap()
 }

@@ -10,7 +10,7 @@ use qhx_forge::{
     ForgeOptions, Material, Precision,
     read::{Checkpoint, Mapping},
 };
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
 const FILE: &str = "model.gguf";
 /// Most of what can be wrong stands in a file's first bytes.
@@ -48,8 +48,7 @@ pub(super) fn forge(material: &Material, case: &Case, out: &Path) -> Outcome {
     if !case.deep {
         return Ok(shape);
     }
-    let mut options =
-        ForgeOptions { out, precision: Precision::Native, replace: true, calibration: None, cancel: Arc::default(), progress: &mut |_| () };
+    let mut options = ForgeOptions { replace: true, ..ForgeOptions::new(out, Precision::Native) };
     let forged = material.forge(&mut options).map_err(refused)?;
     let ran = bundle::open_and_run(&forged.path);
     std::fs::remove_dir_all(&forged.path).map_err(refused)?;

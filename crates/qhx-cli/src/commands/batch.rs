@@ -57,7 +57,7 @@ impl Batch {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
         let options = self.decoding.generate_options(self.max_new)?;
         let load = LoadOptions { sessions: self.parallel, ..self.execution.load_options()? };
-        let bundle = open_model(Some(&self.model), self.execution.device, interrupt)?.bundle;
+        let bundle = open_model(Some(&self.model), self.execution.machine.device, interrupt)?.bundle;
         let model = load_model(&bundle, &load)?;
         let engine = Engine::start(model, EngineOptions::default())?;
         let mut work = Work::new(&engine, &bundle);

@@ -1,9 +1,8 @@
 //! `qhx bench`: how fast a model runs here.
 
 use crate::{
-    environment,
     failure::Failure,
-    flags::{MAX_CHUNK, MAX_THREADS, MAX_TOKENS, PinFlag, PlacementFlag, count, count_or_none},
+    flags::{MAX_TOKENS, MachineFlags, count, count_or_none},
     interrupt::Interrupt,
     load::load_model,
     open::open_model,
@@ -14,7 +13,7 @@ use crate::{
 use clap::Args;
 use qhx_bundle::Bundle;
 use qhx_runtime::{
-    DEFAULT_CHUNK, DeviceChoice, LoadOptions,
+    LoadOptions,
     bench::{BenchOptions, BenchReport, ExpertUse, MAX_REPEATS, bench},
 };
 use std::path::PathBuf;
@@ -44,19 +43,8 @@ pub(crate) struct Bench {
     /// Measured runs of each test
     #[arg(short = 'r', long = "repeats", value_name = "N", default_value = "3", value_parser = count(MAX_REPEATS as u64))]
     repeats: usize,
-    /// Device to run on: auto, cpu, gpu, npu, split or reference
-    #[arg(long, default_value = "auto", value_name = "DEVICE")]
-    device: DeviceChoice,
     #[command(flatten)]
-    placement: PlacementFlag,
-    /// CPU threads [default: one for each core]
-    #[arg(long, value_name = "N", value_parser = count(MAX_THREADS))]
-    threads: Option<usize>,
-    #[command(flatten)]
-    pin: PinFlag,
-    /// Prompt tokens per prefill chunk
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = count(MAX_CHUNK))]
-    chunk: usize,
+    machine: MachineFlags,
     /// Compute all logits of each token, as sampling needs them; greedy decoding needs only the largest
     #[arg(long)]
     all_logits: bool,
@@ -75,19 +63,9 @@ impl Bench {
         if longest == 0 {
             return Err(Failure::usage("there is nothing to measure").hint("give -p or -n a number above 0"));
         }
-        let bundle = open_model(Some(&self.model), self.device, interrupt)?.bundle;
-        let load = LoadOptions {
-            device: self.device,
-            placement: self.placement.read()?,
-            threads: self.threads,
-            pin: self.pin.read(),
-            context: Some(longest),
-            chunk: self.chunk,
-            sessions: self.sessions.iter().copied().max().unwrap_or(1),
-            instructions: environment::instructions()?,
-            npu: environment::npu()?,
-            ..LoadOptions::default()
-        };
+        let bundle = open_model(Some(&self.model), self.machine.device, interrupt)?.bundle;
+        let sessions = self.sessions.iter().copied().max().unwrap_or(1);
+        let load = LoadOptions { context: Some(longest), sessions, ..self.machine.load_options()? };
         let model = load_model(&bundle, &load)?;
         let options = BenchOptions {
             prompt: self.prompt.clone(),

@@ -3,7 +3,7 @@
 use crate::{
     environment::places,
     failure::Failure,
-    flags::{MAX_CHUNK, MAX_THREADS, MAX_TOKENS, PinFlag, PlacementFlag, count},
+    flags::{MAX_TOKENS, MachineFlags, count},
     interrupt::Interrupt,
     load::warn_of_failed_gate,
     open::{open_for, open_model},
@@ -18,7 +18,6 @@ use qhx::{
 };
 use qhx_bundle::Bundle;
 use qhx_forge::Material;
-use qhx_runtime::{DEFAULT_CHUNK, DeviceChoice, LoadOptions};
 use std::path::{Path, PathBuf};
 
 /// Measure the perplexity of a text, and the divergence from another model
@@ -42,19 +41,8 @@ pub(crate) struct Eval {
     /// Tokens per window [default: 512, or the model's context if that is smaller]
     #[arg(long, value_name = "N", value_parser = count(MAX_TOKENS))]
     window: Option<usize>,
-    /// Device to run on: auto, cpu, gpu, npu, split or reference
-    #[arg(long, default_value = "auto", value_name = "DEVICE")]
-    device: DeviceChoice,
     #[command(flatten)]
-    placement: PlacementFlag,
-    /// CPU threads [default: one for each core]
-    #[arg(long, value_name = "N", value_parser = count(MAX_THREADS))]
-    threads: Option<usize>,
-    #[command(flatten)]
-    pin: PinFlag,
-    /// Most tokens per call
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = count(MAX_CHUNK))]
-    chunk: usize,
+    machine: MachineFlags,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -70,7 +58,7 @@ impl Eval {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
         let text = read_text(&self.text)?;
         let other = self.against.as_ref().map(|path| self.other(path, interrupt)).transpose()?;
-        let bundle = open_model(Some(&self.model), self.device, interrupt)?.bundle;
+        let bundle = open_model(Some(&self.model), self.machine.device, interrupt)?.bundle;
         warn_of_failed_gate(&bundle);
         let bar = GateBar::new();
         let mut progress = |what: &str, done, all| bar.update(what, done, all);
@@ -80,16 +68,7 @@ impl Eval {
                 Other::Bundle(bundle) => Against::Bundle(bundle),
             }),
             window: self.window,
-            load: LoadOptions {
-                device: self.device,
-                placement: self.placement.read()?,
-                threads: self.threads,
-                pin: self.pin.read(),
-                chunk: self.chunk,
-                instructions: crate::environment::instructions()?,
-                npu: crate::environment::npu()?,
-                ..LoadOptions::default()
-            },
+            load: self.machine.load_options()?,
             cancel: interrupt.cancel().clone(),
             progress: Some(&mut progress),
         };
@@ -102,7 +81,7 @@ impl Eval {
     fn other(&self, path: &Path, interrupt: &Interrupt) -> Result<Other, Failure> {
         Ok(match Source::find(path, &places())? {
             Source::Checkpoint(checkpoint) => Other::Checkpoint(Material::open(&checkpoint.path)?),
-            _ => Other::Bundle(Box::new(open_for(path, self.device, interrupt)?)),
+            _ => Other::Bundle(Box::new(open_for(path, self.machine.device, interrupt)?)),
         })
     }
 

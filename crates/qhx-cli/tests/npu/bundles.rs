@@ -354,14 +354,7 @@ fn every_family_runs_from_three_contexts_or_more() {
             audio_seconds: Some(1.0).filter(|_| name == "gemma4"),
             placement: None,
         };
-        let mut forging = ForgeOptions {
-            out: &bundle,
-            precision: Precision::F16,
-            replace: false,
-            calibration: None,
-            cancel: Default::default(),
-            progress: &mut |_| {},
-        };
+        let mut forging = ForgeOptions::new(&bundle, Precision::F16);
         forge_with_targets(&material, &mut forging, &[order], &mut |_| {}).unwrap();
         let prepared = read_json(&bundle.join("v81/text.npu.json"));
         let contexts = prepared["contexts"].as_array().unwrap();

@@ -39,14 +39,7 @@ impl<'a> F32Reference<'a> {
         progress: impl FnMut(usize, usize) + 'a,
     ) -> Result<Self, ForgeError> {
         let programs = material.programs(&PrecisionPlan::from(Precision::F32))?;
-        let options = ForgeOptions {
-            out: Path::new("the checkpoint"),
-            calibration: None,
-            precision: Precision::F32,
-            replace: false,
-            cancel: cancel.shared(),
-            progress: &mut |_| {},
-        };
+        let options = ForgeOptions { cancel: cancel.shared(), ..ForgeOptions::new(Path::new("the checkpoint"), Precision::F32) };
         let (language, manifest) = language(material, &programs, &options)?;
         let device = registry::candidates(DeviceChoice::Cpu, threads)?.remove(0);
         let (cancel, progress) = (cancel.clone(), Box::new(progress));

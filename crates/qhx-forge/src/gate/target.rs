@@ -374,14 +374,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let material = Material::open(&fixture).unwrap();
         let out = folder.path().join("model");
-        let mut options = ForgeOptions {
-            out: &out,
-            precision: Precision::F32,
-            replace: false,
-            calibration: None,
-            cancel: Default::default(),
-            progress: &mut |_| {},
-        };
+        let mut options = ForgeOptions::new(&out, Precision::F32);
         let mut silent = |_: GateProgress<'_>| {};
         let budget = Some(Duration::from_millis(100 * TOKENS as u64 * 9 / 4));
         let mut gate = Gate::new(&material, &options, GateOptions { budget, ..GateOptions::new(&mut silent) }).unwrap();

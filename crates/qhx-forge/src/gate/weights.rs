@@ -191,8 +191,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let material = Material::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)).unwrap();
         let out = folder.path().join("model");
-        let mut options =
-            ForgeOptions { out: &out, precision, replace: false, calibration: None, cancel: Default::default(), progress: &mut |_| {} };
+        let mut options = ForgeOptions::new(&out, precision);
         let prompts = [3usize, 60].map(|n| GivenPrompt::Ids((0..n as u32).map(|i| i * 37 % 300).collect()));
         let mut silent = |_: GateProgress<'_>| {};
         let options_of_gate = GateOptions { prompts: Some(prompts.to_vec()), ..GateOptions::new(&mut silent) };

@@ -66,8 +66,7 @@ impl Fixture {
         let name = folder.file_name().unwrap().to_string_lossy().into_owned();
         let temporary = tempfile::tempdir().unwrap();
         let out = temporary.path().join(&name);
-        let mut options =
-            ForgeOptions { out: &out, precision, replace: false, calibration: None, cancel: Default::default(), progress: &mut |_| {} };
+        let mut options = ForgeOptions::new(&out, precision);
         forge_checkpoint(folder, &mut options).unwrap_or_else(|e| panic!("{name}: {e}"));
         let bundle = Bundle::open(&out).unwrap_or_else(|e| panic!("{name}: {e}"));
         let record: Value = serde_json::from_str(&std::fs::read_to_string(folder.join(format!("{oracle}.json"))).unwrap()).unwrap();

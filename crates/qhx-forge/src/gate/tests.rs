@@ -1,0 +1,85 @@
+use super::*;
+use qhx_bundle::{BundleError, manifest::FileEntry, safetensors::read_header};
+use std::{fs, path::Path};
+
+#[test]
+fn a_wrong_program_or_weight_is_not_through_and_its_stage_stands_out() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/llama");
+    let folder = tempfile::tempdir().unwrap();
+    let material = Material::open(&fixture).unwrap();
+    let out = folder.path().join("model");
+    let mut options = ForgeOptions::new(&out, Precision::F16);
+    let prompts = [3usize, 40].map(|n| GivenPrompt::Ids((0..n as u32).map(|i| i * 37 % 300).collect()));
+    let mut silent = |_: GateProgress<'_>| {};
+    let gate = GateOptions { prompts: Some(prompts.to_vec()), ..GateOptions::new(&mut silent) };
+    let mut gate = Gate::new(&material, &options, gate).unwrap();
+    let plan = PrecisionPlan::from(Precision::F16);
+    let programs = material.programs(&plan).unwrap();
+    let mut staged = material.stage(&plan, &programs, &mut options).unwrap();
+    let cosine_of = |measured: &Measurement, stage: &str| measured.cosines.iter().find(|(name, ..)| **name == *stage).unwrap().1;
+    let right = gate.measure(&staged).unwrap();
+    assert!(right.gate.passed && cosine_of(&right, "layers.1.ffn") > 0.99999, "{:?}", right.gate);
+
+    let mut wrong = (*programs.programs[0].program).clone();
+    let scale = wrong.ops.iter_mut().find_map(|op| match &mut op.op {
+        OpKind::Attend { scale, .. } if op.path.starts_with("layers.1.") => Some(scale),
+        _ => None,
+    });
+    *scale.unwrap() *= 1.5;
+    staged.set_program(&wrong).unwrap();
+    let measured = gate.measure(&staged).unwrap();
+    assert!(!measured.gate.passed, "{:?}", measured.gate);
+    assert!(cosine_of(&measured, "layers.0.ffn") > 0.99999 && cosine_of(&measured, "layers.1.attn") < 0.999, "{:?}", measured.cosines);
+
+    staged.set_program(&programs.programs[0].program).unwrap();
+    damage(&staged, "layers.2.mlp.down_proj.weight").unwrap();
+    let measured = gate.measure(&staged).unwrap();
+    assert!(!measured.gate.passed, "{:?}", measured.gate);
+    assert!(cosine_of(&measured, "layers.2.attn") > 0.99999 && cosine_of(&measured, "layers.2.ffn") < 0.9999, "{:?}", measured.cosines);
+    drop(staged);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().filter(|e| e.as_ref().unwrap().path().is_dir()).count(), 0, "nothing is left");
+}
+
+#[test]
+fn a_wrong_tower_stands_out_too() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/qwen3_vl");
+    let folder = tempfile::tempdir().unwrap();
+    let material = Material::open(&fixture).unwrap();
+    let out = folder.path().join("model");
+    let mut options = ForgeOptions::new(&out, Precision::F32);
+    let mut silent = |_: GateProgress<'_>| {};
+    let gate = GateOptions { prompts: Some(vec![GivenPrompt::Ids(vec![1, 2, 3])]), ..GateOptions::new(&mut silent) };
+    let mut gate = Gate::new(&material, &options, gate).unwrap();
+    let plan = PrecisionPlan::from(Precision::F32);
+    let programs = material.programs(&plan).unwrap();
+    let mut staged = material.stage(&plan, &programs, &mut options).unwrap();
+    let right = gate.measure(&staged).unwrap();
+    assert!(right.gate.passed && right.gate.prompts == 3, "{:?}", right.gate);
+    assert!(right.cosines.iter().all(|(_, mean, _)| *mean > 0.999999), "{:?}", right.cosines);
+    let tower = programs.programs.iter().find(|written| *written.program.name == *"vision").unwrap();
+    let mut wrong = (*tower.program).clone();
+    let scale = wrong.ops.iter_mut().find_map(|op| match &mut op.op {
+        OpKind::Attend { scale, .. } if op.path.starts_with("vision.1.") => Some(scale),
+        _ => None,
+    });
+    *scale.unwrap() *= 3.0;
+    staged.set_program(&wrong).unwrap();
+    let measured = gate.measure(&staged).unwrap();
+    let cosine_of = |stage: &str| measured.cosines.iter().find(|(name, ..)| **name == *stage).unwrap().1;
+    assert!(cosine_of("vision.0") > 0.999999 && cosine_of("vision.1") < 0.9999, "{:?}", measured.cosines);
+    assert!(!measured.gate.passed, "{:?}", measured.gate);
+}
+
+/// Negates a quarter of a weight's numbers and makes the sums fit.
+fn damage(staged: &Staged, weight: &str) -> Result<(), BundleError> {
+    let mut manifest = staged.manifest().clone();
+    let file = manifest.weights[0].clone();
+    let place = staged.path().join(file.as_str());
+    let mut bytes = fs::read(&place).unwrap();
+    let range = read_header(&bytes).unwrap().tensors[weight].range.clone();
+    bytes[range].iter_mut().skip(1).step_by(8).for_each(|byte| *byte ^= 0x80);
+    manifest.files.insert(file, FileEntry { bytes: bytes.len() as u64, sha256: Digest::of(&bytes) });
+    fs::write(&place, &bytes).unwrap();
+    fs::write(staged.path().join("qhx.json"), manifest.to_json().unwrap()).unwrap();
+    staged.open().map(drop)
+}
