@@ -94,8 +94,8 @@ fn what_to_try(gated: &Gated) -> String {
         "f32" => return "its program or its weights do not compute what the checkpoint says: please report it".into(),
         "f16" | "native" => "--precision f32",
         "w8-f16head" | "auto" => "--precision f16 or native",
-        "w8" => "--precision w8-f16head, auto (each stage as low as the gate allows) or native (the weights as the checkpoint has them)",
-        _ => "--precision w8, auto (each stage as low as the gate allows) or native (the weights as the checkpoint has them)",
+        "w8" => "--precision w8-f16head, f16 or native (the weights as the checkpoint has them)",
+        _ => "--precision w8 or auto (the smallest mixture that comes as close as int8 does), or --bits with a larger number",
     };
     match gated.parity.gate.kind {
         GateKind::Strict => format!("try {others}, or --gate tolerant"),

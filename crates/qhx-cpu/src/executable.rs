@@ -283,7 +283,7 @@ fn deliver(program: &Checked, tapped: &Tapped, frame: &mut Frame<'_, '_>, taps: 
     } else {
         inputs.dense(&tapped.view)
     };
-    taps(Tap { stage: &program.stages[tapped.stage].name, shape: &shape, values });
+    Tap::show(&program.stages[tapped.stage], &shape, values, *taps);
 }
 
 /// So many zeroed f32 numbers, where there is memory for them.

@@ -42,7 +42,7 @@ fn program() -> Checked {
         slots: BTreeMap::new(),
         epochs: vec![],
         rotaries: BTreeMap::new(),
-        stages: vec![Stage { name: "moe".into(), tap: Some("moe.experts".into()) }],
+        stages: vec![Stage { name: "moe".into(), tap: Some("moe.experts".into()), rotated: false }],
         weights: BTreeMap::from([
             ("gate".into(), weight([EXPERTS, FFN, HIDDEN])),
             ("up".into(), weight([EXPERTS, FFN, HIDDEN])),

@@ -10,6 +10,7 @@ use crate::{
     encode::EncodedRows,
     families::{self, Family, Programs},
     media::MediaFiles,
+    mixture,
     numbers::{Numbers, Origin, weight_rows},
     pen::Recipe,
     plan::PrecisionPlan,
@@ -115,7 +116,7 @@ impl Material {
 
     /// Makes a bundle of it. No gate is applied.
     pub fn forge(&self, options: &mut ForgeOptions<'_>) -> Result<Forged, ForgeError> {
-        let plan = PrecisionPlan::from(options.precision);
+        let plan = mixture::plan(self, options, false)?;
         let staged = self.stage(&plan, &self.programs(&plan)?, options)?;
         let manifest = staged.manifest().clone();
         Ok(Forged { path: staged.publish()?, manifest })
@@ -149,6 +150,11 @@ impl Material {
         }
     }
 
+    /// Whether it can read texts: without, nothing is calibrated.
+    pub(crate) fn has_tokenizer(&self) -> bool {
+        matches!(self, Self::Checkpoint(checkpoint) if checkpoint.tokenizer_json.is_some())
+    }
+
     /// The programs as `plan` wants them, checked against the checkpoint's tensors.
     pub(crate) fn programs(&self, plan: &PrecisionPlan) -> Result<Programs, ForgeError> {
         let config = self.config();
@@ -161,6 +167,11 @@ impl Material {
             }
             Self::Synthetic { .. } => plan.write(family, config, &()),
         }
+    }
+
+    /// The f32 programs, rotated as others are: their stages take the same rows.
+    pub(crate) fn f32_programs_like(&self, programs: &Programs) -> Result<Programs, ForgeError> {
+        self.programs(&PrecisionPlan { rotations: programs.rotations, ..PrecisionPlan::from(Precision::F32) })
     }
 
     /// The programs at a precision, text first, without weights; and the longest text that the model was made for.
@@ -235,7 +246,7 @@ fn check_tensors(programs: &Programs, tensors: &TensorSource) -> Result<(), Forg
             let found = &tensors.tensor(tensor)?.info().shape.clone();
             if let Some(expected) = recipe.mismatch(index, found, &weight.shape) {
                 let reason = format!("has shape {found:?}, but the configuration asks for {expected:?} (as weight `{name}`)");
-                return Err(ForgeError::Tensor { tensor: tensor.clone(), reason });
+                return Err(ForgeError::Tensor { tensor: tensor.to_string(), reason });
             }
         }
     }

@@ -15,12 +15,14 @@ pub mod families;
 pub mod forge;
 pub mod gate;
 pub mod media;
+mod mixture;
 mod numbers;
 pub mod pen;
 pub mod plan;
 pub mod precision;
 pub mod read;
 pub mod rotary;
+pub mod rotate;
 pub mod synth;
 mod synth_checkpoint;
 pub mod target;
@@ -29,7 +31,8 @@ pub use calibrate::{Calibration, CalibrationTexts};
 pub use config::Config;
 pub use forge::{ForgeOptions, Forged, Material, Progress, forge_checkpoint, forge_synthetic};
 pub use gate::{F32Reference, GateOptions, GateProgress, Gated, forge_gated, forge_gated_with_targets};
-pub use precision::Precision;
+pub use precision::{MeanBits, Precision};
+pub use rotate::Rotations;
 pub use synth_checkpoint::write_synthetic_checkpoint;
 pub use target::{MadeTarget, TargetOrder, TargetPlacement, forge_with_targets};
 
@@ -72,6 +75,9 @@ pub enum ForgeError {
         /// What was expected and found.
         reason: String,
     },
+    /// The model cannot be stored in a precision.
+    #[error("{0}")]
+    Precision(String),
     /// Weights could not be rounded by what they are multiplied with.
     #[error("the weights cannot be calibrated: {0}")]
     Calibration(String),

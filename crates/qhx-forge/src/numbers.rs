@@ -12,7 +12,7 @@ use qhx_ir::{AlignedBytes, Encoding, Weight, WeightTensor};
 use std::ops::Range;
 
 /// f32 numbers that one thread encodes at a time.
-const NUMBERS_PER_PIECE: usize = 1 << 20;
+pub(crate) const NUMBERS_PER_PIECE: usize = 1 << 20;
 
 /// Where the numbers come from, and what shares a scale where they become integers.
 #[derive(Clone, Copy)]
@@ -36,6 +36,9 @@ impl Numbers<'_> {
         rows: Range<usize>,
         take: &mut dyn FnMut(Range<usize>, EncodedRows) -> Result<(), ForgeError>,
     ) -> Result<(), ForgeError> {
+        if let Recipe::Rotated(_) = recipe {
+            return self.encode_rotated(weight, recipe, rows, take);
+        }
         let columns = weight.shape[weight.shape.len() - 1];
         let piece = (NUMBERS_PER_PIECE / columns).max(1);
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -86,7 +89,7 @@ impl Numbers<'_> {
 
     /// Whether the checkpoint stores the very integers and scales that the weight has.
     pub(crate) fn is_lossless(&self, weight: &Weight, recipe: &Recipe) -> bool {
-        let Origin::Checkpoint(tensors) = self.origin else { return false };
+        let (Origin::Checkpoint(tensors), false) = (self.origin, matches!(recipe, Recipe::Rotated(_))) else { return false };
         self.scales == Scales::Block && recipe.tensors().iter().all(|name| stored_in_blocks(tensors, name, weight.encoding))
     }
 
@@ -173,7 +176,7 @@ fn encode_piece(numbers: &Numbers<'_>, weight: &Weight, recipe: &Recipe, rows: R
     while row < rows.end {
         let (index, first) = (row / rows_per_tensor, row % rows_per_tensor);
         let count = (rows.end - row).min(rows_per_tensor - first);
-        let name = &recipe.tensors()[index];
+        let name = recipe.tensors()[index];
         let encoded = match numbers.origin {
             Origin::Checkpoint(tensors) if numbers.scales == Scales::Block && stored_in_blocks(tensors, name, weight.encoding) => {
                 split_blocks(tensors, name, weight, first..first + count)?
@@ -182,7 +185,7 @@ fn encode_piece(numbers: &Numbers<'_>, weight: &Weight, recipe: &Recipe, rows: R
                 values.resize(count * columns, 0.0);
                 match recipe {
                     Recipe::Computed { shapes, formula, .. } => {
-                        let whole = |(name, shape): (&String, &Vec<usize>)| numbers.whole(name, shape);
+                        let whole = |(name, shape): (&&String, &Vec<usize>)| numbers.whole(name, shape);
                         let tensors = recipe.tensors().iter().zip(shapes).map(whole).collect::<Result<Vec<_>, _>>()?;
                         values.copy_from_slice(&formula.compute(shapes, &tensors)[first * columns..][..count * columns]);
                     }
@@ -192,6 +195,7 @@ fn encode_piece(numbers: &Numbers<'_>, weight: &Weight, recipe: &Recipe, rows: R
                         numbers.read(name, weight, true, first * columns, &mut values)?;
                         values.iter_mut().for_each(|x| *x += 1.0);
                     }
+                    Recipe::Rotated(_) => unreachable!("rotated weights are encoded by `encode_rotated`"),
                 }
                 check_numbers(name, weight.encoding, &values)?;
                 encode(weight.encoding, numbers.scales, columns, row_bytes, &values)
@@ -231,7 +235,7 @@ fn split_blocks(tensors: &TensorSource, name: &str, weight: &Weight, rows: Range
     Ok(out)
 }
 
-fn check_numbers(tensor: &str, encoding: Encoding, values: &[f32]) -> Result<(), ForgeError> {
+pub(crate) fn check_numbers(tensor: &str, encoding: Encoding, values: &[f32]) -> Result<(), ForgeError> {
     let limit = if encoding == Encoding::F16 { 65504.0 } else { f32::MAX };
     match values.iter().find(|x| x.is_nan() || x.abs() > limit) {
         None => Ok(()),
@@ -242,6 +246,6 @@ fn check_numbers(tensor: &str, encoding: Encoding, values: &[f32]) -> Result<(),
     }
 }
 
-fn too_large(recipe: &Recipe) -> ForgeError {
+pub(crate) fn too_large(recipe: &Recipe) -> ForgeError {
     ForgeError::Tensor { tensor: recipe.tensors()[0].clone(), reason: "is too large".into() }
 }

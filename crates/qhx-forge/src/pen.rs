@@ -9,12 +9,12 @@
 mod recipe;
 mod tower;
 
-pub use recipe::{Formula, Recipe};
+pub use recipe::{Formula, Recipe, Rotated, Side};
 pub use tower::{RelativeAttention, has_tower};
 
 use crate::{
     ForgeError,
-    precision::{Precision, Role, StoredTensors},
+    precision::{Precision, Role, StoredTensors, activation_of},
 };
 use qhx_ir::{
     Activation, Checked, DType, Dim, Encoding, Generator, Input, KeyValue, KvType, Mask, Name, Op, OpKind, Output, PROGRAM_VERSION,
@@ -118,7 +118,7 @@ impl<'a> Pen<'a> {
         let name = name.into();
         self.scope.replace((name.clone(), weights.into()));
         let value = body();
-        self.program.borrow_mut().stages.push(Stage { name: name.into(), tap: Some(value.name.clone()) });
+        self.program.borrow_mut().stages.push(Stage { name: name.into(), tap: Some(value.name.clone()), rotated: false });
         value
     }
 
@@ -213,7 +213,7 @@ impl<'a> Pen<'a> {
     }
 
     fn product(&self, label: &str, x: &Value, weight: Name, bias: Option<Name>, out: usize) -> Value {
-        let activation = self.precision.activation(self.encoding(&weight));
+        let activation = activation_of(self.encoding(&weight));
         let shape = [&x.shape[..x.shape.len() - 1], &[Dim::Fixed(out)]].concat();
         self.op(label, shape, OpKind::Linear { x: x.name.clone(), weight, bias, activation, clip: None })
     }
@@ -355,7 +355,7 @@ impl<'a> Pen<'a> {
         };
         let [gate, up, down] = names;
         let (gate, up, down) = (stack(gate, ffn, hidden), stack(up, ffn, hidden), stack(down, hidden, ffn));
-        let form = self.precision.activation(self.encoding(&gate));
+        let form = activation_of(self.encoding(&gate));
         let (experts, weights) = (chosen.0.name.clone(), chosen.1.name.clone());
         self.op("experts", x.shape.clone(), OpKind::Experts { x: x.name.clone(), experts, weights, gate, up, down, activation, form })
     }

@@ -1,54 +1,34 @@
-//! Plans: which precision and which activation form each stage gets.
+//! Plans: how each weight is stored, in which form rows meet it, and what is rotated before.
 //!
-//! A family writes its programs at one precision. A plan writes them at every precision that one of its stages asks for and takes each stage's weights and
-//! products from the right one: families and their pen know nothing of it.
+//! A family writes its programs at one precision; a plan then changes the weights that it names: families and their pen know nothing of it.
 
 use crate::{
     Config, ForgeError,
     families::{Family, Programs},
-    precision::{Precision, StoredTensors},
+    precision::{Precision, StoredTensors, activation_of},
+    rotate::{Rotations, rotate},
 };
-use qhx_ir::{ActivationForm, Checked, Name, OpKind, Program};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use qhx_ir::{ActivationForm, Checked, Encoding, Name, OpKind, Program};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// What a stage gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Level {
-    /// How its weights are stored.
-    pub precision: Precision,
-    /// Whether rows become integers where its weights are; otherwise they stay f32.
-    pub integer: bool,
-}
-
-impl From<Precision> for Level {
-    fn from(precision: Precision) -> Self {
-        Self { precision, integer: true }
-    }
-}
-
-impl fmt::Display for Level {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.precision, if self.integer { "" } else { " with f32 activations" })
-    }
-}
-
-/// Which level each stage has.
+/// What is stored how.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrecisionPlan {
     /// What the bundle is called; absent: its base precision.
     pub label: Option<String>,
-    /// Of every stage that is not named.
+    /// Of everything that is not named below.
     pub base: Precision,
-    /// Stages with a level of their own.
-    pub stages: BTreeMap<Name, Level>,
+    /// Weights with an encoding of their own.
+    pub encodings: BTreeMap<Name, Encoding>,
+    /// Weights that rows meet in a form of their own.
+    pub activations: BTreeMap<Name, ActivationForm>,
+    /// What is rotated before it is rounded, where the program allows it.
+    pub rotations: Rotations,
 }
 
 impl From<Precision> for PrecisionPlan {
     fn from(base: Precision) -> Self {
-        Self { label: None, base, stages: BTreeMap::new() }
+        Self { label: None, base, encodings: BTreeMap::new(), activations: BTreeMap::new(), rotations: Rotations::default() }
     }
 }
 
@@ -58,50 +38,40 @@ impl PrecisionPlan {
         self.label.clone().unwrap_or_else(|| self.base.to_string())
     }
 
-    /// The level of a stage.
-    pub fn level(&self, stage: &str) -> Level {
-        self.stages.get(stage).copied().unwrap_or(self.base.into())
-    }
-
     /// The programs of a model at this plan.
     pub fn write(&self, family: &Family, config: Config<'_>, tensors: &dyn StoredTensors) -> Result<Programs, ForgeError> {
         let mut programs = (family.write)(config, self.base, tensors)?;
-        let mut others: Vec<(Precision, Programs)> = Vec::new();
-        for level in self.stages.values() {
-            if level.precision != self.base && !others.iter().any(|(precision, _)| *precision == level.precision) {
-                others.push((level.precision, (family.write)(config, level.precision, tensors)?));
+        change(&mut programs, |program| {
+            for (name, encoding) in &self.encodings {
+                if let Some(weight) = program.weights.get_mut(name) {
+                    weight.encoding = *encoding;
+                }
             }
-        }
-        if self.stages.is_empty() {
-            return Ok(programs);
-        }
-        for (i, written) in programs.programs.iter_mut().enumerate() {
-            let of =
-                |precision: Precision| others.iter().find(|(p, _)| *p == precision).map(|(_, programs)| &*programs.programs[i].program);
-            written.program = Checked::new(self.merge(&written.program, &of))?;
-        }
+            set_forms(program, |weight| self.encodings.get(weight).map(|encoding| activation_of(*encoding)));
+        })?;
+        rotate(&mut programs, self.rotations)?;
+        change(&mut programs, |program| set_forms(program, |weight| self.activations.get(weight).copied()))?;
         Ok(programs)
     }
+}
 
-    /// `base` with the weights and products of each stage taken from the program of its precision.
-    fn merge<'a>(&self, base: &Checked, of: &dyn Fn(Precision) -> Option<&'a Program>) -> Program {
-        let mut merged = Program::clone(base);
-        let owners = Owners::of(base);
-        let level_of = |weight: &str| owners.stage(weight).map(|stage| self.level(&base.stages[stage].name));
-        for (name, weight) in &mut merged.weights {
-            let other = level_of(name).and_then(|level| of(level.precision));
-            if let Some(other) = other.and_then(|program| program.weights.get(name)) {
-                weight.encoding = other.encoding;
-            }
+/// Changes every program.
+fn change(programs: &mut Programs, change: impl Fn(&mut Program)) -> Result<(), ForgeError> {
+    for written in &mut programs.programs {
+        let mut program = Program::clone(&written.program);
+        change(&mut program);
+        written.program = Checked::new(program)?;
+    }
+    Ok(())
+}
+
+/// Sets the form of every op for whose first weight there is one.
+fn set_forms(program: &mut Program, form_for: impl Fn(&Name) -> Option<ActivationForm>) {
+    for op in &mut program.ops {
+        let new = op.op.weights().first().and_then(|weight| form_for(weight));
+        if let (OpKind::Linear { activation: form, .. } | OpKind::Experts { form, .. }, Some(new)) = (&mut op.op, new) {
+            *form = new;
         }
-        for (i, op) in merged.ops.iter_mut().enumerate() {
-            let Some(weight) = op.op.weights().first().map(|name| (*name).clone()) else { continue };
-            let Some(level) = level_of(&weight) else { continue };
-            // Programs of one family differ in nothing but encodings and forms, so ops have the same places.
-            let form = form_of(&of(level.precision).unwrap_or(base).ops[i].op);
-            set_form(&mut op.op, if level.integer { form } else { ActivationForm::F32 });
-        }
-        merged
     }
 }
 
@@ -145,6 +115,15 @@ impl Owners {
     }
 }
 
+/// The weights of a program that rows are looked up in, or that make the logits, with their encodings.
+pub fn tables(program: &Checked) -> impl Iterator<Item = (Name, Encoding)> {
+    let heads = program.outputs.iter().filter(|output| *output.name == *"logits").flat_map(|_| program.stages.len().checked_sub(1));
+    let of_heads = heads.flat_map(|stage| program.ops_of_stage(stage)).map(|&op| &program.ops[op].op);
+    let looked_up = program.ops.iter().map(|op| &op.op).filter(|op| matches!(op, OpKind::Embed { .. } | OpKind::Interpolate { .. }));
+    let names = of_heads.filter(|op| matches!(op, OpKind::Linear { .. })).chain(looked_up).flat_map(|op| op.weights());
+    names.map(|name| (name.clone(), program.weights[name].encoding)).collect::<BTreeMap<_, _>>().into_iter()
+}
+
 /// The form in which rows enter an op's products.
 pub fn form_of(op: &OpKind) -> ActivationForm {
     match op {
@@ -154,19 +133,10 @@ pub fn form_of(op: &OpKind) -> ActivationForm {
     }
 }
 
-fn set_form(op: &mut OpKind, new: ActivationForm) {
-    match op {
-        OpKind::Linear { activation, .. } => *activation = new,
-        OpKind::Experts { form, .. } => *form = new,
-        _ => {}
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::families;
-    use qhx_ir::Encoding;
     use std::path::Path;
 
     fn write(plan: &PrecisionPlan, name: &str) -> Checked {
@@ -177,11 +147,11 @@ mod tests {
     }
 
     #[test]
-    fn stages_get_what_the_plan_says() {
+    fn weights_get_what_the_plan_says() {
         let mut plan = PrecisionPlan::from(Precision::W8);
-        plan.stages.insert("layers.1.attn".into(), Level { precision: Precision::W8, integer: false });
-        plan.stages.insert("layers.1.ffn".into(), Precision::W4.into());
-        plan.stages.insert("lm_head".into(), Precision::F16.into());
+        plan.activations.insert("layers.1.self_attn.q_proj.weight".into(), ActivationForm::F32);
+        plan.encodings.insert("layers.1.mlp.down_proj.weight".into(), Encoding::I4_BLOCK32);
+        plan.encodings.insert("embed_tokens.weight".into(), Encoding::F16);
         let (base, mixed) = (write(&Precision::W8.into(), "gemma4"), write(&plan, "gemma4"));
         let of = |program: &Program, path: &str| {
             let op = program.ops.iter().find(|op| *op.path == *path).unwrap();
@@ -189,8 +159,8 @@ mod tests {
         };
         assert_eq!(of(&mixed, "layers.1.attn.q_proj"), (Encoding::I8Row, ActivationForm::F32));
         assert_eq!(of(&mixed, "layers.1.ffn.down_proj"), (Encoding::I4_BLOCK32, ActivationForm::I8Block32));
-        assert_eq!(of(&mixed, "lm_head.logits"), (Encoding::F16, ActivationForm::F32));
-        assert_eq!(of(&mixed, "embed.embed_tokens").0, Encoding::F16, "a tied table is stored once");
+        assert_eq!(of(&mixed, "lm_head.logits"), (Encoding::F16, ActivationForm::F32), "the output head is the table");
+        assert_eq!(of(&mixed, "embed.embed_tokens").0, Encoding::F16);
         for path in [
             "layers.0.attn.q_proj",
             "layers.2.ffn.down_proj",

@@ -13,16 +13,48 @@ pub enum Precision {
     F32,
     /// Matrices in f16.
     F16,
-    /// All matrices, tables and the head in int8 with a scale per row.
+    /// Matrices in int8 with a scale per row; tables and the head in int8 blocks of 32.
     W8,
     /// As `w8`, with the output head in f16.
     W8F16Head,
     /// Experts in int8, the rest in f16.
     MoeI8,
-    /// Matrices in int4 blocks of 32; tables and the head in int8.
+    /// Matrices in int4 blocks of 32, with calibration the most sensitive of them higher; tables and the head in int6.
     W4,
-    /// As `w4`, with one scale for all blocks of a row: what NPUs store in the least space.
+    /// int4 with one scale for all blocks of a row, which is what NPUs store in the least space; tables and the head in int8.
     W4Row,
+    /// The mixture of int4, int6, int8 and f16 that loses least at so many bits per weight.
+    Bits(MeanBits),
+}
+
+/// Bits per weight on average, scales included and the padding of rows not: from 4 to 16, in hundredths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MeanBits(u16);
+
+impl MeanBits {
+    /// None outside 4 to 16.
+    pub fn new(bits: f64) -> Option<Self> {
+        (4.0..=16.0).contains(&bits).then_some(Self((bits * 100.0).round() as u16))
+    }
+
+    /// As a number.
+    pub fn get(self) -> f64 {
+        f64::from(self.0) / 100.0
+    }
+}
+
+impl fmt::Display for MeanBits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.get())
+    }
+}
+
+impl FromStr for MeanBits {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bits = text.parse().ok().and_then(Self::new);
+        bits.ok_or_else(|| format!("`{text}` is no number of bits per weight; use one from 4 to 16, such as 4.8"))
+    }
 }
 
 /// What a weight is for.
@@ -68,7 +100,7 @@ impl StoredTensors for () {
 }
 
 impl Precision {
-    /// All of them, with the names that users type.
+    /// All that have names, as users type them; [`Precision::Bits`] is typed as its number.
     pub const ALL: [(Self, &'static str); 8] = [
         (Self::Native, "native"),
         (Self::F32, "f32"),
@@ -87,10 +119,12 @@ impl Precision {
             (_, Role::Small) | (Self::F32, _) => F32,
             (Self::Native, _) => recipe.tensors().first().and_then(|t| tensors.encoding(t)).unwrap_or(F32),
             (Self::F16, _) | (Self::W8F16Head, Role::Head) => F16,
+            (Self::W8 | Self::W8F16Head, Role::Embedding | Role::Head) => Encoding::I8_BLOCK32,
             (Self::W8 | Self::W8F16Head, _) | (Self::MoeI8, Role::Expert) => I8Row,
             (Self::MoeI8, _) => F16,
-            (Self::W4 | Self::W4Row, Role::Embedding | Role::Head) => I8Row,
-            (Self::W4 | Self::W4Row, _) => Encoding::I4_BLOCK32,
+            (Self::W4Row, Role::Embedding | Role::Head) => I8Row,
+            (Self::W4 | Self::Bits(_), Role::Embedding | Role::Head) => Encoding::I6_BLOCK32,
+            (Self::W4 | Self::W4Row | Self::Bits(_), _) => Encoding::I4_BLOCK32,
         }
     }
 
@@ -99,23 +133,22 @@ impl Precision {
         if self == Self::W4Row { Scales::Row } else { Scales::Block }
     }
 
-    /// How activations meet a weight stored like that.
-    pub fn activation(self, weight: Encoding) -> ActivationForm {
-        match weight {
-            Encoding::I8Row => ActivationForm::I8Row,
-            Encoding::Block(_) => ActivationForm::I8Block32,
-            Encoding::F32 | Encoding::F16 | Encoding::Bf16 => ActivationForm::F32,
-        }
-    }
-
     /// How keys and values are kept: in f32 where the weights are, else in f16.
     pub fn kv(self, matrices: Encoding) -> KvType {
         if matrices == Encoding::F32 { KvType::F32 } else { KvType::F16 }
     }
 }
 
+/// The form in which rows meet a weight: floats meet floats, and integers meet integers with a scale for every 32 numbers, since one scale for a whole row loses more than the weights do.
+pub fn activation_of(weight: Encoding) -> ActivationForm {
+    if weight.is_float() { ActivationForm::F32 } else { ActivationForm::I8Block32 }
+}
+
 impl fmt::Display for Precision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Self::Bits(bits) = self {
+            return bits.fmt(f);
+        }
         let name = Self::ALL.iter().find(|(p, _)| p == self).map_or("?", |(_, name)| name);
         f.write_str(name)
     }
@@ -124,9 +157,10 @@ impl fmt::Display for Precision {
 impl FromStr for Precision {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL.iter().find(|(_, name)| *name == text).map(|(p, _)| *p).ok_or_else(|| {
+        let named = Self::ALL.iter().find(|(_, name)| *name == text).map(|(p, _)| *p);
+        named.or_else(|| text.parse().ok().map(Self::Bits)).ok_or_else(|| {
             let names: Vec<_> = Self::ALL.iter().map(|(_, name)| *name).collect();
-            format!("`{text}` is no precision; use one of {}", names.join(", "))
+            format!("`{text}` is no precision; use one of {}, or a number of bits per weight such as 4.8", names.join(", "))
         })
     }
 }

@@ -55,13 +55,14 @@ pub fn write_synthetic_checkpoint(config: &Value, seed: u64, options: &mut Forge
                 Recipe::Copy(_) => (&weight.shape[..], false),
                 Recipe::Part { shape, .. } => (&shape[..], false),
                 Recipe::Computed { shapes, .. } => (&shapes[i][..], false),
+                Recipe::Rotated(_) => unreachable!("no family writes rotated weights"),
             };
             let numbers = match recipe {
                 Recipe::Computed { .. } => TensorNumbers::new(seed, name, shape.len(), shape[1..].iter().product(), false),
                 _ => TensorNumbers::new(seed, name, rank, columns, zero_centred),
             };
-            if !tensors.iter().any(|tensor| tensor.name == *name) {
-                tensors.push(Tensor { name: name.clone(), shape: shape.to_vec(), numbers: Numbers::Random(numbers) });
+            if !tensors.iter().any(|tensor| tensor.name == **name) {
+                tensors.push(Tensor { name: name.to_string(), shape: shape.to_vec(), numbers: Numbers::Random(numbers) });
             }
         }
     }

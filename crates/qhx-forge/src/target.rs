@@ -2,7 +2,7 @@
 //!
 //! Knows sizes, files and manifests. Which weights stay with the host and what is compiled is the device's business.
 
-use crate::{ForgeError, ForgeOptions, Forged, GateProgress, Material, families::Programs, plan::PrecisionPlan};
+use crate::{ForgeError, ForgeOptions, Forged, GateProgress, Material, families::Programs, mixture, plan::PrecisionPlan};
 use qhx_bundle::{
     Bundle, BundlePath, Manifest, Staged,
     manifest::TEXT_PROGRAM,
@@ -159,7 +159,7 @@ pub fn forge_with_targets(
     targets: &[TargetOrder],
     progress: &mut dyn FnMut(GateProgress<'_>),
 ) -> Result<(Forged, Vec<MadeTarget>), ForgeError> {
-    let plan = PrecisionPlan::from(options.precision);
+    let plan = mixture::plan(material, options, !targets.is_empty())?;
     let programs = material.programs(&plan)?;
     check_targets(material, &plan, &programs, options, targets)?;
     let staged = material.stage(&plan, &programs, options)?;

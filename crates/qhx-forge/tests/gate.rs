@@ -4,7 +4,9 @@ use qhx_bundle::{
     Bundle, BundlePath,
     parity::{CaseKind, GateKind, Parity, StageChoice},
 };
-use qhx_forge::{ForgeError, ForgeOptions, GateOptions, GateProgress, Gated, Material, Precision, forge_gated, gate::suite::GivenPrompt};
+use qhx_forge::{
+    ForgeError, ForgeOptions, GateOptions, GateProgress, Gated, Material, MeanBits, Precision, forge_gated, gate::suite::GivenPrompt,
+};
 use qhx_runtime::{LoadOptions, Model, verify};
 use std::{
     collections::BTreeSet,
@@ -138,7 +140,7 @@ fn stages_are_measured_with_the_scales_that_are_stored() {
         let folder = tempfile::tempdir().unwrap();
         let gated = forge("llama", &folder.path().join("model"), precision, false, Some(GateKind::Strict), few()).unwrap();
         assert_eq!(gated.manifest.precision, precision.to_string());
-        let error = |stage: &StageChoice| stage.errors[&format!("{precision} with f32 activations")];
+        let error = |stage: &StageChoice| stage.errors["f32 activations"];
         gated.parity.choices.unwrap().stages.iter().filter(|stage| stage.stage.ends_with("ffn")).map(error).sum::<f64>()
     });
     assert!(errors[1] > 1.2 * errors[0], "{errors:?}");
@@ -152,7 +154,7 @@ fn integer_activations_go_where_they_hurt_too_much() {
     if let Some(choices) = &gated.parity.choices {
         assert!(choices.tried[0].mixture == "w8" && !choices.tried[0].passed);
         let errors = &choices.stages[0].errors;
-        assert!(errors["w8"] > errors["w8 with f32 activations"], "{errors:?}");
+        assert!(errors["as planned"] > errors["f32 activations"], "{errors:?}");
         assert!(gated.parity.stages.iter().any(|stage| stage.activations == ["f32"]), "the programs take f32 activations");
     }
     let sizes = gated.parity.stages.iter().find(|stage| stage.stage == "layers.0.ffn").unwrap();
@@ -175,6 +177,21 @@ fn auto_finds_a_mixture_that_is_through() {
         assert!(choice.errors.len() >= 2 && !choice.chosen.is_empty(), "{choice:?}");
     }
     println!("{}\n{:#?}", choices.note, choices.tried);
+}
+
+#[test]
+fn bits_are_kept_and_more_of_them_lose_less() {
+    let folder = tempfile::tempdir().unwrap();
+    let kls = [5.0, 6.0, 8.0].map(|bits| {
+        let precision = Precision::Bits(MeanBits::new(bits).unwrap());
+        let gated = forge("qwen3", &folder.path().join(format!("model-{bits}")), precision, false, None, few()).unwrap();
+        assert_eq!(gated.manifest.precision, bits.to_string());
+        let bundle = Bundle::open(&gated.path).unwrap();
+        let stored = qhx_runtime::memory::bits_per_weight(bundle.programs().values());
+        assert!(stored <= bits && stored > bits - 0.3, "{stored} bits instead of {bits}");
+        gated.parity.gate.closeness.unwrap().mean_kl
+    });
+    assert!(kls.is_sorted_by(|a, b| a > b), "{kls:?}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! One call of an executable: whose rows, what is wanted of them, and where the results go.
 
-use crate::{Bindings, Checked, DType, DeviceError, RowResult, State, Want};
+use crate::{Bindings, Checked, DType, DeviceError, RowResult, Stage, State, Want, hadamard::Hadamard};
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -82,6 +82,19 @@ pub struct Tap<'a> {
     pub shape: &'a [usize],
     /// The data, row-major; rows outside segments have no meaning.
     pub values: &'a [f32],
+}
+
+impl Tap<'_> {
+    /// Shows what a stage made: `values` of this shape, turned back where the stage keeps them rotated.
+    pub fn show(stage: &Stage, shape: &[usize], values: &[f32], taps: &mut dyn FnMut(Tap<'_>)) {
+        if !stage.rotated {
+            return taps(Tap { stage: &stage.name, shape, values });
+        }
+        let (mut values, width) = (values.to_vec(), shape.last().map_or(1, |&n| n.max(1)));
+        let transform = Hadamard::new(width);
+        values.chunks_exact_mut(width).for_each(|row| transform.row(row));
+        taps(Tap { stage: &stage.name, shape, values: &values });
+    }
 }
 
 /// The results of a call, in memory of the caller that is used again by the next call with them.

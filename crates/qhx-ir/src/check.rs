@@ -6,7 +6,7 @@ mod cut;
 mod index;
 mod infer;
 
-use crate::{DType, Dim, Encoding, Name, OpKind, Program, Rotary, Shape, Slot, Stage, dim, dim::show_shape};
+use crate::{DType, Dim, Encoding, Name, OpKind, Program, Rotary, Shape, Slot, Stage, dim, dim::show_shape, hadamard};
 use index::{Index, StageNames, no_stage};
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -224,6 +224,7 @@ impl<'a> Checker<'a> {
         };
         program.outputs.iter().try_for_each(|o| known(&format!("output `{}`", o.name), &o.value))?;
         program.stages.iter().try_for_each(|s| s.tap.iter().try_for_each(|tap| known(&format!("stage `{}`", s.name), tap)))?;
+        program.stages.iter().filter(|stage| stage.rotated).try_for_each(|stage| self.can_be_rotated(stage).map_err(wrong))?;
         let index = Index::new(program, self.stages, stage_of_op);
         let used: HashSet<&Name> = program.ops.iter().flat_map(|op| op.op.weights()).collect();
         if let Some(name) = program.weights.keys().find(|name| !used.contains(name)) {
@@ -233,6 +234,19 @@ impl<'a> Checker<'a> {
             return Err(wrong(format!("slot `{name}` is used by no op")));
         }
         Ok((self.types, index))
+    }
+
+    /// Rows of a tap that is kept rotated must be numbers of a width that has the transform.
+    fn can_be_rotated(&self, stage: &Stage) -> Reason<()> {
+        let width = |value: &ValueType| match (value.dtype, value.shape.last()) {
+            (DType::F32, Some(&Dim::Fixed(width))) => Some(width),
+            _ => None,
+        };
+        match stage.tap.as_ref().map(|tap| width(&self.types[tap])) {
+            None => Ok(()),
+            Some(Some(width)) if hadamard::exists(width) => Ok(()),
+            Some(_) => Err(format!("stage `{}` is rotated, but its tap has no rows that could be turned back", stage.name)),
+        }
     }
 
     fn check_declarations(&mut self) -> Reason<()> {

@@ -17,6 +17,11 @@ pub fn factors(width: usize) -> (usize, usize) {
     (power, width / power)
 }
 
+/// Whether programs may transform rows of this width.
+pub fn exists(width: usize) -> bool {
+    width > 0 && factors(width).1 <= LARGEST_ODD
+}
+
 /// The Hartley matrix of order `m`, row after row, not yet divided by `√m`.
 pub fn hartley(m: usize) -> Vec<f64> {
     // The angle is reduced to one turn in integers: `j · j'` would lose digits as a float.
@@ -26,24 +31,43 @@ pub fn hartley(m: usize) -> Vec<f64> {
 
 /// Transforms a row in place, with sums in f64 that are rounded once. Any width; an empty row stays as it is.
 pub fn hadamard_row(row: &mut [f32]) {
-    if row.is_empty() {
-        return;
+    if !row.is_empty() {
+        Hadamard::new(row.len()).row(row);
     }
-    let (power, m) = factors(row.len());
-    let mut numbers: Vec<f64> = row.iter().map(|&x| x as f64).collect();
-    let mut half = m;
-    while half < numbers.len() {
-        for pair in numbers.chunks_exact_mut(2 * half) {
-            let (low, high) = pair.split_at_mut(half);
-            low.iter_mut().zip(high).for_each(|(a, b)| (*a, *b) = (*a + *b, *a - *b));
+}
+
+/// The transform of rows of one width.
+pub struct Hadamard {
+    width: usize,
+    /// Of the Hartley matrix's order.
+    odd: usize,
+    hartley: Vec<f64>,
+}
+
+impl Hadamard {
+    /// For rows of `width` numbers, at least one.
+    pub fn new(width: usize) -> Self {
+        let (_, odd) = factors(width);
+        Self { width, odd, hartley: hartley(odd) }
+    }
+
+    /// Transforms a row in place, with sums in f64 that are rounded once.
+    pub fn row(&self, row: &mut [f32]) {
+        assert_eq!(row.len(), self.width, "a row of the transform's width");
+        let mut numbers: Vec<f64> = row.iter().map(|&x| x as f64).collect();
+        let mut half = self.odd;
+        while half < numbers.len() {
+            for pair in numbers.chunks_exact_mut(2 * half) {
+                let (low, high) = pair.split_at_mut(half);
+                low.iter_mut().zip(high).for_each(|(a, b)| (*a, *b) = (*a + *b, *a - *b));
+            }
+            half *= 2;
         }
-        half *= 2;
-    }
-    let matrix = hartley(m);
-    let factor = 1.0 / ((power * m) as f64).sqrt();
-    for (numbers, row) in numbers.chunks_exact(m).zip(row.chunks_exact_mut(m)) {
-        for (entries, out) in matrix.chunks_exact(m).zip(row) {
-            *out = (factor * entries.iter().zip(numbers).map(|(e, x)| e * x).sum::<f64>()) as f32;
+        let factor = 1.0 / (self.width as f64).sqrt();
+        for (numbers, row) in numbers.chunks_exact(self.odd).zip(row.chunks_exact_mut(self.odd)) {
+            for (entries, out) in self.hartley.chunks_exact(self.odd).zip(row) {
+                *out = (factor * entries.iter().zip(numbers).map(|(e, x)| e * x).sum::<f64>()) as f32;
+            }
         }
     }
 }

@@ -243,6 +243,9 @@ pub struct Stage {
     /// The value that shows the stage's effect: usually the residual stream after it. Absent in a part of a program that does not complete the stage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<Name>,
+    /// Whether the tap's rows are kept in the basis of [`crate::hadamard`]. They are turned back before anyone sees them: see [`crate::Tap::show`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rotated: bool,
 }
 
 /// A weight as the program expects it.

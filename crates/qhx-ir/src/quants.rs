@@ -23,6 +23,15 @@ pub enum Quants {
 }
 
 impl Quants {
+    /// Bits of a number.
+    pub fn bits(self) -> u32 {
+        match self {
+            Self::I8 => 8,
+            Self::I6 => 6,
+            Self::I4 => 4,
+        }
+    }
+
     /// Bytes of a row of `columns` numbers in blocks of `block`, without padding at its end. `None` on overflow.
     pub fn row_bytes(self, columns: usize, block: usize) -> Option<usize> {
         Some(match self {

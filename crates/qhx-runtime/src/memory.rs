@@ -168,15 +168,31 @@ pub fn tensor_bytes(encoding: Encoding, shape: &[usize]) -> u64 {
     rows.saturating_mul(row)
 }
 
-/// Bits that the weights of some programs take for each of their numbers, scales included. A weight that several programs share counts once.
+/// Bits of a tensor's numbers or quants, scales and minima, without the padding of rows.
+pub fn stored_bits(encoding: Encoding, shape: &[usize]) -> f64 {
+    let columns = shape.last().copied().unwrap_or(0) as f64;
+    let rows: f64 = shape.iter().rev().skip(1).map(|&d| d as f64).product();
+    let row = match encoding {
+        Encoding::F32 => 32.0 * columns,
+        Encoding::F16 | Encoding::Bf16 => 16.0 * columns,
+        Encoding::I8Row => 8.0 * columns + 32.0,
+        Encoding::Block(block) => {
+            let factors = if block.min { 2.0 } else { 1.0 };
+            f64::from(block.quants.bits()) * columns + (columns / block.block as f64).ceil() * factors * 8.0 * block.scale.bytes() as f64
+        }
+    };
+    rows * row
+}
+
+/// Bits that the weights of some programs take for each of their numbers, scales included and the padding of rows not. A weight that several programs share counts once.
 pub fn bits_per_weight<'a>(programs: impl IntoIterator<Item = &'a Checked>) -> f64 {
     let weights: HashMap<_, _> = programs.into_iter().flat_map(|program| &program.weights).collect();
-    let (mut bytes, mut numbers) = (0, 0);
+    let (mut bits, mut numbers) = (0.0, 0.0);
     for weight in weights.values() {
-        bytes += tensor_bytes(weight.encoding, &weight.shape);
-        numbers += weight.shape.iter().map(|&d| d as u64).product::<u64>();
+        bits += stored_bits(weight.encoding, &weight.shape);
+        numbers += weight.shape.iter().map(|&d| d as f64).product::<f64>();
     }
-    8.0 * bytes as f64 / (numbers as f64).max(1.0)
+    bits / numbers.max(1.0)
 }
 
 /// The most bytes of values that are alive at once when the ops run in order: what a device needs at least for a call.

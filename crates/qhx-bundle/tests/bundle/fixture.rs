@@ -43,7 +43,7 @@ pub(crate) fn program(name: &str, weights: &[(&str, Encoding, Vec<usize>)]) -> P
         slots: BTreeMap::new(),
         epochs: Vec::new(),
         rotaries: BTreeMap::new(),
-        stages: vec![Stage { name: "all".into(), tap: None }],
+        stages: vec![Stage { name: "all".into(), tap: None, rotated: false }],
         weights: BTreeMap::new(),
         ops: Vec::new(),
     };

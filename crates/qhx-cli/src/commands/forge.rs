@@ -21,7 +21,7 @@ use qhx_bundle::{
     parity::{Choices, GateKind, GateResult, Parity},
 };
 use qhx_forge::{
-    Calibration, CalibrationTexts, Forged, Gated, MadeTarget, Material, Precision, gate::suite::read as read_prompts,
+    Calibration, CalibrationTexts, Forged, Gated, MadeTarget, Material, MeanBits, Precision, gate::suite::read as read_prompts,
     write_synthetic_checkpoint,
 };
 use serde::Serialize;
@@ -37,14 +37,14 @@ use std::{
 /// as DIR.rejected, with its report.
 #[derive(Args)]
 #[command(
-    after_help = "Example:\n  qhx forge ./SmolLM2-135M-Instruct --out smol --precision w8\n  qhx forge ./SmolLM2-135M-Instruct --out smol --precision f16 --target cpu,v79,v81 --context 512\n  qhx forge ./SmolLM2-135M-Instruct --compare f16,w8,w4"
+    after_help = "Example:\n  qhx forge ./SmolLM2-135M-Instruct --out smol --precision w8\n  qhx forge ./SmolLM2-135M-Instruct --out smol --precision f16 --target cpu,v79,v81 --context 512\n  qhx forge ./SmolLM2-135M-Instruct --compare f16,w8,w4,4.8"
 )]
 pub(crate) struct Forge {
     /// The checkpoint: a Hugging Face folder or a GGUF file
     #[arg(value_name = "SRC")]
     source: PathBuf,
     /// Compare precisions instead of making one bundle: a table and a page with size, divergence from the checkpoint, perplexity and speed. With --out each bundle is kept as DIR/PRECISION
-    #[arg(long, value_name = "P,P", value_delimiter = ',', value_parser = str::parse::<Precision>, conflicts_with_all = ["precision", "plan", "gate", "prompts"])]
+    #[arg(long, value_name = "P,P", value_delimiter = ',', value_parser = str::parse::<Precision>, conflicts_with_all = ["precision", "bits", "plan", "gate", "prompts"])]
     compare: Vec<Precision>,
     /// Text for the perplexity and divergence of --compare, as a UTF-8 file [default: a built-in text]
     #[arg(long, value_name = "FILE", requires = "compare")]
@@ -62,9 +62,12 @@ pub(crate) struct BundleFlags {
     /// Folder of the bundle; its last component is the model's name
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Weight precision: native (as in the checkpoint; keys and values in f32 for an f32 checkpoint, otherwise in f16), f32, f16, w8, w8-f16head, moe-i8, w4, w4-row, or auto (each stage as low as the gate allows)
+    /// Weight precision: native (as in the checkpoint; keys and values in f32 for an f32 checkpoint, otherwise in f16), f32, f16, w8, w8-f16head, moe-i8, w4, w4-row, or auto (the smallest mixture that comes as close as int8 does)
     #[arg(long, value_name = "P", default_value = "native", value_parser = precision)]
     precision: PrecisionChoice,
+    /// Bits per weight instead of a precision, such as 4.8: the mixture of int4, int6, int8 and f16 that loses least at that size, found by measuring what the model loses by each matrix
+    #[arg(long, value_name = "N", value_parser = str::parse::<MeanBits>, conflicts_with = "precision")]
+    bits: Option<MeanBits>,
     #[command(flatten)]
     targets: TargetFlags,
     /// Print contexts, graphs, bytes and layers of the NPU targets (without --target: of all) without compiling anything; SRC may be a config.json
@@ -161,7 +164,7 @@ impl BundleFlags {
             self.out()?;
         }
         self.targets.check(self.plan)?;
-        match (self.gate, self.precision) {
+        match (self.gate, self.precision()) {
             (Some(Gate::None), PrecisionChoice::Auto) => Err(without("--precision auto")),
             (Some(Gate::None), _) if self.prompts.is_some() => Err(without("--prompts")),
             (Some(Gate::None), _) if self.gate_budget.is_some() => Err(without("--gate-budget")),
@@ -169,6 +172,11 @@ impl BundleFlags {
             (Some(Gate::None), _) if self.max_kl.is_some() => Err(without("--max-kl")),
             _ => Ok(()),
         }
+    }
+
+    /// What `--precision` or `--bits` asks for.
+    fn precision(&self) -> PrecisionChoice {
+        self.bits.map_or(self.precision, |bits| PrecisionChoice::Fixed(Precision::Bits(bits)))
     }
 
     /// The folder that the bundle goes into.
@@ -183,7 +191,7 @@ impl BundleFlags {
 
     /// Prints what would be compiled for the NPU.
     pub(crate) fn print_plan(&self, material: &Material) -> Result<(), Failure> {
-        let precision = match self.precision {
+        let precision = match self.precision() {
             PrecisionChoice::Fixed(precision) => precision,
             PrecisionChoice::Auto => Precision::W8,
         };
@@ -200,8 +208,8 @@ impl BundleFlags {
     ) -> Result<(), Failure> {
         let started = Instant::now();
         let peak = PeakMemory::watch();
-        let auto = matches!(self.precision, PrecisionChoice::Auto);
-        let precision = match self.precision {
+        let auto = matches!(self.precision(), PrecisionChoice::Auto);
+        let precision = match self.precision() {
             PrecisionChoice::Fixed(precision) => precision,
             PrecisionChoice::Auto => Precision::W8,
         };

@@ -136,7 +136,7 @@ impl Multiplier<'_> {
             slots: BTreeMap::new(),
             epochs: Vec::new(),
             rotaries: BTreeMap::new(),
-            stages: vec![Stage { name: "multiply".into(), tap: None }],
+            stages: vec![Stage { name: "multiply".into(), tap: None, rotated: false }],
             weights: weights.iter().map(declared).collect(),
             ops,
         })?;

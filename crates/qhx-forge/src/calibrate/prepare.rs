@@ -18,8 +18,6 @@ use crate::{
     },
     numbers::Numbers,
     pen::Written,
-    plan::PrecisionPlan,
-    precision::Precision,
 };
 use qhx_bundle::manifest::{Calibrated, Rounding};
 use qhx_ir::{Device, Name};
@@ -59,7 +57,7 @@ impl<'a> CalibrationRun<'a> {
         let (Some(calibration), Material::Checkpoint(_)) = (&options.calibration, material) else { return Ok(None) };
         let rounded = crate::forge::weights(programs).filter(|(_, weight, recipe)| is_rounded(numbers, weight, recipe));
         let Some(widest) = rounded.filter_map(|(_, weight, _)| weight.shape.last().copied()).max() else { return Ok(None) };
-        let exact = material.programs(&PrecisionPlan::from(Precision::F32))?;
+        let exact = material.f32_programs_like(programs)?;
         let (model, manifest) = language(material, &exact, options)?;
         if model.tokenizer().is_none() {
             return Ok(None);

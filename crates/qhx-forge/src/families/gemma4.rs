@@ -12,6 +12,7 @@ use crate::{
     pen::{Kv, Pen, Value},
     precision::{Precision, StoredTensors},
     rotary::{RopeConfig, frequencies, one_block},
+    rotate::Rotations,
 };
 use qhx_bundle::media::Media;
 use qhx_ir::{Activation::GeluTanh, Dim, Mask, Rotary};
@@ -192,6 +193,7 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
         vocabulary: c.vocabulary,
         hidden: c.hidden,
         context: c.context,
+        rotations: Rotations::default(),
         ignored: Box::new(move |tensor| {
             // Published files hold keys and values for the layers that share, too; they must not be used.
             let text = tensor.starts_with("model.language_model.") || tensor.starts_with("model.layers.");

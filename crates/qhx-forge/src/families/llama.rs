@@ -6,6 +6,7 @@ use crate::{
     pen::{Kv, Pen},
     precision::{Precision, StoredTensors},
     rotary::RopeConfig,
+    rotate::Rotations,
 };
 use qhx_ir::{Activation::Silu, Mask, Rotary};
 
@@ -86,6 +87,7 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
         vocabulary: c.vocabulary,
         hidden: c.hidden,
         context: config.length_if_any("max_position_embeddings")?.unwrap_or(2048),
+        rotations: Rotations::default(),
         ignored: Box::new(|tensor| tensor.starts_with("lm_head.") || tensor.ends_with(".rotary_emb.inv_freq")),
     })
 }

@@ -14,6 +14,7 @@ use crate::{
     media::MediaFiles,
     pen::Written,
     precision::{Precision, StoredTensors},
+    rotate::Rotations,
 };
 use qhx_bundle::media::Media;
 
@@ -39,6 +40,8 @@ pub struct Programs {
     pub hidden: usize,
     /// The longest text the model was made for.
     pub context: usize,
+    /// What was asked to be rotated: families rotate nothing.
+    pub rotations: Rotations,
     /// Tensors that are left out on purpose where no program uses them (other towers, draft heads, the head of a tied model).
     pub ignored: Box<dyn Fn(&str) -> bool>,
 }

@@ -8,6 +8,7 @@ use crate::{
     pen::{Kv, Pen},
     precision::{Precision, StoredTensors},
     rotary::{RopeConfig, frequencies, one_block},
+    rotate::Rotations,
 };
 use qhx_ir::{Activation::Silu, Mask, Rotary, RotaryVariant, Routing};
 
@@ -126,5 +127,12 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
     });
     m.output("logits", &logits);
     let ignored = Box::new(|_: &str| false);
-    Ok(Programs { programs: vec![m.finish()?], vocabulary: c.vocabulary, hidden: c.hidden, context: c.context, ignored })
+    Ok(Programs {
+        programs: vec![m.finish()?],
+        vocabulary: c.vocabulary,
+        hidden: c.hidden,
+        context: c.context,
+        rotations: Rotations::default(),
+        ignored,
+    })
 }

@@ -11,6 +11,7 @@ use crate::{
     pen::{Kv, Pen, Written},
     precision::{Precision, StoredTensors},
     rotary::{RopeConfig, interleaved_streams},
+    rotate::Rotations,
 };
 use qhx_ir::{Activation::Silu, Mask, Rotary};
 
@@ -140,5 +141,5 @@ fn finish(c: &Qwen3, programs: Vec<Written>) -> Result<Programs, ForgeError> {
     let text_only = programs.len() == 1;
     let ignored = move |tensor: &str| tensor.starts_with("lm_head.") || (text_only && tensor.starts_with("model.visual."));
     let ignored = Box::new(ignored);
-    Ok(Programs { programs, vocabulary: c.vocabulary, hidden: c.hidden, context: c.context, ignored })
+    Ok(Programs { programs, vocabulary: c.vocabulary, hidden: c.hidden, context: c.context, rotations: Rotations::default(), ignored })
 }

@@ -10,6 +10,7 @@ use crate::{
     pen::{Kv, Pen, Value},
     precision::{Precision, StoredTensors},
     rotary::{RopeConfig, interleaved_streams},
+    rotate::Rotations,
 };
 use qhx_ir::{
     Activation::{Sigmoid, Silu},
@@ -161,6 +162,7 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
         vocabulary: c.vocabulary,
         hidden: c.hidden,
         context: c.context,
+        rotations: Rotations::default(),
         ignored: Box::new(|tensor| ignored.iter().any(|prefix| tensor.starts_with(prefix))),
     })
 }

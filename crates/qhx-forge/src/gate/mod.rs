@@ -11,6 +11,8 @@ pub mod limits;
 mod pace;
 mod reference;
 mod report;
+#[cfg(test)]
+mod rotated;
 mod search;
 pub mod suite;
 mod target;
@@ -26,6 +28,7 @@ pub use reference::F32Reference;
 use crate::{
     ForgeError, ForgeOptions, Material,
     families::Programs,
+    mixture,
     pen::Written,
     plan::{Owners, PrecisionPlan, form_of},
     precision::Precision,
@@ -37,7 +40,7 @@ use pace::{Pace, Work};
 use qhx_bundle::{
     Bundle, BundlePath, Digest, Manifest, Staged,
     manifest::TEXT_PROGRAM,
-    parity::{Choices, Covered, GateKind, Level, PARITY_PAGE, PARITY_VERSION, Parity, StageResult},
+    parity::{Choices, Covered, GateKind, Level, Limits, PARITY_PAGE, PARITY_VERSION, Parity, StageResult},
 };
 use qhx_ir::{Checked, Device, Encoding, Name, OpKind};
 use qhx_runtime::{
@@ -64,6 +67,8 @@ const REPRODUCIBLE_PARAMETERS: u64 = 64_000_000;
 const FIRST_PROMPTS: usize = 4;
 /// Bytes of logits of prompts, beside those of answers, that are kept for the f32 pass.
 const PROMPT_LOGIT_BYTES: usize = 256 << 20;
+/// The class that a mixture of precisions must come as close as, however few bits it has.
+const SEARCHED: Class = Class::Int8Both;
 /// The share of a budget that goes into answering; the f32 pass takes about the rest.
 const ANSWERING_SHARE: f64 = 0.4;
 
@@ -166,15 +171,18 @@ pub fn forge_gated_with_targets(
     gate: GateOptions<'_>,
     targets: &[TargetOrder],
 ) -> Result<Gated, ForgeError> {
-    if gate.auto {
-        // A search writes many mixtures, and calibrating each would take too long.
-        options.calibration = None;
-    } else {
-        let plan = PrecisionPlan::from(options.precision);
-        check_targets(material, &plan, &material.programs(&plan)?, options, targets)?;
-    }
+    let base = PrecisionPlan::from(options.precision);
+    check_targets(material, &base, &material.programs(&base)?, options, targets)?;
     let mut gate = Gate::new(material, options, gate)?;
-    let outcome = if gate.options.auto { search::auto(&mut gate, options)? } else { search::fixed(&mut gate, options)? };
+    // Heads in blocks would be floats on an NPU.
+    let row_tables = !targets.is_empty();
+    let outcome = match gate.options.auto {
+        true => search::auto(&mut gate, options, row_tables)?,
+        false => {
+            let plan = mixture::plan(material, options, row_tables)?;
+            search::fixed(&mut gate, plan, options)?
+        }
+    };
     let search::Outcome { mut staged, programs, measurement, choices } = outcome;
     let mut measurement = measurement;
     if let Some(damage) = gate.damage(&staged, &programs)? {
@@ -280,11 +288,11 @@ impl<'m, 'o> Gate<'m, 'o> {
     /// What a bundle is held to: the limits of its class, as far as nobody asked for others. A search for a mixture must come as close as int8 does, however few bits it tries.
     fn standard(&self, bundle: &Bundle, kind: GateKind) -> Standard {
         let class = match self.options.auto {
-            true => Class::Int8Both,
+            true => SEARCHED,
             false => Class::of(bundle.programs().values(), &self.lossless, weights::is_calibrated(bundle.manifest())),
         };
         let GateOptions { max_flips, max_kl, .. } = self.options;
-        let mut limits = class.limits();
+        let mut limits = class.limits(self.has_router());
         let own_limits = max_flips.is_some() || max_kl.is_some();
         if own_limits {
             (limits.p99_kl, limits.wide_flips) = (None, None);
@@ -292,6 +300,17 @@ impl<'m, 'o> Gate<'m, 'o> {
         limits.flips = max_flips.unwrap_or(limits.flips);
         limits.mean_kl = max_kl.unwrap_or(limits.mean_kl);
         Standard { label: bundle.manifest().precision.clone(), kind, class: class.name().into(), limits, tie: class.tie(), own_limits }
+    }
+
+    /// Whether the model chooses experts.
+    fn has_router(&self) -> bool {
+        self.f32.programs.iter().any(|written| written.program.ops.iter().any(|op| matches!(op.op, OpKind::Route { .. })))
+    }
+
+    /// What a search looks for.
+    fn limits_of_search(&self) -> Limits {
+        let limits = SEARCHED.limits(self.has_router());
+        Limits { mean_kl: self.options.max_kl.unwrap_or(limits.mean_kl), ..limits }
     }
 
     /// The stages that are compared, in order: those of towers that have something to read, then those of the text.

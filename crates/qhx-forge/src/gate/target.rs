@@ -143,7 +143,7 @@ impl Gate<'_, '_> {
         let is_closer = [Class::F32, Class::F16].iter().any(|class| own.class == class.name());
         let class = Class::F16Arithmetic;
         match is_closer && !own.own_limits {
-            true => Standard { class: class.name().into(), limits: class.limits(), tie: class.tie(), ..own },
+            true => Standard { class: class.name().into(), limits: class.limits(self.has_router()), tie: class.tie(), ..own },
             false => own,
         }
     }
@@ -165,6 +165,7 @@ impl Gate<'_, '_> {
         let read: Vec<&SuitePrompt> = text.into_iter().chain(towers).collect();
         let covered = verdict::coverage(suite, read.iter().copied());
         let played: Vec<Played> = read.into_iter().map(read_only).collect();
+        let f32 = self.material.f32_programs_like(programs)?;
         let progress = &mut *self.options.progress;
         let mut tell = |done, total| progress(GateProgress::new("running each stage alone", done, total));
         let teacher = Teacher {
@@ -172,7 +173,7 @@ impl Gate<'_, '_> {
             distinct: true,
             ..super::teacher(self.material, self.precision, &self.device, &self.options.cancel)
         };
-        let errors = whole::run(&teacher, &self.f32, manifest, &played, std::slice::from_ref(programs), &mut Silent(&mut tell))?.remove(0);
+        let errors = whole::run(&teacher, &f32, manifest, &played, std::slice::from_ref(programs), &mut Silent(&mut tell))?.remove(0);
         let stored = Stored::of(programs);
         let result = |(stage, (difference, expected)): (Name, (f64, f64))| {
             let error = if expected > 0.0 { difference / expected } else { 0.0 };

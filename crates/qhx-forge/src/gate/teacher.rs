@@ -378,7 +378,7 @@ impl Course {
 }
 
 /// The last part that reads each value.
-fn last_reads<'p>(program: &'p Program, parts: &'p [Part]) -> HashMap<&'p Name, usize> {
+pub(crate) fn last_reads<'p>(program: &'p Program, parts: &'p [Part]) -> HashMap<&'p Name, usize> {
     parts.iter().enumerate().flat_map(|(i, part)| part.reads(program).map(move |name| (name, i))).collect()
 }
 
@@ -389,10 +389,10 @@ pub(crate) struct Made {
 }
 
 /// A part of a program that is run at once: a stage, or the output head.
-struct Part {
+pub(crate) struct Part {
     stage: Name,
     /// The places of its ops.
-    ops: Vec<usize>,
+    pub(crate) ops: Vec<usize>,
     /// The head's matrix, where its rows can be taken in blocks.
     head: Option<Name>,
 }
@@ -413,7 +413,7 @@ impl Part {
     }
 
     /// The blocks in which the part is run: one of everything, or rows of the head.
-    fn blocks(&self, program: &Program) -> Vec<Option<Range<usize>>> {
+    pub(crate) fn blocks(&self, program: &Program) -> Vec<Option<Range<usize>>> {
         let Some(head) = self.head.as_ref().and_then(|name| program.weights.get(name)) else { return vec![None] };
         let block = (HEAD_BLOCK / head.shape[1]).max(1);
         (0..head.shape[0]).step_by(block).map(|first| Some(first..head.shape[0].min(first + block))).collect()
@@ -421,7 +421,7 @@ impl Part {
 }
 
 /// The stages in order; the last in two parts where it ends in a matrix whose rows are apart.
-fn parts(program: &Checked) -> Vec<Part> {
+pub(crate) fn parts(program: &Checked) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     let has_logits = program.outputs.iter().any(|o| *o.name == *"logits");
     for (place, stage) in program.stages.iter().enumerate() {

@@ -105,7 +105,7 @@ mod tests {
             label: label.into(),
             kind,
             class: class.name().into(),
-            limits: class.limits(),
+            limits: class.limits(false),
             tie: class.tie(),
             own_limits: false,
         };

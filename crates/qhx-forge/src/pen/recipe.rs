@@ -29,6 +29,34 @@ pub enum Recipe {
         /// What is made of them.
         formula: Formula,
     },
+    /// Another weight, rotated.
+    Rotated(Box<Rotated>),
+}
+
+/// A weight that is rotated by the transform of [`qhx_ir::hadamard`]: blocks of neighbouring inputs or outputs, one after the other, are transformed each on its own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rotated {
+    /// The weight as it was.
+    pub inner: Recipe,
+    /// What is rotated.
+    pub side: Side,
+}
+
+/// The side of a matrix on which it is rotated.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Side {
+    /// Every row, in blocks of columns. A vector is one row.
+    Input {
+        /// Numbers of a block.
+        block: usize,
+        /// A vector by which every row is multiplied first, number by number.
+        gain: Option<Recipe>,
+    },
+    /// Every column, in blocks of rows.
+    Output {
+        /// Numbers of a block.
+        block: usize,
+    },
 }
 
 /// What is computed when a bundle is made. Sums are in f64.
@@ -49,10 +77,37 @@ pub enum Formula {
 
 impl Recipe {
     /// The checkpoint tensors it reads, in order.
-    pub fn tensors(&self) -> &[String] {
+    pub fn tensors(&self) -> Vec<&String> {
         match self {
-            Self::Copy(tensor) | Self::PlusOne(tensor) | Self::Part { tensor, .. } => std::slice::from_ref(tensor),
-            Self::Stack(tensors) | Self::Computed { tensors, .. } => tensors,
+            Self::Copy(tensor) | Self::PlusOne(tensor) | Self::Part { tensor, .. } => vec![tensor],
+            Self::Stack(tensors) | Self::Computed { tensors, .. } => tensors.iter().collect(),
+            Self::Rotated(rotated) => {
+                rotated.inner.tensors().into_iter().chain(rotated.gain().into_iter().flat_map(Self::tensors)).collect()
+            }
+        }
+    }
+
+    /// The same weight, rotated on one side.
+    pub fn rotated(&self, side: Side) -> Self {
+        Self::Rotated(Box::new(Rotated { inner: self.clone(), side }))
+    }
+
+    /// Whether its columns are rotated, so that it takes rotated rows.
+    pub fn has_rotated_inputs(&self) -> bool {
+        match self {
+            Self::Rotated(rotated) => matches!(rotated.side, Side::Input { .. }) || rotated.inner.has_rotated_inputs(),
+            _ => false,
+        }
+    }
+
+    /// Rows that can be computed only together: from a multiple of this number to the next.
+    pub fn rows_together(&self) -> usize {
+        match self {
+            Self::Rotated(rotated) => match rotated.side {
+                Side::Input { .. } => rotated.inner.rows_together(),
+                Side::Output { block } => block.max(rotated.inner.rows_together()),
+            },
+            _ => 1,
         }
     }
 
@@ -61,12 +116,28 @@ impl Recipe {
         let expected = match self {
             Self::Part { shape, .. } => return (found != shape).then(|| shape.clone()),
             Self::Computed { shapes, .. } => return (found != shapes[index]).then(|| shapes[index].clone()),
+            Self::Rotated(rotated) => {
+                let own = rotated.inner.tensors().len();
+                return match rotated.gain() {
+                    Some(gain) if index >= own => gain.mismatch(index - own, found, &weight[weight.len() - 1..]),
+                    _ => rotated.inner.mismatch(index, found, weight),
+                };
+            }
             Self::Stack(_) => &weight[1..],
             Self::Copy(_) | Self::PlusOne(_) => weight,
         };
         let real = |shape: &[usize]| shape.iter().copied().filter(|&d| d != 1).collect::<Vec<_>>();
         let fits = real(found) == real(expected) && found.last().copied().unwrap_or(1) == weight[weight.len() - 1];
         (!fits).then(|| expected.to_vec())
+    }
+}
+
+impl Rotated {
+    fn gain(&self) -> Option<&Recipe> {
+        match &self.side {
+            Side::Input { gain, .. } => gain.as_ref(),
+            Side::Output { .. } => None,
+        }
     }
 }
 
@@ -134,6 +205,11 @@ mod tests {
         let part = Recipe::Part { tensor: "w".into(), shape: vec![8, 3, 2, 2], first: 0 };
         assert_eq!(part.mismatch(0, &[8, 3, 2, 2], &[8, 12]), None);
         assert_eq!(part.mismatch(0, &[8, 12], &[8, 12]), Some(vec![8, 3, 2, 2]));
+        let rotated = copy.rotated(Side::Input { block: 4, gain: Some(Recipe::PlusOne("norm".into())) }).rotated(Side::Output { block: 6 });
+        assert_eq!(rotated.tensors(), ["w", "norm"]);
+        assert_eq!(rotated.mismatch(0, &[6, 4], &[6, 4]), None);
+        assert_eq!(rotated.mismatch(1, &[4], &[6, 4]), None);
+        assert_eq!(rotated.mismatch(1, &[6], &[6, 4]), Some(vec![4]));
         assert_eq!(Recipe::Stack(vec!["a".into()]).mismatch(0, &[3, 4], &[1, 4, 3]), Some(vec![4, 3]));
     }
 }

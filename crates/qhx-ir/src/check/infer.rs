@@ -148,11 +148,12 @@ impl<'a> Checker<'a> {
             }
             OpKind::Hadamard { x } => {
                 let width = self.last(x)?;
-                match hadamard::factors(width) {
-                    (_, odd) if odd > hadamard::LARGEST_ODD => {
-                        Err(format!("`{x}` has {width} numbers a row, whose odd factor {odd} is larger than {}", hadamard::LARGEST_ODD))
+                match hadamard::exists(width) {
+                    true => f32s(self.floats(x, 1)?.clone()),
+                    false => {
+                        let (odd, most) = (hadamard::factors(width).1, hadamard::LARGEST_ODD);
+                        Err(format!("`{x}` has {width} numbers a row, whose odd factor {odd} is larger than {most}"))
                     }
-                    _ => f32s(self.floats(x, 1)?.clone()),
                 }
             }
             OpKind::Softcap { x, cap } => {

@@ -255,6 +255,11 @@ fn declarations() {
     refuse_program(|p| p.outputs.push(p.outputs[0].clone()), "output `op.y` is declared twice");
     refuse_program(|p| p.outputs[0].value = "no".into(), "output `op.y` names the value `no`, which nothing makes");
     refuse_program(|p| p.stages[0].tap = Some("no".into()), "stage `op` names the value `no`");
+    let rotate = |p: &mut Program, width: usize| {
+        p.inputs[0].shape[1] = Dim::Fixed(width);
+        p.stages[0] = Stage { name: "op".into(), tap: Some("x".into()), rotated: true };
+    };
+    refuse_program(|p| rotate(p, 2 * 521), "stage `op` is rotated, but its tap has no rows that could be turned back");
     refuse_program(|p| p.stages[0].name = "o".into(), "stage `?`, op `op.y` (activate): lies under no stage");
     refuse_program(|p| p.ops.push(p.ops[0].clone()), "the value `op.y` is made twice");
     refuse_program(|p| p.ops[0].path = "op".into(), "which nothing makes");

@@ -190,7 +190,7 @@ fn deliver(frame: &Frame<'_>, name: &Name, taps: &mut Option<&mut dyn FnMut(Tap<
     let Some(taps) = taps else { return };
     for &stage in frame.program.stages_shown_by(name) {
         let Value { shape, .. } = frame.value(name);
-        taps(Tap { stage: &frame.program.stages[stage].name, shape, values: &frame.value(name).to_f32() });
+        Tap::show(&frame.program.stages[stage], shape, &frame.value(name).to_f32(), *taps);
     }
 }
 

@@ -236,7 +236,7 @@ fn deliver(program: &Checked, values: &Values<'_>, taps: &mut Option<&mut dyn Fn
     let made = program.inputs.iter().map(|i| i.name.clone()).chain(program.ops.iter().flat_map(|op| op.outputs()));
     for name in made.filter(|name| values.has(name)) {
         for &stage in program.stages_shown_by(&name) {
-            taps(Tap { stage: &program.stages[stage].name, shape: &values.get(&name).shape, values: &values.to_f32(&name) });
+            Tap::show(&program.stages[stage], &values.get(&name).shape, &values.to_f32(&name), *taps);
         }
     }
 }

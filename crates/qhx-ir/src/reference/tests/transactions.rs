@@ -120,7 +120,7 @@ fn foreign_states_are_refused() {
 #[test]
 fn a_cancelled_call_changes_nothing_and_taps_come_in_order() {
     let mut bench = bench(true);
-    bench.program.stages = ["op.sums", "op.means"].map(|name| Stage { name: name.into(), tap: Some(name.into()) }).into();
+    bench.program.stages = ["op.sums", "op.means"].map(|name| Stage { name: name.into(), tap: Some(name.into()), rotated: false }).into();
     let mut loaded = bench.load();
     let mut state = loaded.state();
     run(&mut loaded, &mut *state, &[1.0]);
@@ -139,6 +139,21 @@ fn a_cancelled_call_changes_nothing_and_taps_come_in_order() {
     refused(state.commit(1), "no call to commit");
     assert_close(&run(&mut loaded, &mut *state, &[3.0]), &[2.0]);
     assert_close(&loaded.output("sums"), &[4.0]);
+}
+
+#[test]
+fn taps_of_rotated_stages_are_turned_back() {
+    let mut bench = Bench::new().rows("x", &[6]).op("y", OpKind::Hadamard { x: "x".into() });
+    bench.program.stages[0] = Stage { name: "op".into(), tap: Some("op.y".into()), rotated: true };
+    assert!(crate::Checked::new(bench.program.clone()).unwrap().cut([0]).unwrap().stages[0].rotated);
+    let mut loaded = bench.load();
+    let mut state = loaded.state();
+    let x: [f32; 12] = std::array::from_fn(|i| i as f32);
+    let mut seen = vec![];
+    let mut taps = |tap: crate::Tap<'_>| seen.extend_from_slice(tap.values);
+    loaded.run_with(2, &[F32(&x)], &mut [Segment::new(Some(&mut *state), 0, 2)], None, Some(&mut taps)).unwrap();
+    assert!(seen.len() == 12 && seen.iter().zip(x).all(|(seen, x)| (seen - x).abs() < 1e-5), "{seen:?}");
+    assert!((loaded.output("y")[0] - 15.0 / 6f32.sqrt()).abs() < 1e-5, "what the op makes stays rotated");
 }
 
 #[test]

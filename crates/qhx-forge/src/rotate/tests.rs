@@ -1,0 +1,140 @@
+use super::*;
+use crate::{
+    Config,
+    encode::Scales,
+    families,
+    numbers::{Numbers, Origin},
+    plan::PrecisionPlan,
+};
+use qhx_ir::{Encoding, Weight, hadamard_row};
+use std::path::Path;
+
+fn write(name: &str, rotations: Rotations) -> Programs {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name).join("config.json");
+    let config: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let config = Config::new(&config);
+    PrecisionPlan { rotations, ..PrecisionPlan::from(Precision::F32) }.write(families::of(config).unwrap(), config, &()).unwrap()
+}
+
+fn transforms(written: &Written) -> usize {
+    written.program.ops.iter().filter(|op| matches!(op.op, OpKind::Hadamard { .. })).count()
+}
+
+fn rotated_weights(written: &Written) -> usize {
+    written.recipes.values().filter(|recipe| matches!(recipe, Recipe::Rotated(_))).count()
+}
+
+/// What each rotation finds in each family: rotated weights and transforms at run time, of the text and of its towers.
+#[test]
+fn each_family_gets_what_it_allows() {
+    let none = Rotations::default();
+    let kinds = [
+        Rotations { residual: true, ..none },
+        Rotations { values: true, ..none },
+        Rotations { gated: true, ..none },
+        Rotations { residual: true, normed: true, ..none },
+    ];
+    // Three layers of seven matrices; two of them around the values, one behind the gate.
+    let dense = [&[(21, 2)][..], &[(6, 0)], &[(3, 3)], &[(21, 2)]];
+    let expected = [
+        ("llama", dense),
+        // Its output head is no table, so that it is rotated too.
+        ("qwen3", [&[(21, 2)], &[(6, 0)], &[(3, 3)], &[(22, 3)]]),
+        // The tower's three last matrices and their biases, for soft rows and two deepstack outputs.
+        ("qwen3_vl", [&[(21, 2), (6, 0)], &[(6, 0), (0, 0)], &[(3, 3), (0, 0)], &[(21, 2), (6, 0)]]),
+        // Layer norms and fused experts; values with biases. Behind norms: three matrices of attention, the router, two of the experts, and the output head.
+        ("phimoe", [&[(0, 0)], &[(9, 0)], &[(0, 0)], &[(19, 7)]]),
+        ("phimoe_longrope", [&[(0, 0)], &[(6, 0)], &[(0, 0)], &[(13, 5)]]),
+        // Four delta rules of five matrices and one gated attention of four; both end in a gate, as perceptrons do.
+        ("qwen3_5", [&[(39, 2), (2, 0)], &[(0, 0), (0, 0)], &[(10, 10), (0, 0)], &[(39, 2), (2, 0)]]),
+        // Norms between products and the stream. Three of eight layers share values of others; each has two gates.
+        ("gemma4", [&[(0, 0), (0, 0), (0, 0)], &[(13, 0), (0, 0), (0, 0)], &[(16, 16), (0, 0), (0, 0)], &[(34, 16), (0, 0), (0, 0)]]),
+    ];
+    for (name, expected) in expected {
+        for (rotations, expected) in kinds.into_iter().zip(expected) {
+            let programs = write(name, rotations);
+            let found: Vec<_> = programs.programs.iter().map(|written| (rotated_weights(written), transforms(written))).collect();
+            assert_eq!(found, expected, "{name}: {rotations:?}");
+            // PhiMoE and Gemma have nothing but their norms.
+            let is_normed_alone = name.starts_with("phimoe") || name == "gemma4";
+            let is_stream_rotated = programs.programs[0].program.stages.iter().any(|stage| stage.rotated);
+            assert_eq!(is_stream_rotated, rotations.residual && !is_normed_alone, "{name}");
+        }
+    }
+}
+
+/// Rotated numbers are those of the product with the transform's matrix, whatever rows are asked for.
+#[test]
+fn rotated_numbers_are_products_with_the_transform() {
+    let (experts, out, columns) = (3, 12, 20);
+    let weight = Weight { shape: vec![experts, out, columns], encoding: Encoding::F32 };
+    let numbers = Numbers { origin: Origin::Seeded(7), scales: Scales::Block };
+    let plain = Recipe::Stack((0..experts).map(|e| format!("expert.{e}")).collect());
+    let gain = Recipe::PlusOne("norm".into());
+    let original = numbers.floats(&weight, &plain, 0..experts * out).unwrap();
+    let gains = numbers.floats(&Weight { shape: vec![columns], encoding: Encoding::F32 }, &gain, 0..1).unwrap();
+    assert!(gains.iter().any(|x| (x - 1.0).abs() > 0.01), "{gains:?}");
+    for (input, output) in [(20, 12), (5, 12), (20, 6), (4, 4)] {
+        let recipe = plain.rotated(Side::Input { block: input, gain: Some(gain.clone()) }).rotated(Side::Output { block: output });
+        let found = numbers.floats(&weight, &recipe, 0..experts * out).unwrap();
+        let matrix = |block: usize, row: usize, column: usize| {
+            let mut unit = vec![0.0; block];
+            unit[column % block] = 1.0;
+            hadamard_row(&mut unit);
+            if row / block == column / block { f64::from(unit[row % block]) } else { 0.0 }
+        };
+        for (place, found) in found.iter().enumerate() {
+            let (expert, row, column) = (place / (out * columns), place / columns % out, place % columns);
+            let sum = |r: usize| -> f64 {
+                let from = &original[(expert * out + r) * columns..][..columns];
+                let each = from.iter().zip(&gains).enumerate();
+                each.map(|(c, (x, gain))| f64::from(*x) * f64::from(*gain) * matrix(input, column, c)).sum()
+            };
+            let expected: f64 = (0..out).map(|r| matrix(output, row, r) * sum(r)).sum();
+            assert!((expected - f64::from(*found)).abs() < 1e-6, "{input}, {output}, number {place}: {found}, not {expected}");
+        }
+        for rows in [0..1, 5..7, 11..13, 3..36, 35..36] {
+            let some = numbers.floats(&weight, &recipe, rows.clone()).unwrap();
+            assert_eq!(some, found[rows.start * columns..rows.end * columns], "{input}, {output}, rows {rows:?}");
+        }
+    }
+}
+
+#[test]
+fn only_calibrated_integers_are_rotated() {
+    for (precision, name) in Precision::ALL {
+        assert_eq!(Rotations::for_precision(precision, false), Rotations::default(), "{name}");
+        let expected = if name.starts_with('w') { Rotations::ALL } else { Rotations::default() };
+        assert_eq!(Rotations::for_precision(precision, true), expected, "{name}");
+    }
+}
+
+/// A value that is read in any other way stays as it is.
+#[test]
+fn whoever_else_reads_a_value_forbids_its_rotation() {
+    let change = |change: &dyn Fn(&mut Program)| {
+        let mut programs = write("llama", Rotations::default());
+        let mut program = Program::clone(&programs.programs[0].program);
+        change(&mut program);
+        programs.programs[0].program = Checked::new(program).unwrap();
+        rotate(&mut programs, Rotations { normed: false, ..Rotations::ALL }).unwrap();
+        let [residual, values, down] = ["layers.0.mlp.gate_proj", "layers.0.self_attn.v_proj", "layers.0.ffn.gated.rotated"];
+        let written = &programs.programs[0];
+        let is_stream = written.program.stages.iter().any(|stage| stage.rotated);
+        let of = |weight: &str| &written.recipes[&*format!("{weight}.weight")];
+        assert_eq!(is_stream, matches!(of(residual), Recipe::Rotated(_)));
+        (is_stream, of(values).rows_together() > 1, written.program.ops.iter().any(|op| *op.path == *down))
+    };
+    let output = |program: &mut Program, value: &str| program.outputs.push(qhx_ir::Output { name: "more".into(), value: value.into() });
+    assert_eq!(change(&|_| {}), (true, true, true));
+    assert_eq!(change(&|p| output(p, "layers.1.attn.add")), (false, true, true), "the stream is an output");
+    assert_eq!(change(&|p| output(p, "layers.1.ffn.down_proj")), (false, true, true), "what is added is an output");
+    assert_eq!(change(&|p| output(p, "layers.0.attn.v_proj")), (true, false, true), "values are an output");
+    let clip = |program: &mut Program, path: &str| {
+        if let Some(OpKind::Linear { clip, .. }) = program.ops.iter_mut().find(|op| *op.path == *path).map(|op| &mut op.op) {
+            *clip = Some(qhx_ir::Clip { input: [-9.0, 9.0], output: [-9.0, 9.0] });
+        }
+    };
+    assert_eq!(change(&|p| clip(p, "layers.0.ffn.down_proj")), (false, true, false), "a bounded product");
+    assert_eq!(change(&|p| clip(p, "layers.0.attn.o_proj")), (false, false, true), "a bounded product after attention");
+}

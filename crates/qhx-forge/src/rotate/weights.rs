@@ -1,0 +1,111 @@
+//! The numbers of rotated weights. Rows are rotated a few at a time; columns need all rows of a block at once, which is at most one matrix in f32.
+
+use crate::{
+    ForgeError,
+    encode::{EncodedRows, encode},
+    numbers::{NUMBERS_PER_PIECE, Numbers, check_numbers, too_large},
+    pen::{Recipe, Side},
+};
+use qhx_ir::{Weight, hadamard::Hadamard};
+use std::{ops::Range, panic::resume_unwind, thread};
+
+/// Columns that are transformed one after the other before the next are touched: their numbers in a row lie side by side.
+const STRIP: usize = 16;
+
+impl Numbers<'_> {
+    /// Encodes the rows `rows` of a rotated weight, on all cores; `take` gets each piece with its first row.
+    pub(crate) fn encode_rotated(
+        &self,
+        weight: &Weight,
+        recipe: &Recipe,
+        rows: Range<usize>,
+        take: &mut dyn FnMut(Range<usize>, EncodedRows) -> Result<(), ForgeError>,
+    ) -> Result<(), ForgeError> {
+        let columns = weight.shape[weight.shape.len() - 1];
+        let row_bytes = weight.encoding.row_bytes(columns).ok_or_else(|| too_large(recipe))?;
+        let piece = (NUMBERS_PER_PIECE / columns).max(1);
+        let together = (piece * threads()).next_multiple_of(recipe.rows_together());
+        let mut first = rows.start;
+        while first < rows.end {
+            let end = rows.end.min((first / together + 1) * together);
+            let numbers = self.rotated(weight, recipe, first..end)?;
+            check_numbers(recipe.tensors()[0], weight.encoding, &numbers)?;
+            let encode = |numbers: &[f32]| encode(weight.encoding, self.scales, columns, row_bytes, numbers);
+            let pieces: Vec<&[f32]> = numbers.chunks(piece * columns).collect();
+            for pieces in pieces.chunks(threads()) {
+                for (numbers, encoded) in pieces.iter().zip(side_by_side(pieces.iter().copied(), encode)) {
+                    let next = first + numbers.len() / columns;
+                    take(first..next, encoded)?;
+                    first = next;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Some rows of a weight, whatever its recipe, as f32 numbers.
+    fn rotated(&self, weight: &Weight, recipe: &Recipe, rows: Range<usize>) -> Result<Vec<f32>, ForgeError> {
+        let Recipe::Rotated(rotated) = recipe else { return self.floats(weight, recipe, rows) };
+        let columns = weight.shape[weight.shape.len() - 1];
+        match &rotated.side {
+            Side::Input { block, gain } => {
+                let mut numbers = self.rotated(weight, &rotated.inner, rows)?;
+                let vector = Weight { shape: vec![columns], encoding: weight.encoding };
+                let gain = gain.as_ref().map(|gain| self.rotated(&vector, gain, 0..1)).transpose()?;
+                let transform = Hadamard::new(*block);
+                let rows = numbers.len() / columns;
+                side_by_side(numbers.chunks_mut(columns * rows.div_ceil(threads())), |rows| {
+                    for row in rows.chunks_exact_mut(columns) {
+                        gain.iter().for_each(|gain| row.iter_mut().zip(gain).for_each(|(x, gain)| *x *= gain));
+                        row.chunks_exact_mut(*block).for_each(|block| transform.row(block));
+                    }
+                });
+                Ok(numbers)
+            }
+            Side::Output { block } => {
+                let all = rows.start / block * block..rows.end.next_multiple_of(*block);
+                let mut numbers = self.rotated(weight, &rotated.inner, all.clone())?;
+                numbers.chunks_exact_mut(block * columns).for_each(|block| rotate_columns(block, columns));
+                numbers.truncate((rows.end - all.start) * columns);
+                numbers.drain(..(rows.start - all.start) * columns);
+                Ok(numbers)
+            }
+        }
+    }
+}
+
+/// Transforms every column of a matrix.
+fn rotate_columns(matrix: &mut [f32], columns: usize) {
+    let rows = matrix.len() / columns;
+    let transform = Hadamard::new(rows);
+    // A strip comes back column after column.
+    let rotated = |strip: &Range<usize>| {
+        let mut numbers = vec![0.0; strip.len() * rows];
+        for (number, row) in matrix.chunks_exact(columns).enumerate() {
+            row[strip.clone()].iter().enumerate().for_each(|(column, &x)| numbers[column * rows + number] = x);
+        }
+        numbers.chunks_exact_mut(rows).for_each(|column| transform.row(column));
+        numbers
+    };
+    let strips: Vec<Range<usize>> = (0..columns).step_by(STRIP).map(|first| first..columns.min(first + STRIP)).collect();
+    let shares = strips.chunks(strips.len().div_ceil(threads()));
+    let made = side_by_side(shares, |strips| strips.iter().map(rotated).collect::<Vec<_>>());
+    for (strip, numbers) in strips.iter().zip(made.into_iter().flatten()) {
+        for (number, row) in matrix.chunks_exact_mut(columns).enumerate() {
+            row[strip.clone()].iter_mut().enumerate().for_each(|(column, x)| *x = numbers[column * rows + number]);
+        }
+    }
+}
+
+/// What `work` makes of each part, a thread for each.
+fn side_by_side<P: Send, R: Send>(parts: impl Iterator<Item = P>, work: impl Fn(P) -> R + Sync) -> Vec<R> {
+    let work = &work;
+    thread::scope(|scope| {
+        let running: Vec<_> = parts.map(|part| scope.spawn(move || work(part))).collect();
+        running.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    })
+}
+
+fn threads() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
