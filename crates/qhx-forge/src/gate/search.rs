@@ -118,7 +118,8 @@ pub(super) fn auto(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>, row_
     };
     let limit = gate.limits_of_search().mean_kl;
     let mut aim = AIM * limit;
-    let (mut attempts, mut made): (Vec<(Choice, Measurement)>, Option<(Staged, Programs)>) = Default::default();
+    let mut attempts: Vec<(Choice, Measurement)> = Vec::new();
+    let mut made = None;
     let mut tried = Vec::new();
     loop {
         let has_passed = attempts.iter().any(|(_, measurement)| measurement.gate.passed);

@@ -32,7 +32,7 @@ const TOKENS: usize = 96;
 pub(super) fn measure(material: &Material, programs: &Programs, options: &mut ForgeOptions<'_>) -> Result<BTreeMap<Name, f64>, ForgeError> {
     let exact = material.f32_programs_like(programs)?;
     let (model, manifest) = language(material, &exact, options)?;
-    let calibration = options.calibration.clone().unwrap_or_else(Calibration::default);
+    let calibration = options.calibration.clone().unwrap_or_default();
     let text = &exact.programs[0].program;
     let pass = |(case, ids): (usize, &Vec<u32>)| {
         text_pass(text, case, ids.len(), WholeInputs::new(text, &manifest.media, manifest.tokens.pad, ids, &[]))
