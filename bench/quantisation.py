@@ -9,11 +9,10 @@ Both sides start from the file's weights in f32 with permuted channels (permuted
 (a) documents, code and licences of this repository, and (b) the f32 model's own greedy answers. Neither is used for calibration. llama.cpp's logits come from its own run; they are
 compared with its run of the f32 file, which is checked against transformers, over the same tokens and contexts as `qhx eval` compares. Its keys and values are kept in f32, and it has no
 importance matrix. Bits are those of all stored weights, scales included, for each parameter of the checkpoint. A run of all precisions replaces the table between the markers in
-docs/precision.md. What takes long and does not change is kept in target/quantisation.
+docs/precision.md. The f32 model, its answers and all results are kept in target/quantisation; another run computes only what another qhx or llama.cpp changes.
 """
 
 import argparse
-import ctypes
 import hashlib
 import json
 import math
@@ -23,16 +22,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-
-import permuted
+try:
+    import permuted
+    import torch
+    from peer_logits import Peer, Wrong, file_type, transformers_model
+except ModuleNotFoundError as error:
+    sys.exit(f"quantisation.py: {error}; it needs the oracle's environment (oracle/setup.sh) with PyPI llama-cpp-python")
 
 ROOT = Path(__file__).parent.parent
 PRECISIONS = ["f16", "w8", "w4"]
 TYPES = ["Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q4_K_M", "Q4_0"]
 BEGIN, END = "<!-- quantisation: begin -->", "<!-- quantisation: end -->"
 SEED = 135
-# Where text (a) begins in each file, and how many characters of it are taken.
+# The files of text (a), and how many characters are taken from the beginning of each.
 DOCUMENTS = [
     ("docs/architecture.md", 2200),
     ("crates/qhx-text/src/stop.rs", 2000),
@@ -54,11 +56,7 @@ QUESTIONS = [
 ]
 ANSWER_TOKENS = 160
 # Two f32 programs of one model differ by the order of their sums.
-SAME_LOGITS, SAME_KL, SAME_PERPLEXITY = 1e-3, 1e-6, 1e-4
-
-
-class Wrong(Exception):
-    """Something was not as it has to be; the text says what."""
+SAME_LOGITS, SAME_PERPLEXITY = 1e-3, 1e-4
 
 
 def main():
@@ -96,30 +94,41 @@ def arguments():
     return options
 
 
-def file_type(name: str):
-    import llama_cpp
-
-    return getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{name}", None)
-
-
 def measured(options):
-    """The rows of the table, and what holds for all of them."""
+    """The rows of the table, and what holds for all of them. Nothing is computed twice by the same program."""
     place = prepared(options)
     texts = {"a": place / "a.txt", "b": place / "b.txt"}
-    windows = {name: tokens(options, place, path) for name, path in texts.items()}
-    reference, facts = f32_logits(options, place, windows)
+    peer = Peer(options, place, texts)
+    theirs = place / f"llama.cpp-{peer.version}-{options.window}"
+    ours = place / f"qhx-{hashlib.sha256(options.qhx.read_bytes()).hexdigest()[:16]}-{options.window}"
+    facts = kept(theirs / "facts.json", peer.facts)
     rows = []
     for name in options.types:
-        rows.append(llama_cpp_row(options, place, name, windows, reference, facts["parameters"]))
-        tell(rows[-1])
+        rows.append(row("llama.cpp", name, kept(theirs / f"{name}.json", lambda: peer.quantised(name)), facts))
     for name in options.precisions:
-        rows.append(qhx_row(options, place, name, texts, facts))
-        tell(rows[-1])
+        rows.append(row("qhx", name, kept(ours / f"{name}.json", lambda: forged_and_compared(options, place, name, texts, facts)), facts))
     return sorted(rows, key=lambda row: -row["bits"]), facts
 
 
-def tell(row):
-    print(f"{row['side']} {row['name']}: {row['bits']:.2f} bits, mean KL {row['kl']:.5f}{row['note']}", file=sys.stderr, flush=True)
+def row(side: str, name: str, found: dict, facts: dict) -> dict:
+    texts = found["texts"].values()
+    tokens = sum(text["tokens"] for text in texts)
+    both = {key: sum(text["tokens"] * text[key] for text in texts) / tokens for key in ("kl", "flips")}
+    made = {"side": side, "name": name, "bits": 8 * found["bytes"] / facts["parameters"], **both, **found}
+    print(f"{side} {name}: {made['bits']:.2f} bits, mean KL {made['kl']:.5f}{made['note']}", file=sys.stderr, flush=True)
+    return made
+
+
+def kept(path: Path, make):
+    """What a file has, or what is made now and written there."""
+    if path.is_file():
+        return json.loads(path.read_text())
+    made = make()
+    path.parent.mkdir(exist_ok=True)
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(made))
+    unfinished.rename(path)
+    return made
 
 
 # The model and the texts
@@ -127,8 +136,8 @@ def tell(row):
 
 def prepared(options) -> Path:
     """The folder with the f32 model as `checkpoint` and `f32.gguf`, and the texts: made once for all that they depend on."""
-    files = [options.smollm2, Path(permuted.__file__), *(ROOT / path for path, _ in DOCUMENTS)]
-    made_of = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files], SEED, DOCUMENTS, DOCUMENT_TOKENS, QUESTIONS, ANSWER_TOKENS
+    files = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (options.smollm2, Path(permuted.__file__))]
+    made_of = files, SEED, beginnings(), DOCUMENT_TOKENS, QUESTIONS, ANSWER_TOKENS
     name = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
     folder = options.place / name
     if not folder.is_dir():
@@ -140,8 +149,6 @@ def prepared(options) -> Path:
 
 
 def prepare(options, folder: Path):
-    import torch
-
     try:
         source = permuted.Source(options.smollm2)
     except (ValueError, KeyError) as error:
@@ -165,20 +172,13 @@ def prepare(options, folder: Path):
         check_not_calibrated_with(path)
 
 
-def transformers_model(folder: Path, threads: int):
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    torch.set_num_threads(threads)
-    return AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+def beginnings() -> str:
+    return "\n\n".join((ROOT / path).read_text()[:length] for path, length in DOCUMENTS)
 
 
 def documents(tokenizer) -> str:
     """Text (a): beginnings of files, cut to a number of tokens."""
-    parts = [(ROOT / path).read_text()[:length] for path, length in DOCUMENTS]
-    ids = tokenizer.encode("\n\n".join(parts)).ids
+    ids = tokenizer.encode(beginnings()).ids
     if len(ids) < DOCUMENT_TOKENS:
         raise Wrong(f"the documents have {len(ids)} tokens; {DOCUMENT_TOKENS} are needed")
     return tokenizer.decode(ids[:DOCUMENT_TOKENS])
@@ -201,127 +201,11 @@ def check_not_calibrated_with(path: Path):
             raise Wrong(f"{path} has a line of the calibration texts in {CALIBRATION}: {line.strip()}")
 
 
-def tokens(options, place: Path, text: Path):
-    """A text's tokens in the windows of `qhx eval`: ids without any in front, cut every so many. All three tokenizers must agree on them."""
-    import llama_cpp
-    from tokenizers import Tokenizer
-
-    words = text.read_text()
-    ids = Tokenizer.from_file(str(place / "checkpoint/tokenizer.json")).encode(words).ids
-    theirs = llama_cpp.Llama(str(place / "f32.gguf"), vocab_only=True, verbose=False).tokenize(words.encode(), add_bos=False, special=False)
-    if theirs != ids:
-        raise Wrong(f"llama.cpp makes other tokens of {text} than the tokenizer of the checkpoint")
-    found = [ids[first : first + options.window] for first in range(0, len(ids), options.window)]
-    return [window for window in found if len(window) > 1]
-
-
-# llama.cpp
-
-
-def f32_logits(options, place: Path, windows: dict):
-    """llama.cpp's logits of the f32 model, checked against transformers', and facts about the model and the texts."""
-    import llama_cpp
-    import torch
-
-    reference = llama_cpp_logits(options, place / "f32.gguf", windows)
-    _, model = transformers_model(place / "checkpoint", options.threads)
-    facts = {
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "llama_cpp": llama_cpp.__version__,
-        "window": options.window,
-        "tokens": {name: sum(len(window) - 1 for window in windows[name]) for name in windows},
-        "sha256": {name: hashlib.sha256((place / f"{name}.txt").read_bytes()).hexdigest() for name in windows},
-        "perplexity": {},
-        "f32_kl": {},
-    }
-    for name in windows:
-        with torch.inference_mode():
-            expected = [model(torch.tensor([window])).logits[0, :-1].numpy() for window in windows[name]]
-        facts["f32_kl"][name] = float(np.mean(divergence(expected, reference[name])[0]))
-        facts["perplexity"][name] = perplexity(expected, windows[name])
-        if not facts["f32_kl"][name] < SAME_KL:
-            raise Wrong(f"llama.cpp and transformers differ in f32: mean KL {facts['f32_kl'][name]} on text ({name})")
-    return reference, facts
-
-
-def llama_cpp_logits(options, path: Path, windows: dict):
-    """For each text and window the logits after each token but the last."""
-    import llama_cpp
-
-    f32 = llama_cpp.GGML_TYPE_F32
-    size = {"n_ctx": options.window, "n_batch": options.window, "n_ubatch": options.window}
-    threads = {"n_threads": options.threads, "n_threads_batch": options.threads}
-    model = llama_cpp.Llama(str(path), logits_all=True, type_k=f32, type_v=f32, verbose=False, **size, **threads)
-    found = {}
-    for name in windows:
-        found[name] = []
-        for window in windows[name]:
-            model.reset()
-            model.eval(window)
-            found[name].append(np.array(model.scores[: len(window) - 1], dtype=np.float32))
-    model.close()
-    return found
-
-
-def llama_cpp_row(options, place: Path, name: str, windows: dict, reference: dict, parameters: int):
-    path = place / f"{name}.gguf"
-    try:
-        quantise(place / "f32.gguf", path, name, options.threads)
-        numbers = {text: summary(*divergence(reference[text], rows)) for text, rows in llama_cpp_logits(options, path, windows).items()}
-        return row("llama.cpp", name, 8 * gguf_bytes(path) / parameters, numbers, "")
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def quantise(source: Path, path: Path, name: str, threads: int):
-    import llama_cpp
-
-    parameters = llama_cpp.llama_model_quantize_default_params()
-    parameters.ftype = file_type(name)
-    parameters.nthread = threads
-    if llama_cpp.llama_model_quantize(str(source).encode(), str(path).encode(), ctypes.byref(parameters)) != 0:
-        raise Wrong(f"llama.cpp could not quantise {source} to {name}")
-
-
-def gguf_bytes(path: Path) -> int:
-    import gguf
-
-    return sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors)
-
-
-# Divergence
-
-
-def divergence(expected: list, found: list):
-    """KL of each row of `found` from that of `expected`, and whether its largest logit is another one."""
-    import torch
-
-    kl, flips = [], []
-    for a, b in zip(expected, found, strict=True):
-        for first in range(0, len(a), 64):
-            rows = slice(first, first + 64)
-            p, q = (torch.from_numpy(logits[rows]).double().log_softmax(-1) for logits in (a, b))
-            kl.append((p.exp() * (p - q)).sum(-1).clamp(min=0).numpy())
-            flips.append(a[rows].argmax(-1) != b[rows].argmax(-1))
-    return np.concatenate(kl), np.concatenate(flips)
-
-
-def summary(kl, flips):
-    """As `qhx eval` sums up: quantiles by nearest rank."""
-    return {"tokens": len(kl), "kl": float(kl.mean()), "p99": float(np.sort(kl)[math.ceil(0.99 * len(kl)) - 1]), "flips": float(flips.mean())}
-
-
-def perplexity(logits: list, windows: list) -> float:
-    import torch
-
-    losses = [torch.nn.functional.cross_entropy(torch.from_numpy(rows).double(), torch.tensor(window[1:]), reduction="sum") for rows, window in zip(logits, windows, strict=True)]
-    return math.exp(sum(loss.item() for loss in losses) / sum(len(rows) for rows in logits))
-
-
 # qhx
 
 
-def qhx_row(options, place: Path, name: str, texts: dict, facts: dict):
+def forged_and_compared(options, place: Path, name: str, texts: dict, facts: dict) -> dict:
+    """Bytes of the weights of a bundle, and its divergence from f32 on each text."""
     bundle, note = forged(options, place, name)
     numbers = {}
     for text, path in texts.items():
@@ -332,7 +216,7 @@ def qhx_row(options, place: Path, name: str, texts: dict, facts: dict):
         if not abs(found["reference_perplexity"] / facts["perplexity"][text] - 1) < SAME_PERPLEXITY:
             raise Wrong(f"in f32 qhx has perplexity {found['reference_perplexity']} on text ({text}), transformers {facts['perplexity'][text]}")
         numbers[text] = {"tokens": found["tokens"], "kl": found["kl_mean"], "p99": found["kl_p99"], "flips": found["flips"]}
-    return row("qhx", name, 8 * bundle_bytes(bundle) / facts["parameters"], numbers, note)
+    return {"bytes": bundle_bytes(bundle), "texts": numbers, "note": note}
 
 
 def forged(options, place: Path, name: str):
@@ -352,7 +236,7 @@ def forged(options, place: Path, name: str):
 def bundle_bytes(bundle: Path) -> int:
     """Bytes of the stored weights, with their scales and without what fills the gaps between tensors."""
     total = 0
-    for name in json.loads((bundle / "manifest.json").read_text())["weights"]:
+    for name in json.loads((bundle / "qhx.json").read_text())["weights"]:
         with open(bundle / name, "rb") as file:
             header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
         header.pop("__metadata__", None)
@@ -369,12 +253,6 @@ def run(*command, check=True):
 
 
 # The table
-
-
-def row(side: str, name: str, bits: float, numbers: dict, note: str):
-    weight = sum(text["tokens"] for text in numbers.values())
-    both = {key: sum(text["tokens"] * text[key] for text in numbers.values()) / weight for key in ("kl", "flips")}
-    return {"side": side, "name": name, "bits": bits, "texts": numbers, **both, "note": note}
 
 
 def table(rows: list, facts: dict) -> str:
