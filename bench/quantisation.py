@@ -71,11 +71,14 @@ def main():
         publish(text)
 
 
+def names(text: str) -> list:
+    return [name for name in text.split(",") if name]
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("qhx", type=Path)
     parser.add_argument("smollm2", type=Path)
-    names = lambda text: [name for name in text.split(",") if name]
     parser.add_argument("--precisions", type=names, default=PRECISIONS, help=f"of qhx, separated by commas; default: {','.join(PRECISIONS)}")
     parser.add_argument("--types", type=names, default=TYPES, help=f"of llama.cpp; default: {','.join(TYPES)}")
     parser.add_argument("--window", type=int, default=512, help="tokens per window")
