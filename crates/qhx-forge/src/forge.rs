@@ -42,6 +42,8 @@ pub struct ForgeOptions<'a> {
     pub precision: Precision,
     /// How weights that become integers are rounded: by what they are multiplied with, or if absent each number to the nearest. Needs a checkpoint with a tokenizer.
     pub calibration: Option<Calibration>,
+    /// Whether tables and output heads that become integers are int8 with a scale per row, whatever the precision: NPUs multiply by no other int8. Implied by arch folders.
+    pub row_tables: bool,
     /// Whether an existing bundle of that name may be replaced.
     pub replace: bool,
     /// Set by somebody who wants to stop.
@@ -53,7 +55,7 @@ pub struct ForgeOptions<'a> {
 impl<'a> ForgeOptions<'a> {
     /// A new bundle, every weight rounded to the nearest.
     pub fn new(out: &'a Path, precision: Precision) -> Self {
-        Self { out, precision, calibration: None, replace: false, cancel: Arc::default(), progress: None }
+        Self { out, precision, calibration: None, row_tables: false, replace: false, cancel: Arc::default(), progress: None }
     }
 
     pub(crate) fn tell(&mut self, progress: Progress<'_>) {
@@ -116,7 +118,7 @@ impl Material {
 
     /// Makes a bundle of it. No gate is applied.
     pub fn forge(&self, options: &mut ForgeOptions<'_>) -> Result<Forged, ForgeError> {
-        let plan = mixture::plan(self, options, false)?;
+        let plan = mixture::plan(self, options)?;
         let staged = self.stage(&plan, &self.programs(&plan)?, options)?;
         let manifest = staged.manifest().clone();
         Ok(Forged { path: staged.publish()?, manifest })

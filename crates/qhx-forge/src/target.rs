@@ -159,7 +159,8 @@ pub fn forge_with_targets(
     targets: &[TargetOrder],
     progress: &mut dyn FnMut(GateProgress<'_>),
 ) -> Result<(Forged, Vec<MadeTarget>), ForgeError> {
-    let plan = mixture::plan(material, options, !targets.is_empty())?;
+    options.row_tables |= !targets.is_empty();
+    let plan = mixture::plan(material, options)?;
     let programs = material.programs(&plan)?;
     check_targets(material, &plan, &programs, options, targets)?;
     let staged = material.stage(&plan, &programs, options)?;

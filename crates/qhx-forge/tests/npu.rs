@@ -154,7 +154,7 @@ fn check_demo_w8(name: &str, arch: Arch) {
     let (prompt, expected) = (numbers("prompt_ids"), numbers("ids"));
     let (folder, cancel) = (tempfile::tempdir().unwrap(), Cancel::new());
     let out = folder.path().join(name);
-    let mut forging = ForgeOptions::new(&out, Precision::W8);
+    let mut forging = ForgeOptions { row_tables: true, ..ForgeOptions::new(&out, Precision::W8) };
     forge_checkpoint(&source, &mut forging).unwrap();
     let bundle = Bundle::open(&out).unwrap();
     let placement = Some(Rules { default: Some("npu".into()), ..Rules::default() });

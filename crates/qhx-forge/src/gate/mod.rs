@@ -174,12 +174,11 @@ pub fn forge_gated_with_targets(
     let base = PrecisionPlan::from(options.precision);
     check_targets(material, &base, &material.programs(&base)?, options, targets)?;
     let mut gate = Gate::new(material, options, gate)?;
-    // Heads in blocks would be floats on an NPU.
-    let row_tables = !targets.is_empty();
+    options.row_tables |= !targets.is_empty();
     let outcome = match gate.options.auto {
-        true => search::auto(&mut gate, options, row_tables)?,
+        true => search::auto(&mut gate, options)?,
         false => {
-            let plan = mixture::plan(material, options, row_tables)?;
+            let plan = mixture::plan(material, options)?;
             search::fixed(&mut gate, plan, options)?
         }
     };

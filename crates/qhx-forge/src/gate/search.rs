@@ -102,7 +102,7 @@ pub(super) fn fixed(gate: &mut Gate<'_, '_>, plan: PrecisionPlan, options: &mut 
 }
 
 /// The smallest mixture of encodings that is found to pass the gate.
-pub(super) fn auto(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>, row_tables: bool) -> Result<Outcome, ForgeError> {
+pub(super) fn auto(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> Result<Outcome, ForgeError> {
     let is_calibrated = options.calibration.is_some() && gate.material.has_tokenizer();
     let rotations = Rotations::for_precision(Precision::W4, is_calibrated);
     let base = PrecisionPlan { label: Some("auto".into()), rotations, ..PrecisionPlan::from(Precision::W4) };
@@ -110,7 +110,7 @@ pub(super) fn auto(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>, row_
     let material = gate.material;
     let mut stage = |choice: &Choice| -> Result<(Staged, Programs), ForgeError> {
         let mut plan = PrecisionPlan { encodings: choice.encodings(), ..base.clone() };
-        if row_tables {
+        if options.row_tables {
             mixture::with_row_tables(material, &mut plan)?;
         }
         let programs = material.programs(&plan)?;

@@ -73,6 +73,17 @@ pub(crate) struct Chosen {
     pub(crate) loss_at_lowest: f64,
 }
 
+/// The levels of a weight by which the model loses so much at int4. One that takes no fewer bits than a better one is left out: in rows of a few numbers scales weigh more than numbers do.
+fn levels(is_table: bool, shape: &[usize], loss: f64) -> Vec<Rung> {
+    let mut levels: Vec<Rung> = Vec::new();
+    for (encoding, share) in if is_table { TABLE_LADDER } else { LADDER } {
+        let rung = Rung { encoding, bits: stored_bits(encoding, shape), loss: share * loss };
+        levels.retain(|lower| lower.bits < rung.bits);
+        levels.push(rung);
+    }
+    levels
+}
+
 impl Choice {
     pub(crate) fn encodings(&self) -> BTreeMap<Name, Encoding> {
         self.weights.iter().map(|weight| (weight.name.clone(), weight.encoding)).collect()
@@ -99,9 +110,7 @@ impl Mixer {
             }
             let loss = losses.get(name).copied().unwrap_or(loss_of_towers * numbers);
             let is_table = tables.contains(name);
-            let ladder = if is_table { TABLE_LADDER } else { LADDER };
-            let rung = |(encoding, share)| Rung { encoding, bits: stored_bits(encoding, &weight.shape), loss: share * loss };
-            mixer.weights.push(Candidate { name: name.clone(), is_table, numbers, levels: ladder.map(rung).to_vec() });
+            mixer.weights.push(Candidate { name: name.clone(), is_table, numbers, levels: levels(is_table, &weight.shape, loss) });
         }
         Ok(mixer)
     }
@@ -109,7 +118,8 @@ impl Mixer {
     /// Leaves tables and heads in int6.
     pub(crate) fn keep_tables(&mut self) {
         for table in self.weights.iter_mut().filter(|weight| weight.is_table) {
-            table.levels.retain(|rung| rung.encoding == Encoding::I6_BLOCK32);
+            let kept = table.levels.iter().position(|rung| rung.encoding == Encoding::I6_BLOCK32).unwrap_or(0);
+            table.levels = vec![table.levels[kept]];
         }
     }
 
@@ -159,7 +169,7 @@ impl Mixer {
             let up = candidate.levels.iter().enumerate().skip(now + 1);
             steps.extend(up.map(|(rung, to)| Step { weight, rung, bits: to.bits - from.bits, saved: from.loss - to.loss }));
         }
-        steps.sort_by(|a, b| (b.saved * a.bits).total_cmp(&(a.saved * b.bits)));
+        steps.sort_by(|a, b| (b.saved / b.bits).total_cmp(&(a.saved / a.bits)));
         steps
     }
 
@@ -185,10 +195,11 @@ mod tests {
 
     /// A table and matrices of equal size by which a model loses so much at int4.
     fn mixer(losses: &[f64]) -> Mixer {
-        let candidate = |(i, loss): (usize, &f64)| {
-            let rung = |(encoding, share)| Rung { encoding, bits: stored_bits(encoding, &[64, 512]), loss: share * loss };
-            let ladder = if i == 0 { TABLE_LADDER } else { LADDER };
-            Candidate { name: format!("{i}").into(), is_table: i == 0, numbers: 64.0 * 512.0, levels: ladder.map(rung).to_vec() }
+        let candidate = |(i, loss): (usize, &f64)| Candidate {
+            name: format!("{i}").into(),
+            is_table: i == 0,
+            numbers: 64.0 * 512.0,
+            levels: levels(i == 0, &[64, 512], *loss),
         };
         let weights: Vec<Candidate> = losses.iter().enumerate().map(candidate).collect();
         Mixer { fixed_bits: 32.0 * 512.0, numbers: 64.0 * 512.0 * weights.len() as f64 + 512.0, weights }
@@ -215,6 +226,18 @@ mod tests {
         assert_eq!(encodings(&mixer.losing(1.0)), [int4; 4]);
         let error = mixer.within(4.1).unwrap_err().to_string();
         assert!(error.contains("4.1 bits per weight are too few") && error.contains("4.61"), "{error}");
+    }
+
+    #[test]
+    fn rows_of_a_few_numbers_have_fewer_levels() {
+        let encodings = |shape: &[usize]| levels(false, shape, 1.0).iter().map(|rung| rung.encoding).collect::<Vec<_>>();
+        assert_eq!(encodings(&[64, 512]).len(), 4);
+        assert_eq!(
+            encodings(&[64, 4]),
+            [Encoding::I4_BLOCK32, Encoding::I6_BLOCK32, Encoding::F16],
+            "a scale of a row takes as much as f16"
+        );
+        assert!(levels(false, &[64, 2], 1.0).is_sorted_by(|a, b| a.bits < b.bits && a.loss > b.loss));
     }
 
     #[test]

@@ -18,8 +18,8 @@ use qhx_ir::Encoding;
 /// Bits for each number of a layer's matrices that `w4` spends on the most sensitive of them.
 const SPARE_BITS: f64 = 0.3;
 
-/// What options ask for: the rotations that pay, and where the precision is a mixture, the one that was measured to lose least. `row_tables`: see [`with_row_tables`]; NPUs multiply by no other int8.
-pub(crate) fn plan(material: &Material, options: &mut ForgeOptions<'_>, row_tables: bool) -> Result<PrecisionPlan, ForgeError> {
+/// What options ask for: the rotations that pay, and where the precision is a mixture, the one that was measured to lose least.
+pub(crate) fn plan(material: &Material, options: &mut ForgeOptions<'_>) -> Result<PrecisionPlan, ForgeError> {
     let precision = options.precision;
     let is_calibrated = options.calibration.is_some() && material.has_tokenizer();
     let mut plan = PrecisionPlan { rotations: Rotations::for_precision(precision, is_calibrated), ..PrecisionPlan::from(precision) };
@@ -33,7 +33,7 @@ pub(crate) fn plan(material: &Material, options: &mut ForgeOptions<'_>, row_tabl
         Precision::Bits(bits) => plan.encodings = Mixer::measure(material, &plan, options)?.within(bits.get())?.encodings(),
         _ => {}
     }
-    if row_tables {
+    if options.row_tables {
         with_row_tables(material, &mut plan)?;
     }
     Ok(plan)
