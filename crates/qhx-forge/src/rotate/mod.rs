@@ -6,9 +6,9 @@
 //!
 //! What is valid is found by looking at the ops; families know nothing of it:
 //!
-//! * [`residual`]: the residual stream, folded into everything that writes and reads it;
-//! * [`values`]: the values of an attention, folded into the matrices before and after it;
-//! * [`inputs`]: the inputs of products behind a gate, and behind the norms of a stream that cannot be rotated, at run time.
+//! * `residual`: the residual stream, folded into everything that writes and reads it;
+//! * `values`: the values of an attention, folded into the matrices before and after it;
+//! * `inputs`: the inputs of products behind a gate, and behind the norms of a stream that cannot be rotated, at run time.
 
 mod inputs;
 mod residual;
