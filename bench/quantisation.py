@@ -30,7 +30,7 @@ except ModuleNotFoundError as error:
     sys.exit(f"quantisation.py: {error}; it needs the oracle's environment (oracle/setup.sh) with PyPI llama-cpp-python")
 
 ROOT = Path(__file__).parent.parent
-PRECISIONS = ["f16", "w8", "8", "6", "5.6", "w4", "4.65"]
+PRECISIONS = ["f16", "w8", "7.8", "6", "5.6", "w4", "4.65"]
 TYPES = ["Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q4_K_M", "Q4_0"]
 BEGIN, END = "<!-- quantisation: begin -->", "<!-- quantisation: end -->"
 SEED = 135
