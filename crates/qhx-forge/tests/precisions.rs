@@ -35,15 +35,13 @@ fn bytes(program: &Checked, names: &BTreeSet<&qhx_ir::Name>) -> u64 {
 fn w8_stores_every_matrix_in_int8() {
     for name in CONFIGS {
         let program = program(name, Precision::W8);
+        let layers = matrices(&program, false);
         for matrix in matrices(&program, true) {
             let weight = &program.weights[matrix];
             // A router stays f32: it is small and decides much.
             let small = weight.shape.iter().product::<usize>() < 1 << 20;
-            assert!(
-                weight.encoding == Encoding::I8Row || small && weight.encoding == Encoding::F32,
-                "{name}: {matrix} is {}",
-                weight.encoding
-            );
+            let int8 = if layers.contains(matrix) { Encoding::I8Row } else { Encoding::I8_BLOCK32 };
+            assert!(weight.encoding == int8 || small && weight.encoding == Encoding::F32, "{name}: {matrix} is {}", weight.encoding);
         }
         for (vector, weight) in program.weights.iter().filter(|(_, w)| w.shape.len() == 1) {
             assert_eq!(weight.encoding, Encoding::F32, "{name}: {vector}");
@@ -51,7 +49,7 @@ fn w8_stores_every_matrix_in_int8() {
     }
     let gemma = program("gemma-4-e4b", Precision::W8);
     for table in ["embed_tokens.weight", "embed_tokens_per_layer.weight"] {
-        assert_eq!(gemma.weights[table].encoding, Encoding::I8Row, "{table}");
+        assert_eq!(gemma.weights[table].encoding, Encoding::I8_BLOCK32, "{table}");
     }
 }
 
@@ -63,11 +61,11 @@ fn other_recipes() {
     assert!(experts.op.weights().iter().all(|w| phi.weights[*w].encoding == Encoding::I8Row));
     assert_eq!(encoding(&phi, "lm_head.weight"), Encoding::F16);
     let phi = program("phi-tiny-moe", Precision::W8F16Head);
-    assert_eq!((encoding(&phi, "lm_head.weight"), encoding(&phi, "embed_tokens.weight")), (Encoding::F16, Encoding::I8Row));
+    assert_eq!((encoding(&phi, "lm_head.weight"), encoding(&phi, "embed_tokens.weight")), (Encoding::F16, Encoding::I8_BLOCK32));
     let phi = program("phi-tiny-moe", Precision::W4);
     assert_eq!(
         (encoding(&phi, "lm_head.weight"), encoding(&phi, "layers.0.self_attn.q_proj.weight")),
-        (Encoding::I8Row, Encoding::I4_BLOCK32)
+        (Encoding::I6_BLOCK32, Encoding::I4_BLOCK32)
     );
 }
 
@@ -82,9 +80,9 @@ fn stored_bytes_of_linear_weights() {
         let w4_layers = of(Precision::W4, false) / of(Precision::F16, false);
         let w4 = of(Precision::W4, true) / of(Precision::F16, true);
         println!(
-            "{name}: of f16, w8 {w8:.4} (layers alone {w8_layers:.4}), w4 {w4_layers:.4} in the layers, {w4:.4} with int8 tables and head"
+            "{name}: of f16, w8 {w8:.4} (layers alone {w8_layers:.4}), w4 {w4_layers:.4} in the layers, {w4:.4} with int6 tables and head"
         );
-        assert!(w8 <= 0.52 && w8_layers <= 0.52, "{name}: w8 {w8} {w8_layers}");
+        assert!(w8 <= 0.54 && w8_layers <= 0.52, "{name}: w8 {w8} {w8_layers}");
         assert!(w4_layers <= 0.30, "{name}: w4 {w4_layers}");
     }
 }
