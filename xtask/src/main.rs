@@ -3,6 +3,7 @@
 mod aarch64;
 mod assets;
 mod attack;
+mod judges;
 mod package;
 mod peers;
 mod suites;
@@ -21,6 +22,7 @@ const HELP: &str = "cargo xtask COMMAND
   aarch64         the suite of that name alone: the CPU kernels for aarch64 in qemu
   aarch64 COMMAND …
                   a command of cargo for aarch64, with tools that are fetched where they are missing: build --release
+  judges          the suite of that name alone: the server before official clients, other validators and a fuzzer
   man             write man pages to target/man and shell completions to target/completions
   attack [CLASS…] [--seconds N] [--seed S]
                   hostile files of each class against the libraries and the binary, a minute each; --help says more
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         ["test"] => suites::test(),
         ["aarch64"] => aarch64::tools().and_then(|tools| aarch64::test(&tools)),
         ["aarch64", ref arguments @ ..] => aarch64::pass_on(arguments),
+        ["judges"] => judges::python().and_then(|python| judges::judge(&python)),
         ["man"] => man(),
         ["attack", ref arguments @ ..] => attack::attack(arguments),
         ["builtin"] => builtin(),

@@ -1,6 +1,6 @@
 //! The test suites, their set-up and their times.
 
-use crate::{Failure, aarch64, assets, attack, cargo, package, run, target};
+use crate::{Failure, aarch64, assets, attack, cargo, judges, package, run, target};
 use std::{env, path::PathBuf, process::Command, time::Instant};
 
 /// A suite on fetched files: the ignored tests of some test binaries.
@@ -62,6 +62,10 @@ pub(crate) fn test() -> Result<(), Failure> {
                 })?,
                 Err(e) => cannot_run(fetched.name, e)?,
             }
+        }
+        match judges::python() {
+            Ok(python) => suite("judges", &mut || judges::judge(&python))?,
+            Err(e) => cannot_run("judges", e)?,
         }
         // On such a machine the suites above have run these tests.
         if cfg!(target_arch = "aarch64") {

@@ -13,10 +13,12 @@ use crate::{
     windows::{self, Windows},
 };
 use qhx_bundle::Bundle;
+use qhx_runtime::text::reply::{ReplyFormat, ReplyParser, ReplyPart, Tools};
 use qhx_runtime::{
     Error, FinishReason, GenerateOptions, Generation, LoadOptions, Model, Piece, generate,
     timing::{Timing, milliseconds},
 };
+use serde_json::{Value, json};
 use std::{
     path::Path,
     time::{Duration, Instant},
@@ -30,6 +32,7 @@ pub(crate) struct Request<'a> {
     pub(crate) options: GenerateOptions,
     pub(crate) media: &'a MediaFlags,
     pub(crate) sessions: Option<&'a SessionFlags>,
+    pub(crate) tools: Option<Value>,
     /// Whether one JSON object is printed, and not the text as it comes.
     pub(crate) json: bool,
 }
@@ -38,6 +41,8 @@ pub(crate) struct Request<'a> {
 pub(crate) struct Answered {
     pub(crate) generation: Generation,
     pub(crate) model: Model,
+    /// The tools that could be called.
+    tools: Option<Tools>,
     load_time: Duration,
     json: bool,
 }
@@ -62,6 +67,12 @@ impl Request<'_> {
             Some(sessions) => sessions.begin(&model, &mut input)?,
             None => model.session()?,
         };
+        let tools = self.tools.as_ref().map(Tools::from_json).transpose()?;
+        if let Some(json) = self.tools {
+            input.set_tools(json, &model)?;
+            self.options.shown_special = model.special_marks();
+            self.options.structure.tools = tools.clone();
+        }
         let options = &self.options;
         let mut generation = match &windows {
             Windows::Several(windows) => windows::answer(windows, &mut input, &mut session, options, interrupt, !self.json)?,
@@ -77,7 +88,7 @@ impl Request<'_> {
         if let Some(sessions) = self.sessions.filter(|_| generation.finish_reason != FinishReason::Cancelled) {
             sessions.end(&session, &input, &generation)?;
         }
-        Ok(Answered { generation, model, load_time, json: self.json })
+        Ok(Answered { generation, model, tools, load_time, json: self.json })
     }
 }
 
@@ -85,10 +96,28 @@ impl Answered {
     /// Prints the JSON object or, behind the text that was streamed, what the answer cost.
     pub(crate) fn finish(&self) -> Result<(), Failure> {
         match self.json {
-            true => output::print_json(&self.generation)?,
+            true => output::print_json(&self.json()?)?,
             false => tell_cost(&self.generation, Some(self.load_time)),
         }
         check_complete(&self.generation)
+    }
+
+    /// The answer, with the tools that it calls where there were any to call.
+    fn json(&self) -> Result<Value, Failure> {
+        let mut json = serde_json::to_value(&self.generation)?;
+        if let Some(tools) = &self.tools {
+            let mut format = self.model.reply_format().clone();
+            format.calls.get_or_insert_with(ReplyFormat::by_prompt);
+            let reasoning = format.reasoning_at(&self.model.end_of_prompt(&self.generation.prompt_ids));
+            let mut parser = ReplyParser::new(&format, Some(tools), reasoning);
+            let parts = [parser.push(&self.generation.text), parser.finish()].concat();
+            let calls = parts.into_iter().filter_map(|part| match part {
+                ReplyPart::Call(call) => Some(json!({ "name": call.name, "arguments": call.arguments })),
+                _ => None,
+            });
+            json["tool_calls"] = calls.collect();
+        }
+        Ok(json)
     }
 }
 

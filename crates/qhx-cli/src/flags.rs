@@ -1,8 +1,15 @@
 //! Flags that several commands share, and what they become for the libraries.
 
-use crate::{environment, failure::Failure, output};
+use crate::{
+    environment,
+    failure::Failure,
+    output,
+    texts::{read_json, read_text},
+};
 use clap::{Args, builder::RangedU64ValueParser};
-use qhx_runtime::{DEFAULT_CHUNK, DeviceChoice, GenerateOptions, LoadOptions, placement::Rules, registry::CAN_PIN, sample::SamplerConfig};
+use qhx_runtime::{
+    Constraint, DEFAULT_CHUNK, DeviceChoice, GenerateOptions, LoadOptions, placement::Rules, registry::CAN_PIN, sample::SamplerConfig,
+};
 use std::path::PathBuf;
 
 /// More threads than any machine has cores.
@@ -137,8 +144,14 @@ pub(crate) struct DecodingFlags {
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
     /// Do not stop at end-of-sequence tokens
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["json_schema", "grammar"])]
     ignore_eos: bool,
+    /// Answer with JSON that follows this schema
+    #[arg(long, value_name = "FILE.json", conflicts_with = "grammar")]
+    json_schema: Option<PathBuf>,
+    /// Answer with text that follows this grammar, in llguidance's variant of Lark; `start: /REGEX/` for a regular expression
+    #[arg(long, value_name = "FILE.lark")]
+    grammar: Option<PathBuf>,
 }
 
 impl DecodingFlags {
@@ -153,6 +166,17 @@ impl DecodingFlags {
             seed: self.seed,
         };
         sampler.validate().map_err(qhx_runtime::Error::from)?;
-        Ok(GenerateOptions { max_new, ignore_eos: self.ignore_eos, stop: self.stop.clone(), sampler, keep_logits: false })
+        let mut options =
+            GenerateOptions { max_new, ignore_eos: self.ignore_eos, stop: self.stop.clone(), sampler, ..GenerateOptions::default() };
+        options.structure.constraint = self.constraint()?;
+        Ok(options)
+    }
+
+    /// What answers follow.
+    fn constraint(&self) -> Result<Option<Constraint>, Failure> {
+        if let Some(file) = &self.json_schema {
+            return Ok(Some(Constraint::JsonSchema(read_json(file)?)));
+        }
+        self.grammar.as_deref().map(|file| Ok(Constraint::Lark(read_text(file)?))).transpose()
     }
 }

@@ -1,17 +1,15 @@
 //! What goes in: ids, a text to continue, or a conversation, with images and sounds. From flags to a prompt.
 
-use crate::{failure::Failure, media::MediaFlags};
+use crate::{failure::Failure, media::MediaFlags, texts::read_text};
 use clap::Args;
-use qhx::messages::{self, MessagesError};
-use qhx_bundle::{Bundle, files::read_given, manifest::ChatMode};
+use qhx::messages::{self, FileAccess, MessagesError};
+use qhx_bundle::{Bundle, manifest::ChatMode};
 use qhx_runtime::{
     Error, Medium, Model, Prompt,
     text::{Chat, Message},
 };
+use serde_json::Value;
 use std::path::{Path, PathBuf};
-
-/// The longest prompt that is read from a file or from stdin: far more than any model's context holds.
-pub(crate) const MAX_INPUT_BYTES: u64 = 16 << 20;
 
 /// What goes in.
 #[derive(Args)]
@@ -108,12 +106,24 @@ impl Input {
             }
             Text::Chat(chat, file) => {
                 needs_template(bundle)?;
-                messages::open_media(chat, bundle).map_err(|error| in_file(file, error))?;
+                messages::open_media(chat, bundle, &FileAccess::All).map_err(|error| in_file(file, error))?;
             }
             Text::User(..) => needs_template(bundle)?,
             Text::Ids(_) | Text::Completion(_) => {}
         }
         self.media = flags.open(bundle)?;
+        Ok(())
+    }
+
+    /// Tells the model of the tools that it may call.
+    pub(crate) fn set_tools(&mut self, tools: Value, model: &Model) -> Result<(), Failure> {
+        let (Text::User(chat, _) | Text::Chat(chat, _)) = &mut self.text else {
+            return Err(Failure::usage("--tools goes with a conversation only").hint("use --user or --chat"));
+        };
+        chat.tools = Some(tools);
+        if model.reply_format().calls.is_none() {
+            qhx::tools::write_out(chat);
+        }
         Ok(())
     }
 
@@ -218,16 +228,6 @@ fn parse_ids(text: &str) -> Result<Vec<u32>, Failure> {
         id.parse().map_err(|_| Failure::usage(format!("--ids: entry {} is {id:?}, expected a token id (0 to {})", place + 1, u32::MAX)))
     };
     text.split(',').enumerate().map(parse).collect()
-}
-
-/// A whole text file; `-` is stdin.
-pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
-    let bytes = read_given(path, MAX_INPUT_BYTES)?;
-    String::from_utf8(bytes).map_err(|error| {
-        let place = if path.as_os_str() == "-" { "stdin".into() } else { path.display().to_string() };
-        let at = error.utf8_error().valid_up_to();
-        Failure::work(format!("{place} is not valid UTF-8 text: byte {at} begins no character"))
-    })
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ mod sessions;
 mod settings;
 mod table;
 mod targets;
+mod texts;
 mod units;
 mod windows;
 

@@ -1,6 +1,6 @@
 //! Messages from a person at a terminal, with editing and a history, or from a pipe, line by line.
 
-use crate::{environment::places, failure::Failure, input::MAX_INPUT_BYTES, output};
+use crate::{environment::places, failure::Failure, output, texts::MAX_INPUT_BYTES};
 use rustyline::{Config, DefaultEditor, error::ReadlineError};
 use std::{
     fs,

@@ -11,7 +11,7 @@ use std::{
 };
 
 /// Those that print no JSON: their output has a form of its own.
-const WITHOUT_JSON: [&str; 2] = ["completions", "help"];
+const WITHOUT_JSON: [&str; 3] = ["completions", "help", "serve"];
 
 /// The commands that `qhx help` lists.
 fn commands() -> Vec<String> {

@@ -284,6 +284,15 @@ pub enum Error {
     /// A conversation gave no prompt.
     #[error(transparent)]
     Chat(#[from] ChatError),
+    /// A grammar cannot be followed.
+    #[error("the grammar cannot be used: {problem}")]
+    Grammar {
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// This build has no grammars.
+    #[error("this build follows no grammars (cargo feature `grammar`)")]
+    NoGrammars,
     /// The tokenizer failed.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),

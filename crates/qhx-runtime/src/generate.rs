@@ -32,7 +32,7 @@ pub fn generate_with(
     cancel: &Cancel,
     on_piece: &mut dyn FnMut(Piece<'_>),
 ) -> Result<Generation, Error> {
-    let writer = Writer::new(session.model(), options, processors)?;
+    let writer = Writer::new(session.model(), prompt.ids(), options, processors)?;
     session.want_largest_only(writer.wants_largest());
     let generation = answer(session, prompt, writer, cancel, on_piece);
     session.want_largest_only(false);
@@ -89,6 +89,8 @@ fn answer(
         stages,
         fallbacks,
         note: writer.note.or_else(|| note(session.model(), loads)),
+        stop_string: writer.stop_string,
+        log_probs: writer.log_probs,
         media: prompt.media().len(),
         kept_rows,
         step_logits: writer.step_logits,

@@ -1,7 +1,7 @@
 //! What is asked for and what comes back: the settings of an answer, its pieces and the whole of it.
 
 use crate::{
-    Prompt,
+    Prompt, Structure, TokenLogProbs,
     placement::Fallback,
     sample::SamplerConfig,
     timing::{PrefillPath, Timing},
@@ -21,21 +21,38 @@ pub struct GenerateOptions {
     pub sampler: SamplerConfig,
     /// Keep the logits from which each token was chosen.
     pub keep_logits: bool,
+    /// Tell how probable each token was, with so many of the most probable at its place.
+    pub log_probs: Option<usize>,
+    /// What the answer has to look like.
+    pub structure: Structure,
+    /// Special tokens that are part of the text all the same: marks around reasoning and tool calls.
+    pub shown_special: Vec<u32>,
 }
 
 impl Default for GenerateOptions {
     fn default() -> Self {
-        Self { max_new: 256, ignore_eos: false, stop: Vec::new(), sampler: SamplerConfig::default(), keep_logits: false }
+        Self {
+            max_new: 256,
+            ignore_eos: false,
+            stop: Vec::new(),
+            sampler: SamplerConfig::default(),
+            keep_logits: false,
+            log_probs: None,
+            structure: Structure::default(),
+            shown_special: Vec::new(),
+        }
     }
 }
 
 /// A part of an answer as it comes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Piece<'a> {
     /// The token that was chosen; absent for text that was held back until the end.
     pub id: Option<u32>,
     /// The text that is now certain: never half a character, never part of a stop string, often empty.
     pub text: &'a str,
+    /// How probable the token was, where that was asked for.
+    pub log_probs: Option<&'a TokenLogProbs>,
 }
 
 /// Why an answer ended.
@@ -73,6 +90,12 @@ pub struct Generation {
     /// Something a person should know about how it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+    /// The stop string that ended it.
+    #[serde(skip)]
+    pub stop_string: Option<String>,
+    /// How probable each token was, where that was asked for.
+    #[serde(skip)]
+    pub log_probs: Vec<TokenLogProbs>,
     /// Media in the prompt.
     #[serde(skip)]
     pub media: usize,
@@ -85,6 +108,11 @@ pub struct Generation {
 }
 
 impl Generation {
+    /// An answer of no tokens to a prompt.
+    pub fn empty(prompt: &Prompt) -> Self {
+        Self { finish_reason: FinishReason::Length, ..Self::cancelled(prompt, Timing::default()) }
+    }
+
     /// An answer that was cancelled before it began.
     pub(crate) fn cancelled(prompt: &Prompt, timing: Timing) -> Self {
         Self {
@@ -97,6 +125,8 @@ impl Generation {
             stages: Vec::new(),
             fallbacks: Vec::new(),
             note: None,
+            stop_string: None,
+            log_probs: Vec::new(),
             media: prompt.media().len(),
             kept_rows: 0,
             step_logits: Vec::new(),

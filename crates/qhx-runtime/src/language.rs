@@ -1,7 +1,9 @@
 //! The language side of a model: what turns texts, conversations and media into rows and tokens into text. Needs no device and no weights.
 
+#[cfg(feature = "grammar")]
+use crate::grammar::{Grammars, Shape};
 use crate::{
-    Encoded, Error, ModelParts, ModelTemplate,
+    Encoded, Error, LogitProcessor, ModelParts, ModelTemplate, Structure,
     encoder::Towers,
     inputs::{self, Placeholders},
     medium::{Medium, takes},
@@ -9,8 +11,11 @@ use crate::{
 use qhx_bundle::media::{Media, Placeholder};
 use qhx_ir::{Checked, Dim, Generator, OpKind, Slot};
 use qhx_media::MediaKind;
-use qhx_text::Tokenizer;
-use std::sync::Arc;
+use qhx_text::{
+    Tokenizer,
+    reply::{CallFormat, ReplyFormat},
+};
+use std::sync::{Arc, OnceLock};
 
 /// Sizes that ids and logits of a model have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +39,10 @@ pub struct Language {
     pub(crate) towers: Arc<Towers>,
     placeholders: Placeholders,
     recurrent: bool,
+    /// How replies are written, once somebody has asked.
+    reply_format: OnceLock<ReplyFormat>,
+    #[cfg(feature = "grammar")]
+    grammars: OnceLock<Grammars>,
 }
 
 impl Language {
@@ -56,6 +65,9 @@ impl Language {
             towers: Arc::new(Towers::new(&parts.media, &parts.towers, &parts.program)?),
             placeholders: Placeholders::new(&parts.media, parts.pad),
             recurrent: parts.program.slots.values().any(Slot::is_recurrent),
+            reply_format: OnceLock::new(),
+            #[cfg(feature = "grammar")]
+            grammars: OnceLock::new(),
         })
     }
 
@@ -92,6 +104,56 @@ impl Language {
     /// How a conversation becomes text; the error says that this model has no such way.
     pub fn template(&self) -> Result<&ModelTemplate, Error> {
         self.template.as_ref().ok_or_else(|| Error::NoTemplate { model: self.name.clone() })
+    }
+
+    /// How the model writes reasoning and tool calls: found out from its chat template.
+    pub fn reply_format(&self) -> &ReplyFormat {
+        self.reply_format.get_or_init(|| self.template.as_ref().map(|chat| ReplyFormat::of(&chat.template)).unwrap_or_default())
+    }
+
+    /// The special tokens that stand around the parts of a reply: [`crate::GenerateOptions::shown_special`] for whoever takes it apart.
+    pub fn special_marks(&self) -> Vec<u32> {
+        let format = self.reply_format();
+        let marks = format.reasoning.iter().chain(format.calls.iter().map(|(marks, _)| marks));
+        let mut texts: Vec<&str> = marks.flat_map(|marks| [marks.open.as_str(), marks.close.as_str()]).collect();
+        if let Some((_, CallFormat::Braces { quote })) = &format.calls {
+            texts.push(quote);
+        }
+        let Some(tokenizer) = &self.tokenizer else { return Vec::new() };
+        let is_in_mark = |id: &&u32| tokenizer.id_to_token(**id).is_some_and(|token| texts.iter().any(|text| text.contains(&token)));
+        tokenizer.special_ids().iter().filter(is_in_mark).copied().collect()
+    }
+
+    /// The last characters of a prompt, special tokens written out: whether it begins the answer's reasoning shows there.
+    pub fn end_of_prompt(&self, ids: &[u32]) -> String {
+        const LAST: usize = 16;
+        let last = &ids[ids.len().saturating_sub(LAST)..];
+        self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.decode(last, false).ok()).unwrap_or_default()
+    }
+
+    /// What keeps an answer to its structure; none where it is free.
+    pub(crate) fn shape(&self, prompt: &[u32], structure: &Structure) -> Result<Option<Box<dyn LogitProcessor>>, Error> {
+        if structure.is_free() {
+            return Ok(None);
+        }
+        #[cfg(feature = "grammar")]
+        {
+            let grammars = match self.grammars.get() {
+                Some(grammars) => grammars,
+                None => {
+                    let tokenizer = self.tokenizer.as_ref().ok_or(Error::NoTokenizer { what: "a grammar" })?;
+                    let made = Grammars::new(tokenizer, self.vocabulary.logits, &self.eos)?;
+                    self.grammars.get_or_init(|| made)
+                }
+            };
+            let shape = Shape::new(grammars, self.reply_format(), structure, &self.end_of_prompt(prompt))?;
+            Ok(shape.map(|shape| Box::new(shape) as Box<dyn LogitProcessor>))
+        }
+        #[cfg(not(feature = "grammar"))]
+        {
+            let _ = prompt;
+            Err(Error::NoGrammars)
+        }
     }
 
     /// What it takes beside text, and how.

@@ -85,6 +85,20 @@ impl Medium {
         }
     }
 
+    /// Decodes the bytes of an image or sound file. `name` is for errors.
+    pub fn decode(kind: MediaKind, name: &str, bytes: Vec<u8>, model: &str, media: &Media) -> Result<Self, Error> {
+        match kind {
+            MediaKind::Image => {
+                let front_end = image_front_end(model, media)?;
+                Ok(Self::image(name, Image::decode(name, &bytes, front_end)?, front_end))
+            }
+            MediaKind::Audio => {
+                let front_end = audio_front_end(model, media)?;
+                Self::sound(name, &Sound::decode(name, bytes, front_end)?, front_end)
+            }
+        }
+    }
+
     /// Reads a sound from a file and cuts it into pieces that the model takes.
     pub fn open_split(path: &Path, model: &str, media: &Media) -> Result<Vec<Self>, Error> {
         let front_end = audio_front_end(model, media)?;

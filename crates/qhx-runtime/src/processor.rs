@@ -42,3 +42,47 @@ impl LogitProcessor for LogitBias {
         }
     }
 }
+
+/// Makes tokens less probable that the answer already has, as `presence_penalty` and `frequency_penalty` of the OpenAI API do.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct OccurrencePenalty {
+    presence: f32,
+    frequency: f32,
+    /// Ids of the prompt, which do not count: as many as there are before the first token.
+    prompt: Option<usize>,
+}
+
+impl OccurrencePenalty {
+    /// `presence` is taken from the logit of every token that has occurred, `frequency` for each time that it has.
+    pub fn new(presence: f32, frequency: f32) -> Self {
+        Self { presence, frequency, prompt: None }
+    }
+}
+
+impl LogitProcessor for OccurrencePenalty {
+    fn process(&mut self, ids: &[u32], logits: &mut [f32]) {
+        let prompt = *self.prompt.get_or_insert(ids.len());
+        let mut answer = ids.get(prompt..).unwrap_or_default().to_vec();
+        answer.sort_unstable();
+        for same in answer.chunk_by(|a, b| a == b) {
+            if let Some(logit) = logits.get_mut(same[0] as usize) {
+                *logit -= self.presence + self.frequency * same.len() as f32;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_answered_is_penalised() {
+        let mut penalty = OccurrencePenalty::new(1.0, 0.5);
+        let mut logits = [0.0; 5];
+        penalty.process(&[4, 4], &mut logits);
+        assert_eq!(logits, [0.0; 5]);
+        penalty.process(&[4, 4, 1, 2, 1, 9], &mut logits);
+        assert_eq!(logits, [0.0, -2.0, -1.5, 0.0, 0.0]);
+    }
+}

@@ -1,7 +1,7 @@
 //! Turns rows of logits into an answer: chooses tokens, makes text of them, and knows when to stop. Knows nothing of how rows are computed.
 
 use crate::{
-    Error, FinishReason, GenerateOptions, LogitProcessor, Model, NextToken, Piece,
+    Error, FinishReason, GenerateOptions, LogitProcessor, Model, NextToken, Piece, TokenLogProbs,
     sample::{SampleError, Sampler},
     text::{Detokenizer, StopStrings},
 };
@@ -21,6 +21,11 @@ pub(crate) struct Writer {
     /// Whether a stop string has come: what is still held is not part of the answer.
     stopped: bool,
     keep_logits: bool,
+    top_log_probs: Option<usize>,
+    stop_strings: Vec<String>,
+    pub(crate) log_probs: Vec<TokenLogProbs>,
+    /// The stop string that ended the answer.
+    pub(crate) stop_string: Option<String>,
     pub(crate) ids: Vec<u32>,
     /// When the first of them was known.
     pub(crate) first_token: Option<Instant>,
@@ -31,7 +36,15 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    pub(crate) fn new(model: &Model, options: &GenerateOptions, processors: Vec<Box<dyn LogitProcessor>>) -> Result<Self, Error> {
+    /// For an answer to these ids.
+    pub(crate) fn new(
+        model: &Model,
+        prompt: &[u32],
+        options: &GenerateOptions,
+        mut processors: Vec<Box<dyn LogitProcessor>>,
+    ) -> Result<Self, Error> {
+        // Behind all others: what it forbids stays forbidden.
+        processors.extend(model.shape(prompt, &options.structure)?);
         if !options.stop.is_empty() && model.tokenizer().is_none() {
             return Err(Error::NoTokenizer { what: "stop strings" });
         }
@@ -41,10 +54,14 @@ impl Writer {
             sampler: Sampler::new(options.sampler.clone())?,
             processors,
             processed: Vec::new(),
-            detokenizer: model.tokenizer().map(|tokenizer| tokenizer.detokenizer(true)),
+            detokenizer: model.tokenizer().map(|tokenizer| tokenizer.detokenizer(true).showing(&options.shown_special)),
             stops: StopStrings::new(options.stop.iter().cloned())?,
             stopped: false,
             keep_logits: options.keep_logits,
+            top_log_probs: options.log_probs,
+            stop_strings: options.stop.clone(),
+            log_probs: Vec::new(),
+            stop_string: None,
             ids: Vec::with_capacity(options.max_new.min(model.context())),
             first_token: None,
             text: String::new(),
@@ -56,13 +73,19 @@ impl Writer {
 
     /// Whether the largest logit decides, perhaps among the ids that a single mask allows.
     pub(crate) fn wants_largest(&self) -> bool {
-        self.sampler.config().is_greedy() && !self.keep_logits && self.processors.is_empty()
+        self.largest_decides() && self.processors.is_empty()
+    }
+
+    /// Whether no logits but the largest allowed one matter.
+    fn largest_decides(&self) -> bool {
+        self.sampler.config().is_greedy() && !self.keep_logits && self.top_log_probs.is_none()
     }
 
     /// The ids that may follow `ids`, where that is all that has to be known beside the logits.
     pub(crate) fn mask(&mut self, ids: &[u32]) -> Option<IdMask> {
+        let largest_decides = self.largest_decides();
         match &mut self.processors[..] {
-            [only] if self.sampler.config().is_greedy() && !self.keep_logits => only.mask(ids),
+            [only] if largest_decides => only.mask(ids),
             _ => None,
         }
     }
@@ -85,7 +108,7 @@ impl Writer {
                 if self.keep_logits {
                     self.step_logits.extend_from_slice(logits);
                 }
-                let logits = match self.processors.is_empty() {
+                let processed = match self.processors.is_empty() {
                     true => logits,
                     false => {
                         self.processed.clear();
@@ -94,13 +117,15 @@ impl Writer {
                         &self.processed
                     }
                 };
-                self.sampler.sample(logits, ids, ids.len())?
+                let id = self.sampler.sample(processed, ids, ids.len())?;
+                self.log_probs.extend(self.top_log_probs.map(|top| TokenLogProbs::of(logits, id, top)));
+                id
             }
         };
         self.ids.push(id);
         self.first_token.get_or_insert_with(Instant::now);
         if self.eos.contains(&id) {
-            on_piece(Piece { id: Some(id), text: "" });
+            on_piece(Piece { id: Some(id), text: "", log_probs: self.log_probs.last() });
             self.finish_reason = Some(FinishReason::Stop);
             return Ok(None);
         }
@@ -118,13 +143,14 @@ impl Writer {
 
     fn show(&mut self, id: u32, on_piece: &mut dyn FnMut(Piece<'_>)) -> Result<(), Error> {
         let Some(detokenizer) = &mut self.detokenizer else {
-            on_piece(Piece { id: Some(id), text: "" });
+            on_piece(Piece { id: Some(id), text: "", log_probs: self.log_probs.last() });
             return Ok(());
         };
         let certain = self.stops.push(detokenizer.push(id)?);
         self.stopped = certain.by.is_some();
+        self.stop_string = certain.by.and_then(|by| self.stop_strings.get(by).cloned());
         self.text.push_str(&certain.text);
-        on_piece(Piece { id: Some(id), text: &certain.text });
+        on_piece(Piece { id: Some(id), text: &certain.text, log_probs: self.log_probs.last() });
         Ok(())
     }
 
@@ -134,11 +160,14 @@ impl Writer {
         let last = self.stops.push(detokenizer.flush()?);
         let mut rest = last.text;
         match last.by {
-            Some(_) => self.finish_reason = Some(FinishReason::Stop),
+            Some(by) => {
+                self.finish_reason = Some(FinishReason::Stop);
+                self.stop_string = self.stop_strings.get(by).cloned();
+            }
             None => rest += &self.stops.flush(),
         }
         if !rest.is_empty() {
-            on_piece(Piece { id: None, text: &rest });
+            on_piece(Piece { id: None, text: &rest, log_probs: None });
         }
         self.text.push_str(&rest);
         Ok(())

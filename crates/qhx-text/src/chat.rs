@@ -52,6 +52,7 @@ pub struct Chat<A = Infallible> {
 
 /// A compiled chat template.
 pub struct ChatTemplate {
+    source: String,
     template: Template,
     tokens: Map<String, Value>,
 }
@@ -236,7 +237,12 @@ impl ChatTemplate {
     pub fn new<'a>(source: &str, tokens: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, ChatError> {
         let template = Template::new(source).map_err(|error| ChatError::Template { problem: explained(error) })?;
         let tokens = tokens.into_iter().map(|(name, text)| (name.to_owned(), Value::from(text))).collect();
-        Ok(Self { template, tokens })
+        Ok(Self { source: source.to_owned(), template, tokens })
+    }
+
+    /// As it was written.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// The conversation as the template writes it, as `apply_chat_template(…, tokenize=False)` gives it; less its system turn if the chat says

@@ -17,6 +17,8 @@ use tokenizers::{Decoder, DecoderWrapper};
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     skip_special: bool,
+    /// Special tokens that are text all the same.
+    shown: Vec<u32>,
     fresh: Vec<Step>,
     steps: Vec<Step>,
     started: bool,
@@ -52,13 +54,19 @@ impl Detokenizer {
             Some(decoder) => add_steps(decoder, &mut false, &mut fresh),
             None => fresh.push(Step::Spaced { first: true }),
         }
-        Self { tokenizer, skip_special, steps: fresh.clone(), fresh, started: false, piece: String::new() }
+        Self { tokenizer, skip_special, shown: Vec::new(), steps: fresh.clone(), fresh, started: false, piece: String::new() }
+    }
+
+    /// The same with some special tokens that are not skipped.
+    pub fn showing(mut self, ids: &[u32]) -> Self {
+        self.shown = ids.to_vec();
+        self
     }
 
     /// Takes the next id and gives back the text that is now certain, often nothing.
     pub fn push(&mut self, id: u32) -> Result<&str, TokenizerError> {
         self.piece.clear();
-        if let Some(token) = self.tokenizer.token_for_decoding(id, self.skip_special) {
+        if let Some(token) = self.tokenizer.token_for_decoding(id, self.skip_special && !self.shown.contains(&id)) {
             self.started = true;
             let (steps, piece) = (&mut self.steps, &mut self.piece);
             guarded(|| feed(steps, token, piece)).map_err(|problem| TokenizerError::Decode { problem })?;
@@ -76,6 +84,42 @@ impl Detokenizer {
         }
         Ok(&self.piece)
     }
+}
+
+/// The bytes that a token stands for in the middle of a text; none where a decoder makes its text of several tokens together.
+pub(super) fn bytes_of_token(decoder: Option<&DecoderWrapper>, token: String) -> Option<Vec<u8>> {
+    let mut steps = Vec::new();
+    match decoder {
+        Some(decoder) => add_steps(decoder, &mut false, &mut steps),
+        None => steps.push(Step::Spaced { first: false }),
+    }
+    let mut tokens = vec![token];
+    for step in steps {
+        tokens = match step {
+            Step::Each(decoder) => guarded(|| decoder.decode_chain(tokens)).ok()?,
+            Step::FirstDiffers { decoder, .. } => {
+                let behind = [vec![String::new()], tokens].concat();
+                guarded(|| decoder.decode_chain(behind)).ok()?.split_off(1)
+            }
+            Step::LastDiffers { decoder, .. } => {
+                let before = [tokens, vec![String::new()]].concat();
+                guarded(|| decoder.decode_chain(before)).ok()?.into_iter().take(1).collect()
+            }
+            Step::Spaced { .. } => tokens.iter().map(|token| format!(" {token}")).collect(),
+            Step::ByteRuns { .. } => match byte_of(&tokens.concat()) {
+                Some(byte) => return Some(vec![byte]),
+                None => tokens,
+            },
+            Step::Bytes { .. } => {
+                let joined = tokens.concat();
+                return Some(joined.chars().map(byte_of_character).collect::<Option<Vec<u8>>>().unwrap_or_else(|| joined.into_bytes()));
+            }
+            // Cuts the ends of the whole text off, which this is not.
+            Step::StripJoined { .. } => tokens,
+            Step::Whole { .. } => return None,
+        };
+    }
+    Some(tokens.concat().into_bytes())
 }
 
 /// Appends the streaming form of a decoder; `joined` says whether a step so far made one token of all.

@@ -1,6 +1,6 @@
 //! Between people's text and the model's ids.
 //!
-//! Owns the tokenizer, the incremental detokeniser, chat templates, the encoding of whole conversations and stop strings. Knows nothing of
+//! Owns the tokenizer, the incremental detokeniser, chat templates, the encoding of whole conversations, stop strings, and the parts of a reply (reasoning, content, tool calls). Knows nothing of
 //! models, devices, sessions or media: all it has of a model is the bytes of its tokenizer file and the source of its chat template, and what
 //! a message carries besides text is any type that is an [`Attachment`].
 //!
@@ -15,6 +15,7 @@ mod detokenize;
 mod guard;
 mod jinja;
 mod prompt;
+pub mod reply;
 mod stop;
 mod system_turn;
 #[cfg(test)]

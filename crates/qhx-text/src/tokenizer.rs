@@ -2,7 +2,7 @@
 
 use super::added::AddedTokens;
 use super::check::{self, Measured};
-use super::detokenize::Detokenizer;
+use super::detokenize::{Detokenizer, bytes_of_token};
 use super::guard::guarded;
 use std::sync::Arc;
 use tokenizers::{
@@ -201,6 +201,15 @@ impl Tokenizer {
         added.map(|token| token.content.clone()).or_else(|| self.inner.pipeline.get_model().id_to_token(id))
     }
 
+    /// The bytes that an id stands for in the middle of a text, often not whole characters. None for unknown ids, and for tokenizers whose tokens have no text of their own.
+    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        let added = self.inner.pipeline.get_added_vocabulary().get_added_tokens_decoder().get(&id);
+        if let Some(token) = added {
+            return Some(token.content.clone().into_bytes());
+        }
+        bytes_of_token(self.inner.pipeline.get_decoder(), self.inner.pipeline.id_to_token(id)?)
+    }
+
     /// How many tokens there are, added ones included.
     pub fn vocab_size(&self) -> usize {
         self.inner.pipeline.get_vocab_size(true)
@@ -214,6 +223,11 @@ impl Tokenizer {
     /// The ids of all special tokens, ascending.
     pub fn special_ids(&self) -> &[u32] {
         &self.inner.special_ids
+    }
+
+    /// Whether an id is an added token's: found in a text as a whole, before anything else is.
+    pub fn is_added(&self, id: u32) -> bool {
+        self.inner.pipeline.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id)
     }
 
     /// Whether an id is a special token's.

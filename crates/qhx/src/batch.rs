@@ -4,7 +4,7 @@
 //! `repetition_penalty`, `seed` and `stop`. Its answer is `{"id": …, "ids": […], "text": …, "finish_reason": …}`, or `{"id": …, "error": {"message": …}}`: a bad line never stops
 //! the others.
 
-use crate::messages;
+use crate::messages::{self, FileAccess};
 use qhx_bundle::Bundle;
 use qhx_runtime::{
     Cancel, GenerateOptions, Model, Prompt,
@@ -194,7 +194,7 @@ impl<'a> Batch<'a> {
         match (&line.messages, &line.ids, &line.prompt) {
             (Some(messages), None, None) => {
                 let mut chat = messages::from_json(json!({ "messages": messages })).map_err(|error| error.to_string())?;
-                messages::open_media(&mut chat, self.bundle).map_err(|error| error.to_string())?;
+                messages::open_media(&mut chat, self.bundle, &FileAccess::All).map_err(|error| error.to_string())?;
                 Prompt::chat(model, &chat).map_err(text)
             }
             (None, Some(ids), None) => Ok(Prompt::from_ids(ids.clone())),

@@ -1,7 +1,8 @@
 //! Conversations.
 
 use crate::{
-    Error, Model, Stream, messages,
+    Error, Model, Stream,
+    messages::{self, FileAccess},
     settings::generation_settings,
     turn::{Said, Turn},
 };
@@ -103,7 +104,7 @@ impl Chat {
     /// ```
     pub fn openai(mut self, json: &str) -> Result<Self, Error> {
         let mut chat = messages::parse(json)?;
-        messages::open_media(&mut chat, self.model.bundle())?;
+        messages::open_media(&mut chat, self.model.bundle(), &FileAccess::All)?;
         self.said.chat = chat;
         Ok(self)
     }

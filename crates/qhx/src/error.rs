@@ -63,6 +63,9 @@ pub enum Error {
     /// A conversation in JSON cannot be used.
     #[error(transparent)]
     Messages(#[from] MessagesError),
+    /// A list of tools cannot be used.
+    #[error(transparent)]
+    Tools(#[from] qhx_runtime::text::reply::ToolsError),
     /// The bundle is wrong.
     #[error(transparent)]
     Bundle(#[from] BundleError),

@@ -22,9 +22,11 @@ mod names;
 mod opener;
 mod places;
 mod reference;
+mod reply;
 mod settings;
 mod source;
 mod stream;
+pub mod tools;
 mod turn;
 pub mod windows;
 
@@ -37,6 +39,7 @@ pub use model::{Model, ModelOptions};
 pub use names::suggestions;
 pub use opener::{Opened, Opener};
 pub use places::Places;
+pub use reply::{Reply, ReplyEvent, ReplyRequest};
 pub use source::{Checkpoint, Source};
 pub use stream::Stream;
 
@@ -45,6 +48,6 @@ pub use qhx_forge as forge;
 pub use qhx_ir as ir;
 pub use qhx_runtime as runtime;
 pub use qhx_runtime::{
-    Cancel, DeviceChoice, FinishReason, GenerateOptions, Generation, LogitBias, LogitProcessor, MediaKind, Medium, Piece, bench, engine,
-    media, placement, sample, text, trace, verify,
+    Cancel, Constraint, DeviceChoice, FinishReason, GenerateOptions, Generation, LogitBias, LogitProcessor, MediaKind, Medium,
+    OccurrencePenalty, Piece, Structure, TokenLogProbs, ToolChoice, bench, engine, media, placement, sample, text, trace, verify,
 };

@@ -1,7 +1,8 @@
 //! Conversations in the form of the OpenAI API: from JSON to a [`Chat`] whose images and sounds are open.
 //!
-//! A part of a message's content may name an image or a sound by the path of a local file:
-//! `{"type": "image", "path": "photo.jpg"}`, `{"type": "image_url", "image_url": {"url": "file://photo.jpg"}}`. Nothing is fetched.
+//! A part of a message's content may name an image or a sound by the path of a local file, `{"type": "image", "path": "photo.jpg"}`,
+//! `{"type": "image_url", "image_url": {"url": "file://photo.jpg"}}`, or carry it: `{"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}`,
+//! `{"type": "input_audio", "input_audio": {"data": "…", "format": "wav"}}`. Nothing is fetched. Which files may be opened is for the caller to say ([`FileAccess`]).
 
 use qhx_bundle::{Bundle, files};
 use qhx_runtime::{
@@ -72,6 +73,20 @@ pub enum PartProblem {
         /// The beginning of what it names.
         found: String,
     },
+    /// Data that is not what it should be.
+    #[error("the data of this part cannot be used: {reason}")]
+    Data {
+        /// Why.
+        reason: String,
+    },
+    /// A file that must not be opened.
+    #[error("the file `{found}` may not be opened: {reason}")]
+    Forbidden {
+        /// Its path.
+        found: String,
+        /// Why.
+        reason: &'static str,
+    },
     /// The file cannot be used.
     #[error(transparent)]
     Medium(#[from] qhx_runtime::Error),
@@ -108,21 +123,68 @@ pub fn from_json(json: Value) -> Result<Chat, MessagesError> {
         list => list,
     };
     chat.messages = Message::list_from_json(messages)?;
+    chat.messages.iter_mut().for_each(as_templates_expect);
     if chat.messages.is_empty() {
         return Err(ChatError::NoMessages.into());
     }
     Ok(chat)
 }
 
-/// Opens the media that the messages name by their paths. Templates then see parts of type `image` and `audio` without paths.
-pub fn open_media(chat: &mut Chat, bundle: &Bundle) -> Result<(), MessagesError> {
+/// Changes what templates know otherwise than the OpenAI API has it: `developer` is `system`, a message of tool calls alone has an empty content, and arguments of tool calls are
+/// objects.
+fn as_templates_expect(message: &mut Message) {
+    let is = |message: &Message, role: &str| message.role() == role;
+    let fields = match (is(message, "developer"), is(message, "assistant")) {
+        (true, _) => {
+            message.fields_mut().insert("role".to_owned(), "system".into());
+            return;
+        }
+        (_, true) => message.fields_mut(),
+        _ => return,
+    };
+    let content = fields.entry("content").or_insert(Value::Null);
+    if content.is_null() {
+        *content = "".into();
+    }
+    for call in fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+        let arguments = call.pointer_mut("/function/arguments");
+        if let Some(arguments) = arguments
+            && let Some(object) = arguments.as_str().and_then(|text| serde_json::from_str(text).ok()).filter(Value::is_object)
+        {
+            *arguments = object;
+        }
+    }
+}
+
+/// Which files messages may name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FileAccess {
+    /// Any: the messages are the user's own.
+    All,
+    /// Those in a folder; paths are relative to it, and no link leads out of it.
+    Below(PathBuf),
+    /// None: media come with the messages.
+    None,
+}
+
+/// Opens the media that the messages name or carry. Templates then see parts of type `image` and `audio` without paths.
+pub fn open_media(chat: &mut Chat, bundle: &Bundle, access: &FileAccess) -> Result<(), MessagesError> {
     for (number, message) in chat.messages.iter_mut().enumerate() {
         let mut media = Vec::new();
         if let Some(Value::Array(parts)) = message.fields_mut().get_mut("content") {
             for (place, part) in parts.iter_mut().enumerate() {
                 let wrong = |problem| MessagesError::Part { message: number + 1, part: place + 1, problem: Box::new(problem) };
-                if let Some((kind, path)) = medium_of(part).map_err(wrong)? {
-                    media.push(open_part(kind, &path, bundle).map_err(|error| wrong(error.into()))?);
+                if let Some((kind, place)) = medium_of(part).map_err(wrong)? {
+                    let opened = match place {
+                        Place::File(path) => access.allowed(path).and_then(|path| Ok(open_part(kind, &path, bundle)?)),
+                        Place::Data(bytes) => {
+                            let name = format!("{kind} {} of message {}", place_among(&media, kind), number + 1);
+                            Medium::decode(kind, &name, bytes, &bundle.manifest().model.name, &bundle.manifest().media)
+                                .map_err(PartProblem::from)
+                        }
+                    };
+                    media.push(opened.map_err(wrong)?);
                     *part = json!({ "type": kind.part_type() });
                 }
             }
@@ -137,6 +199,30 @@ pub fn open_medium(kind: MediaKind, path: &Path, bundle: &Bundle) -> Result<Medi
     Medium::open(kind, path, &bundle.manifest().model.name, &bundle.manifest().media)
 }
 
+/// The number that one more medium of a kind has.
+fn place_among(media: &[Medium], kind: MediaKind) -> usize {
+    media.iter().filter(|medium| medium.kind() == kind).count() + 1
+}
+
+impl FileAccess {
+    /// The path to open for one that a message names.
+    fn allowed(&self, path: PathBuf) -> Result<PathBuf, PartProblem> {
+        let forbidden = |reason| PartProblem::Forbidden { found: path.display().to_string(), reason };
+        match self {
+            Self::All => Ok(path),
+            Self::None => Err(forbidden("only media that come with the messages are taken")),
+            Self::Below(folder) => {
+                // Links are followed before the path is judged.
+                let whole = folder.join(&path);
+                let (Ok(folder), Ok(real)) = (folder.canonicalize(), whole.canonicalize()) else {
+                    return Err(forbidden("there is no such file in the folder that messages may name files of"));
+                };
+                if real.starts_with(folder) { Ok(real) } else { Err(forbidden("it is outside the folder that messages may name files of")) }
+            }
+        }
+    }
+}
+
 /// Opens a file that a file names: a regular one, never a pipe or a device.
 fn open_part(kind: MediaKind, path: &Path, bundle: &Bundle) -> Result<Medium, qhx_runtime::Error> {
     // What the model takes is told before what the file is.
@@ -146,24 +232,48 @@ fn open_part(kind: MediaKind, path: &Path, bundle: &Bundle) -> Result<Medium, qh
     open_medium(kind, path, bundle)
 }
 
-/// The kind and the file of a part that is no text. `image_url` and the like may name a file as well.
-fn medium_of(part: &Value) -> Result<Option<(MediaKind, PathBuf)>, PartProblem> {
+/// Where a medium is.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    File(PathBuf),
+    /// In the message.
+    Data(Vec<u8>),
+}
+
+/// The kind and the place of a part that is no text. `image_url` and the like may name a file as well.
+fn medium_of(part: &Value) -> Result<Option<(MediaKind, Place)>, PartProblem> {
     let (kind, part_type) = match part["type"].as_str() {
         Some("text") => return Ok(None),
         Some("image") => (MediaKind::Image, "image"),
         Some("image_url") => (MediaKind::Image, "image_url"),
         Some("audio") => (MediaKind::Audio, "audio"),
         Some("audio_url") => (MediaKind::Audio, "audio_url"),
+        Some("input_audio") => {
+            let data = part["input_audio"]["data"].as_str();
+            let data = data.ok_or(PartProblem::Data { reason: "`input_audio.data` must be base64".to_owned() })?;
+            return Ok(Some((MediaKind::Audio, Place::Data(from_base64(data)?))));
+        }
         other => return Err(PartProblem::UnknownType { found: other.unwrap_or_default().to_owned() }),
     };
     let own = &part[part_type];
     let place = [&part["path"], &part["url"], own, &own["path"], &own["url"]].into_iter().find_map(Value::as_str);
     let place = place.ok_or(PartProblem::NoPath { part_type })?;
+    if let Some(uri) = place.strip_prefix("data:") {
+        let (about, data) = uri.split_once(',').ok_or(PartProblem::Data { reason: "a data URI has a comma before its data".to_owned() })?;
+        if !about.ends_with(";base64") {
+            return Err(PartProblem::Data { reason: "expected a data URI in base64: `data:image/png;base64,…`".to_owned() });
+        }
+        return Ok(Some((kind, Place::Data(from_base64(data)?))));
+    }
     let path = place.strip_prefix("file://").unwrap_or(place);
-    if path.contains("://") || path.starts_with("data:") {
+    if path.contains("://") {
         return Err(PartProblem::NotAFile { found: path.chars().take(60).collect() });
     }
-    Ok(Some((kind, path.into())))
+    Ok(Some((kind, Place::File(path.into()))))
+}
+
+fn from_base64(text: &str) -> Result<Vec<u8>, PartProblem> {
+    base64::decode(text).map_err(|error| PartProblem::Data { reason: format!("it is not base64: {error}") })
 }
 
 #[cfg(test)]
@@ -172,7 +282,7 @@ mod tests {
 
     #[test]
     fn parts_name_files_in_several_ways() {
-        let image = Some((MediaKind::Image, PathBuf::from("a b.png")));
+        let image = Some((MediaKind::Image, Place::File("a b.png".into())));
         for part in [
             json!({"type": "image", "path": "a b.png"}),
             json!({"type": "image", "image": "a b.png"}),
@@ -182,15 +292,42 @@ mod tests {
             assert_eq!(medium_of(&part).unwrap(), image, "{part}");
         }
         assert_eq!(medium_of(&json!({"type": "text", "text": "x"})).unwrap(), None);
-        assert_eq!(medium_of(&json!({"type": "audio", "path": "x.wav"})).unwrap(), Some((MediaKind::Audio, "x.wav".into())));
+        assert_eq!(medium_of(&json!({"type": "audio", "path": "x.wav"})).unwrap(), Some((MediaKind::Audio, Place::File("x.wav".into()))));
+        let data = medium_of(&json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAEC"}})).unwrap();
+        assert_eq!(data, Some((MediaKind::Image, Place::Data(vec![0, 1, 2]))));
+        let sound = medium_of(&json!({"type": "input_audio", "input_audio": {"data": "AAEC", "format": "wav"}})).unwrap();
+        assert_eq!(sound, Some((MediaKind::Audio, Place::Data(vec![0, 1, 2]))));
         for (part, expected) in [
             (json!({"type": "video", "path": "x"}), "unknown type `video`"),
             (json!({"type": "image"}), "needs a `path`"),
             (json!({"type": "image_url", "image_url": {"url": "https://host/x.png"}}), "is not a file"),
-            (json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}), "is not a file"),
+            (json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,A"}}), "not base64"),
+            (json!({"type": "image_url", "image_url": {"url": "data:image/png,A"}}), "in base64"),
+            (json!({"type": "image_url", "image_url": {"url": "data:image/png"}}), "a comma"),
+            (json!({"type": "input_audio", "input_audio": {}}), "must be base64"),
         ] {
             let problem = medium_of(&part).unwrap_err().to_string();
             assert!(problem.contains(expected), "{problem}");
+        }
+    }
+
+    #[test]
+    fn files_are_opened_only_where_they_may_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let inside = folder.path().join("in");
+        std::fs::create_dir(&inside).unwrap();
+        std::fs::write(inside.join("a.png"), "x").unwrap();
+        std::fs::write(folder.path().join("secret.png"), "x").unwrap();
+        let below = FileAccess::Below(inside.clone());
+        assert!(below.allowed("a.png".into()).unwrap().ends_with("in/a.png"));
+        for outside in ["../secret.png", "/etc/passwd", "missing.png"] {
+            assert!(matches!(below.allowed(outside.into()), Err(PartProblem::Forbidden { .. })), "{outside}");
+        }
+        assert!(FileAccess::None.allowed(inside.join("a.png")).is_err() && FileAccess::All.allowed("x".into()).is_ok());
+        #[cfg(unix)]
+        {
+            std::os::unix::fs::symlink(folder.path().join("secret.png"), inside.join("link.png")).unwrap();
+            assert!(below.allowed("link.png".into()).is_err());
         }
     }
 
@@ -201,6 +338,11 @@ mod tests {
         let whole = format!(r#"{{"messages": [{message}], "tools": null, "chat_template_kwargs": {{"enable_thinking": false}}}}"#);
         let chat = parse(&whole).unwrap();
         assert!(chat.tools.is_none() && chat.options["enable_thinking"] == false && chat.add_generation_prompt);
+        let calls = r#"{"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f", "arguments": "{\"a\": 1}"}}, {"function": {"arguments": "["}}]}"#;
+        let chat = parse(&format!(r#"[{{"role": "developer", "content": "x"}}, {message}, {calls}]"#)).unwrap();
+        assert_eq!((chat.messages[0].role(), chat.messages[2].content()), ("system", &json!("")));
+        let calls = &chat.messages[2].fields()["tool_calls"];
+        assert_eq!((&calls[0]["function"]["arguments"], &calls[1]["function"]["arguments"]), (&json!({ "a": 1 }), &json!("[")));
         let refused = |text: &str| parse(text).unwrap_err().to_string();
         assert!(refused("[").contains("not valid JSON"));
         assert!(refused("{}").contains("no `messages`"));

@@ -3,13 +3,12 @@
 use crate::{Error, OpenEvent, Opener, Places, messages};
 use qhx_bundle::Bundle;
 use qhx_runtime::{
-    Cancel, DeviceChoice, LoadOptions, MediaKind, Medium,
+    Cancel, DeviceChoice, LoadOptions, MediaKind, Medium, TokenLogProbs,
     engine::{Engine, EngineOptions},
-    media::{Image, Sound},
     placement::Rules,
     registry::NpuSettings,
     sample::SamplerConfig,
-    text::SpecialTokens,
+    text::{SpecialTokens, reply::ReplyFormat},
     verify,
 };
 use std::{
@@ -31,6 +30,7 @@ pub struct Model {
     bundle: Arc<Bundle>,
     /// Started when it is first needed.
     engine: Arc<Mutex<Option<Engine>>>,
+    engine_options: EngineOptions,
 }
 
 impl Model {
@@ -111,20 +111,12 @@ impl Model {
 
     /// Decodes the bytes of an image file. `name` is for errors.
     pub fn image_from_bytes(&self, name: &str, bytes: &[u8]) -> Result<Medium, Error> {
-        let front_end = self.loaded.media().image.as_ref().ok_or_else(|| self.takes_no(MediaKind::Image))?;
-        let image = Image::decode(name, bytes, front_end).map_err(qhx_runtime::Error::from)?;
-        Ok(Medium::image(name, image, front_end))
+        Ok(Medium::decode(MediaKind::Image, name, bytes.to_vec(), self.name(), self.loaded.media())?)
     }
 
     /// Decodes the bytes of a sound file. `name` is for errors.
     pub fn sound_from_bytes(&self, name: &str, bytes: Vec<u8>) -> Result<Medium, Error> {
-        let front_end = self.loaded.media().audio.as_ref().ok_or_else(|| self.takes_no(MediaKind::Audio))?;
-        let sound = Sound::decode(name, bytes, front_end).map_err(qhx_runtime::Error::from)?;
-        Ok(Medium::sound(name, &sound, front_end)?)
-    }
-
-    fn takes_no(&self, kind: MediaKind) -> Error {
-        qhx_runtime::Error::NotTaken { model: self.name().to_owned(), kind, takes: self.takes() }.into()
+        Ok(Medium::decode(MediaKind::Audio, name, bytes, self.name(), self.loaded.media())?)
     }
 
     /// Answers the prompts of the oracle that the bundle carries and compares tokens, logits and stages with what was recorded when it was made.
@@ -147,8 +139,27 @@ impl Model {
         if let Some(engine) = &*engine {
             return Ok(engine.clone());
         }
-        let started = Engine::start(self.loaded.clone(), EngineOptions::default())?;
+        let started = Engine::start(self.loaded.clone(), self.engine_options.clone())?;
         Ok(engine.insert(started).clone())
+    }
+
+    /// How it writes reasoning and tool calls: found out from its chat template.
+    pub fn reply_format(&self) -> &ReplyFormat {
+        self.loaded.reply_format()
+    }
+
+    /// How probable each of some ids is behind those before it, with the `top` most probable at its place: of all but the first.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), qhx::Error> {
+    /// let model = qhx::Model::open("builtin")?;
+    /// let ids = model.tokenize("The capital of Portugal")?;
+    /// let scores = model.score(&ids, 1)?;
+    /// assert!(scores.len() == ids.len() - 1 && scores.iter().all(|score| score.log_prob <= score.top[0].1));
+    /// # Ok(()) }
+    /// ```
+    pub fn score(&self, ids: &[u32], top: usize) -> Result<Vec<TokenLogProbs>, Error> {
+        Ok(self.loaded.score(ids, top, &Cancel::new())?)
     }
 
     /// The bundle that it was loaded from.
@@ -177,18 +188,23 @@ const DEFAULT_SESSIONS: usize = 8;
 pub struct ModelOptions<'a> {
     load: LoadOptions,
     opener: Opener<'a>,
+    engine: EngineOptions,
 }
 
 impl Default for ModelOptions<'_> {
     fn default() -> Self {
-        Self { load: LoadOptions { sessions: DEFAULT_SESSIONS, ..LoadOptions::default() }, opener: Opener::new(Places::default()) }
+        Self {
+            load: LoadOptions { sessions: DEFAULT_SESSIONS, ..LoadOptions::default() },
+            opener: Opener::new(Places::default()),
+            engine: EngineOptions::default(),
+        }
     }
 }
 
 impl<'a> ModelOptions<'a> {
     /// Where it runs.
     pub fn device(self, device: DeviceChoice) -> Self {
-        Self { load: LoadOptions { device, ..self.load }, opener: self.opener.device(device) }
+        Self { load: LoadOptions { device, ..self.load }, opener: self.opener.device(device), ..self }
     }
 
     /// CPU threads.
@@ -206,6 +222,19 @@ impl<'a> ModelOptions<'a> {
     /// How many answers are made at once; further ones wait for their turn.
     pub fn sessions(mut self, sessions: usize) -> Self {
         self.load.sessions = sessions;
+        self
+    }
+
+    /// How requests that run at the same time are served.
+    pub fn engine(mut self, options: EngineOptions) -> Self {
+        self.engine = options;
+        self
+    }
+
+    /// All settings of loading at once.
+    pub fn load_options(mut self, options: LoadOptions) -> Self {
+        self.opener = self.opener.device(options.device).npu(options.npu.clone());
+        self.load = options;
         self
     }
 
@@ -229,7 +258,7 @@ impl<'a> ModelOptions<'a> {
 
     /// Where QNN's libraries are, and what the NPU is to be.
     pub fn npu(self, settings: NpuSettings) -> Self {
-        Self { load: LoadOptions { npu: settings.clone(), ..self.load }, opener: self.opener.npu(settings) }
+        Self { load: LoadOptions { npu: settings.clone(), ..self.load }, opener: self.opener.npu(settings), ..self }
     }
 
     /// Where models are looked for and kept.
@@ -256,6 +285,6 @@ impl<'a> ModelOptions<'a> {
     /// Loads a bundle that is open.
     pub fn load(self, bundle: Bundle) -> Result<Model, Error> {
         let loaded = qhx_runtime::Model::load(&bundle, &self.load)?;
-        Ok(Model { loaded, bundle: Arc::new(bundle), engine: Arc::default() })
+        Ok(Model { loaded, bundle: Arc::new(bundle), engine: Arc::default(), engine_options: self.engine })
     }
 }

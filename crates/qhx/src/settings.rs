@@ -39,6 +39,12 @@ macro_rules! generation_settings {
             self
         }
 
+        /// Answers with JSON that follows this schema, whatever the model would say otherwise.
+        pub fn json_schema(mut self, schema: ::serde_json::Value) -> Self {
+            self.options.structure.constraint = Some(::qhx_runtime::Constraint::JsonSchema(schema));
+            self
+        }
+
         /// All settings at once.
         pub fn options(mut self, options: ::qhx_runtime::GenerateOptions) -> Self {
             self.options = options;

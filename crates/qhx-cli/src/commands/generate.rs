@@ -9,6 +9,7 @@ use crate::{
     media::MediaFlags,
     output,
     sessions::SessionFlags,
+    texts::read_json,
 };
 use clap::Args;
 use qhx_runtime::{
@@ -38,6 +39,9 @@ pub(crate) struct Generate {
     max_new: usize,
     #[command(flatten)]
     decoding: DecodingFlags,
+    /// Functions that the model may call, as a JSON list in the form of the OpenAI API; with --json, `tool_calls` has the calls
+    #[arg(long, value_name = "FILE.json", help_heading = "Decoding")]
+    tools: Option<PathBuf>,
     #[command(flatten)]
     execution: ExecutionFlags,
     #[command(flatten)]
@@ -58,8 +62,9 @@ impl Generate {
         self.sessions.check(self.media.split)?;
         let load = self.execution.load_options()?;
         let input = self.input.read()?;
+        let tools = self.tools.as_deref().map(read_json).transpose()?;
         let request =
-            Request { model: Some(&self.model), load, options, media: &self.media, sessions: Some(&self.sessions), json: self.json };
+            Request { model: Some(&self.model), load, options, media: &self.media, sessions: Some(&self.sessions), tools, json: self.json };
         let mut answered = request.answer(|_| Ok(input), interrupt)?;
         if let Some(path) = &self.logits {
             tensors::write(path, &[step_logits(&mut answered.generation, answered.model.vocabulary().logits)])?;

@@ -15,6 +15,7 @@ mod inspect;
 mod man;
 mod plan;
 mod run;
+mod serve;
 mod synth;
 mod trace;
 mod verify;
@@ -28,6 +29,7 @@ pub(crate) enum Command {
     Chat(chat::Chat),
     Generate(generate::Generate),
     Batch(batch::Batch),
+    Serve(serve::Serve),
     Forge(forge::Forge),
     Synth(synth::Synth),
     Verify(verify::Verify),
@@ -50,6 +52,7 @@ impl Command {
             Self::Chat(command) => command.run(interrupt),
             Self::Generate(command) => command.run(interrupt),
             Self::Batch(command) => command.run(interrupt),
+            Self::Serve(command) => command.run(interrupt),
             Self::Forge(command) => command.run(interrupt),
             Self::Synth(command) => command.run(interrupt),
             Self::Verify(command) => command.run(interrupt),

@@ -6,16 +6,17 @@ use crate::{
     failure::Failure,
     flags::{DecodingFlags, ExecutionFlags, MAX_TOKENS, count_or_none},
     hints::advice,
-    input::{Input, not_empty, read_text},
+    input::{Input, not_empty},
     interrupt::Interrupt,
     media::MediaFlags,
     names::looks_like_model,
+    texts::{read_json, read_text},
 };
 use clap::Args;
 use qhx::{Error, Source};
 use std::{
     ffi::{OsStr, OsString},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 /// Answer one prompt
@@ -53,6 +54,9 @@ pub(crate) struct Run {
     max_new: usize,
     #[command(flatten)]
     decoding: DecodingFlags,
+    /// Functions that the model may call, as a JSON list in the form of the OpenAI API; with --json, `tool_calls` has the calls
+    #[arg(long, value_name = "FILE.json", help_heading = "Decoding")]
+    tools: Option<PathBuf>,
     #[command(flatten)]
     execution: ExecutionFlags,
     /// Print one JSON object instead of the text, as `qhx generate --json` does
@@ -65,7 +69,8 @@ impl Run {
         let load = self.execution.load_options()?;
         let options = self.decoding.generate_options(self.max_new)?;
         let (model, prompt) = self.model_and_prompt()?;
-        let request = Request { model: model.map(Path::new), load, options, media: &self.media, sessions: None, json: self.json };
+        let tools = self.tools.as_deref().map(read_json).transpose()?;
+        let request = Request { model: model.map(Path::new), load, options, media: &self.media, sessions: None, tools, json: self.json };
         request.answer(|bundle| Input::of_text(bundle, prompt, self.system.as_deref()), interrupt)?.finish()
     }
 

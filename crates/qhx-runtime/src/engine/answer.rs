@@ -1,7 +1,7 @@
 //! The way of an answer from the engine's thread to whoever asked.
 
 use super::Shared;
-use crate::{Cancel, Error, Generation};
+use crate::{Cancel, Error, Generation, Piece, TokenLogProbs};
 use std::{
     collections::VecDeque,
     pin::Pin,
@@ -10,12 +10,20 @@ use std::{
 };
 
 /// A part of an answer as it comes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct AnswerPiece {
     /// The token that was chosen; absent for text that was held back until the end.
     pub id: Option<u32>,
     /// The text that is now certain: never half a character, never part of a stop string, often empty.
     pub text: String,
+    /// How probable the token was, where that was asked for.
+    pub log_probs: Option<TokenLogProbs>,
+}
+
+impl From<Piece<'_>> for AnswerPiece {
+    fn from(piece: Piece<'_>) -> Self {
+        Self { id: piece.id, text: piece.text.to_owned(), log_probs: piece.log_probs.cloned() }
+    }
 }
 
 /// An answer that is being made: an iterator, and a stream, of its pieces. Dropped before its end, the request is cancelled.
@@ -40,6 +48,8 @@ struct Content {
     end: Option<Result<Generation, Error>>,
     /// Whether `end` has come, even if it was taken.
     ended: bool,
+    /// Rows of the prompt that are computed.
+    prompt_rows: usize,
     waker: Option<Waker>,
 }
 
@@ -69,6 +79,13 @@ impl Sender {
     pub(super) fn send(&self, piece: AnswerPiece) {
         if let Some(pipe) = &self.0 {
             pipe.change(|content| content.pieces.push_back(piece));
+        }
+    }
+
+    /// So many rows of the prompt are computed.
+    pub(super) fn progress(&self, rows: usize) {
+        if let Some(pipe) = &self.0 {
+            pipe.content().prompt_rows = rows;
         }
     }
 
@@ -112,6 +129,11 @@ impl Answer {
             content = self.pipe.changed.wait(content).unwrap_or_else(PoisonError::into_inner);
         }
         content.end.take().unwrap_or(Err(Error::EngineStopped))
+    }
+
+    /// Rows of the prompt that are computed so far.
+    pub fn prompt_rows(&self) -> usize {
+        self.pipe.content().prompt_rows
     }
 
     /// Asks the engine to stop; the answer ends after the step that is running, with what it has.

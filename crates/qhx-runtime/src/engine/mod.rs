@@ -175,6 +175,11 @@ impl Engine {
         &self.0.shared.model
     }
 
+    /// How it works.
+    pub fn options(&self) -> &EngineOptions {
+        &self.0.shared.options
+    }
+
     /// Queues a request. Its media are encoded here, on the caller's thread; all else happens on the engine's. Fails where the request cannot be answered, or where
     /// too many are waiting.
     pub fn submit(&self, request: Request) -> Result<Answer, Error> {

@@ -159,6 +159,7 @@ impl Scheduler {
             let mut queue = self.shared.queue();
             queue.stats.longest_step = queue.stats.longest_step.max(started.elapsed());
         }
+        self.active.iter().for_each(Task::tell_progress);
         self.keep_prefixes();
         self.choose();
     }

@@ -1,6 +1,6 @@
 //! A request on its way: first a job that waits, then a task with a session.
 
-use super::{AnswerPiece, Request, answer::Sender};
+use super::{Request, answer::Sender};
 use crate::{
     Cancel, Error, FinishReason, Generation, Model, NextToken, Piece, PlacedMedium, Prompt, Session, Work,
     generate::{note, where_it_ran},
@@ -40,7 +40,7 @@ impl Job {
     pub(super) fn new(model: &Model, request: Request, sender: Sender, asked: Instant) -> Result<Self, Error> {
         let Request { prompt, options, processors, cancel, scope, alone } = request;
         model.check_prompt(prompt.ids())?;
-        let writer = Writer::new(model, &options, processors)?;
+        let writer = Writer::new(model, prompt.ids(), &options, processors)?;
         let began = Instant::now();
         let media = encode(model, &prompt, &cancel)?;
         Ok(Self { prompt, media, scope, alone, cancel, sender, writer, encode_time: began.elapsed(), asked })
@@ -113,6 +113,13 @@ impl Task {
         self.session.len() > self.prompt.ids().len()
     }
 
+    /// Tells whoever asked how far the prompt is.
+    pub(super) fn tell_progress(&self) {
+        if !self.decodes() {
+            self.sender.progress(self.done());
+        }
+    }
+
     pub(super) fn is_cancelled(&self) -> bool {
         self.cancel.is_cancelled()
     }
@@ -133,7 +140,7 @@ impl Task {
             return Ok(false);
         }
         let sender = &self.sender;
-        let mut send = |piece: Piece<'_>| sender.send(AnswerPiece { id: piece.id, text: piece.text.to_owned() });
+        let mut send = |piece: Piece<'_>| sender.send(piece.into());
         let next = self.session.next_token().unwrap_or(NextToken::Logits(&[]));
         let chosen = self.writer.choose(next, self.session.ids(), self.session.context(), &mut send)?;
         if let Some(id) = chosen {
@@ -149,13 +156,13 @@ impl Task {
         }
         self.timing.end(&self.prompt, self.asked, self.writer.first_token, self.writer.ids.len());
         let sender = &self.sender;
-        let flushed = self.writer.flush(&mut |piece| sender.send(AnswerPiece { id: piece.id, text: piece.text.to_owned() }));
+        let flushed = self.writer.flush(&mut |piece| sender.send(piece.into()));
         let (stages, fallbacks) = where_it_ran(&self.session, &self.prompt, self.before);
         let work = self.session.work();
         let prefilled = self.prompt.ids().len() - self.reused;
         let calls = work.calls - self.before.calls - (work.decode_calls - self.before.decode_calls);
         self.timing.lm_head_ms = milliseconds(work.last_stage - self.before.last_stage);
-        let Writer { ids, text, finish_reason, note: end, step_logits, .. } = self.writer;
+        let Writer { ids, text, finish_reason, note: end, step_logits, stop_string, log_probs, .. } = self.writer;
         let generation = Generation {
             prompt_ids: self.prompt.ids().to_vec(),
             ids,
@@ -166,6 +173,8 @@ impl Task {
             stages,
             fallbacks,
             note: end.or_else(|| note(self.session.model(), self.loads)),
+            stop_string,
+            log_probs,
             media: self.prompt.media().len(),
             kept_rows: self.reused,
             step_logits,

@@ -1,0 +1,121 @@
+//! Who may ask: keys, and protection against pages of other origins.
+
+use crate::{app::App, error::ApiError};
+use axum::{
+    extract::{Request, State},
+    http::{HeaderMap, StatusCode, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use sha2::{Digest, Sha256};
+use std::{net::IpAddr, sync::Arc};
+
+/// The hashes of keys: compared in a time that does not depend on how much of a key is right.
+pub(crate) struct Keys(Vec<[u8; 32]>);
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Caller {
+    /// Requests of one scope share what was computed.
+    pub(crate) scope: u64,
+}
+
+impl Keys {
+    pub(crate) fn new(keys: &[String]) -> Self {
+        Self(keys.iter().map(|key| Sha256::digest(key).into()).collect())
+    }
+
+    pub(crate) fn are_needed(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// The number of a key, from 1; none for one that is not known. All are looked at in any case.
+    fn number_of(&self, key: &str) -> Option<u64> {
+        let hash: [u8; 32] = Sha256::digest(key).into();
+        let mut found = None;
+        for (place, known) in self.0.iter().enumerate() {
+            let difference = known.iter().zip(&hash).fold(0, |all, (a, b)| all | (a ^ b));
+            if std::hint::black_box(difference) == 0 {
+                found = Some(place as u64 + 1);
+            }
+        }
+        found
+    }
+}
+
+/// What needs no key: whether the server lives, and the page, which asks for one.
+const OPEN: [&str; 5] = ["/health", "/", "/page.css", "/page.js", "/markdown.js"];
+
+/// Lets requests through that may be made.
+pub(crate) async fn check(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    match caller(&app, request.headers(), request.uri().path()) {
+        Ok(caller) => {
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+        Err(error) => error.into_response(),
+    }
+}
+
+fn caller(app: &App, headers: &HeaderMap, path: &str) -> Result<Caller, ApiError> {
+    let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let host = text(header::HOST).unwrap_or_default();
+    let forbidden = |message: String| ApiError::new(StatusCode::FORBIDDEN, message);
+    if let Some(origin) = text(header::ORIGIN)
+        && origin.split_once("://").map(|(_, host)| host) != Some(host)
+    {
+        return Err(forbidden(format!("a page of {origin} may not use this server")));
+    }
+    if !app.keys.are_needed() {
+        // A page that makes its own name point to this machine has that name here.
+        if !is_local_name(host) {
+            return Err(forbidden(format!("this server is not called {host}: use its address, or start it with --api-key")));
+        }
+        return Ok(Caller::default());
+    }
+    if OPEN.contains(&path) {
+        return Ok(Caller::default());
+    }
+    let bearer = text(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
+    let key = bearer.or_else(|| headers.get("x-api-key").and_then(|value| value.to_str().ok()));
+    let number = app.keys.number_of(key.unwrap_or_default().trim());
+    let number = number.ok_or_else(|| {
+        let message = if key.is_some() { "this API key is not known" } else { "an API key is needed: `Authorization: Bearer KEY`" };
+        ApiError::new(StatusCode::UNAUTHORIZED, message).code("invalid_api_key")
+    })?;
+    Ok(Caller { scope: if app.options.share_prefixes { 0 } else { number } })
+}
+
+/// Whether a `Host` is an address or this machine's own name, and not one that anybody can register.
+fn is_local_name(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    name.is_empty() || name.parse::<IpAddr>().is_ok() || name == "localhost" || name.ends_with(".localhost")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_known_by_their_hashes() {
+        let keys = Keys::new(&["one".into(), "two".into()]);
+        assert_eq!(
+            (keys.number_of("one"), keys.number_of("two"), keys.number_of("onf"), keys.number_of("")),
+            (Some(1), Some(2), None, None)
+        );
+        assert!(!Keys::new(&[]).are_needed());
+    }
+
+    #[test]
+    fn names_that_anybody_can_register_are_not_local() {
+        for host in ["", "localhost", "localhost:8080", "127.0.0.1:1", "[::1]:80", "192.168.1.5", "x.localhost"] {
+            assert!(is_local_name(host), "{host}");
+        }
+        for host in ["example.com", "localhost.example.com:80", "127.0.0.1.nip.io"] {
+            assert!(!is_local_name(host), "{host}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What all requests share, and the paths.
+
+use crate::{
+    ServerOptions, about,
+    access::{self, Keys},
+    anthropic,
+    error::{self, ApiError},
+    health,
+    metrics::Metrics,
+    models::Models,
+    ollama, openai, openapi, page, tokens,
+};
+use axum::{
+    Router,
+    extract::Request,
+    http::StatusCode,
+    middleware::{self, Next},
+    response::Response,
+    routing::{get, post},
+};
+use qhx::{Cancel, messages::FileAccess};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+use tokio::sync::Semaphore;
+
+/// Requests that are prepared at once.
+const PREPARING: usize = 8;
+
+/// What all requests share.
+pub(crate) struct App {
+    pub(crate) options: ServerOptions,
+    pub(crate) keys: Keys,
+    pub(crate) models: Arc<Models>,
+    pub(crate) metrics: Metrics,
+    /// The server is about to stop: what runs is finished, nothing new begins.
+    pub(crate) draining: AtomicBool,
+    /// One at a time: a replay takes the model for itself.
+    pub(crate) verifying: Semaphore,
+    /// Places for work that takes time before a request reaches an engine: templates, media, prompts to be scored.
+    pub(crate) preparing: Semaphore,
+    /// Different for each server, so that ids are.
+    salt: u64,
+    next_id: AtomicU64,
+}
+
+impl App {
+    pub(crate) fn new(options: ServerOptions, cancel: Cancel) -> Self {
+        let salt = random();
+        Self {
+            keys: Keys::new(&options.keys),
+            models: Arc::new(Models::new(&options, cancel)),
+            metrics: Metrics::default(),
+            draining: AtomicBool::new(false),
+            verifying: Semaphore::new(1),
+            preparing: Semaphore::new(PREPARING),
+            salt,
+            next_id: AtomicU64::new(0),
+            options,
+        }
+    }
+
+    /// An id that nothing else has: `chatcmpl-…`.
+    pub(crate) fn id(&self, prefix: &str) -> String {
+        let number = self.next_id.fetch_add(1, Ordering::Relaxed);
+        format!("{prefix}{:012x}{number:012x}", self.salt & 0xffff_ffff_ffff)
+    }
+
+    /// The files that messages may name.
+    pub(crate) fn file_access(&self) -> FileAccess {
+        self.options.media_folder.clone().map_or(FileAccess::None, FileAccess::Below)
+    }
+}
+
+/// A number that nobody can tell beforehand.
+pub(crate) fn random() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(Instant::now())
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    seconds(SystemTime::now())
+}
+
+pub(crate) fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// All paths.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/", get(page::index))
+        .route("/page.css", get(page::style))
+        .route("/page.js", get(page::script))
+        .route("/markdown.js", get(page::markdown))
+        .route("/health", get(health::health))
+        .route("/metrics", get(about::metrics))
+        .route("/slots", get(about::slots))
+        .route("/loads", get(about::loads))
+        .route("/server_info", get(about::server_info))
+        .route("/verify", post(about::verify))
+        .route("/version", get(about::version))
+        .route("/v1/models", get(openai::models::list))
+        .route("/v1/models/{*name}", get(openai::models::one))
+        .route("/v1/chat/completions", post(openai::chat::answer))
+        .route("/v1/completions", post(openai::completions::answer))
+        .route("/v1/responses", post(openai::responses::answer))
+        .route("/v1/audio/transcriptions", post(openai::transcriptions::answer))
+        .route("/v1/messages", post(anthropic::answer))
+        .route("/v1/messages/count_tokens", post(anthropic::count))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/show", post(ollama::show))
+        .route("/api/ps", get(ollama::ps))
+        .route("/api/version", get(ollama::version))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .route("/tokenizer_info", get(tokens::tokenizer_info))
+        .route("/openapi.json", get(openapi::openapi))
+        .fallback(nothing_here)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn_with_state(app.clone(), access::check))
+        .layer(middleware::from_fn(error::write_errors))
+        .layer(middleware::from_fn(log))
+        .with_state(app)
+}
+
+async fn nothing_here(request: Request) -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", request.uri().path()))
+}
+
+async fn wrong_method(request: Request) -> ApiError {
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, format!("{} cannot be asked with {}", request.uri().path(), request.method()))
+}
+
+/// A line for each request: never what was asked or answered.
+async fn log(request: Request, next: Next) -> Response {
+    let (method, path, began) = (request.method().clone(), request.uri().path().to_owned(), Instant::now());
+    let response = next.run(request).await;
+    let (status, milliseconds) = (response.status().as_u16(), began.elapsed().as_millis() as u64);
+    match path.as_str() {
+        "/health" | "/metrics" => tracing::debug!(%method, path, status, milliseconds, "request"),
+        _ => tracing::info!(%method, path, status, milliseconds, "request"),
+    }
+    response
+}

@@ -1,0 +1,160 @@
+//! What a client is told when something is wrong, in the form of the protocol that it speaks.
+
+use axum::{
+    body::Body,
+    extract::Request,
+    http::{HeaderValue, StatusCode, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use qhx::runtime::Error as RunError;
+use serde_json::{Value, json};
+
+/// Why a request is not answered.
+#[derive(Clone, Debug)]
+pub(crate) struct ApiError {
+    pub(crate) status: StatusCode,
+    pub(crate) message: String,
+    /// The field that is to blame.
+    pub(crate) param: Option<String>,
+    /// For programs.
+    pub(crate) code: Option<&'static str>,
+    /// Seconds after which it may be tried again.
+    pub(crate) retry_after: Option<u64>,
+}
+
+impl ApiError {
+    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code: None, retry_after: None }
+    }
+
+    /// The request is wrong.
+    pub(crate) fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// A field is wrong.
+    pub(crate) fn field(name: impl Into<String>, problem: impl std::fmt::Display) -> Self {
+        let name = name.into();
+        Self { message: format!("`{name}` {problem}"), param: Some(name), ..Self::bad_request("") }
+    }
+
+    pub(crate) fn code(mut self, code: &'static str) -> Self {
+        self.code = Some(code);
+        self
+    }
+
+    pub(crate) fn retry_after(mut self, seconds: u64) -> Self {
+        self.retry_after = Some(seconds);
+        self
+    }
+
+    /// The kinds of errors by the names that OpenAI and Anthropic share.
+    fn kind(&self) -> &'static str {
+        match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            status if status.is_client_error() => "invalid_request_error",
+            _ => "api_error",
+        }
+    }
+
+    /// The body of the response, or a frame of a stream.
+    pub(crate) fn body(&self, protocol: Protocol) -> Value {
+        match protocol {
+            Protocol::OpenAi => {
+                json!({ "error": { "message": self.message, "type": self.kind(), "param": self.param, "code": self.code } })
+            }
+            Protocol::Anthropic => json!({ "type": "error", "error": { "type": self.kind(), "message": self.message } }),
+            Protocol::Ollama => json!({ "error": self.message }),
+        }
+    }
+}
+
+/// Whose clients speak to a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    OpenAi,
+    Anthropic,
+    Ollama,
+}
+
+impl Protocol {
+    pub(crate) fn of(path: &str) -> Self {
+        match path {
+            path if path.starts_with("/v1/messages") => Self::Anthropic,
+            path if path.starts_with("/api/") => Self::Ollama,
+            _ => Self::OpenAi,
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    /// The body is written where the path is known: [`write_errors`].
+    fn into_response(self) -> Response {
+        let mut response = self.status.into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+/// Writes the bodies of errors in the form that the path's clients expect.
+pub(crate) async fn write_errors(request: Request, next: Next) -> Response {
+    let protocol = Protocol::of(request.uri().path());
+    let mut response = next.run(request).await;
+    let Some(error) = response.extensions_mut().remove::<ApiError>() else { return response };
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.remove(header::CONTENT_LENGTH);
+    if let Some(seconds) = error.retry_after {
+        headers.insert(header::RETRY_AFTER, seconds.into());
+    }
+    if error.status == StatusCode::UNAUTHORIZED {
+        headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    *response.body_mut() = Body::from(error.body(protocol).to_string());
+    response
+}
+
+impl From<RunError> for ApiError {
+    fn from(error: RunError) -> Self {
+        let message = error.to_string();
+        match error {
+            RunError::PromptTooLong { .. } | RunError::TextTooLong { .. } | RunError::ContextFull { .. } => {
+                Self::bad_request(message).code("context_length_exceeded")
+            }
+            RunError::QueueFull { .. } => Self::new(StatusCode::TOO_MANY_REQUESTS, message).code("queue_full").retry_after(1),
+            RunError::EngineStopped => Self::new(StatusCode::SERVICE_UNAVAILABLE, message).retry_after(1),
+            RunError::EmptyPrompt
+            | RunError::UnknownId { .. }
+            | RunError::NotTaken { .. }
+            | RunError::Medium(_)
+            | RunError::MediumDoesNotFit { .. }
+            | RunError::Placeholders { .. }
+            | RunError::Option { .. }
+            | RunError::Sampler(_)
+            | RunError::StopStrings(_)
+            | RunError::NoTokenizer { .. }
+            | RunError::NoTemplate { .. }
+            | RunError::Grammar { .. }
+            | RunError::Chat(_)
+            | RunError::Tokenizer(_) => Self::bad_request(message),
+            _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
+        }
+    }
+}
+
+impl From<qhx::Error> for ApiError {
+    fn from(error: qhx::Error) -> Self {
+        match error {
+            qhx::Error::Runtime(error) => error.into(),
+            error @ qhx::Error::Messages(_) => Self { param: Some("messages".to_owned()), ..Self::bad_request(error.to_string()) },
+            error @ qhx::Error::Tools(_) => Self { param: Some("tools".to_owned()), ..Self::bad_request(error.to_string()) },
+            error => Self::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! `/v1/completions`: texts to be continued, or to be scored.
+
+use super::{
+    chat::{Frame, at_least_one, check_top, fingerprint, finish_reason, penalty},
+    types::{CompletionChoice, CompletionLogProbs, CompletionRequest, CompletionResponse, OneOrMany, Prompts, StreamOptions, Usage},
+};
+use crate::{
+    access::Caller,
+    app::App,
+    body::Json,
+    error::{ApiError, Protocol},
+    generate::{self, MAX_CHOICES, Sampling, blocking},
+    models::InUse,
+    stream::{self, Gone, Kind, Sink},
+};
+use axum::{
+    Extension,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use qhx::{
+    Generation, Model, Structure, TokenLogProbs,
+    engine::{Answer, AnswerPiece, Engine, Request},
+    runtime::Prompt,
+};
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+/// The most prompts in a request.
+const MAX_PROMPTS: usize = 1024;
+
+pub(crate) async fn answer(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Json(request): Json<CompletionRequest>,
+) -> Result<Response, ApiError> {
+    let in_use = app.models.get(request.model.as_deref())?;
+    let job = Job::new(request, &in_use.model)?;
+    let (options, stream) = (job.stream_options.clone(), job.stream);
+    let frame = Frame::new(&app, "cmpl-", in_use);
+    let model = frame.model().clone();
+    let texts = blocking(&app, move || job.begin(&model, caller)).await?;
+    if stream {
+        let with_usage = options.unwrap_or_default().include_usage;
+        return Ok(stream::respond(Kind::Events, move |sink| write(app, frame, texts, with_usage, sink)));
+    }
+    let mut choices: Vec<CompletionChoice> = texts.iter().map(|text| text.beginning(frame.model())).collect();
+    let mut usage = Usage::default();
+    let mut texts = Texts { texts, next: 0, app, in_use: frame.in_use.clone() };
+    while let Some(told) = texts.next().await {
+        match told? {
+            Told::Piece(index, piece) => add(&mut choices[index], frame.model(), &piece),
+            Told::End(index, end) => {
+                count(&mut usage, &end, texts.texts[index].is_first);
+                choices[index].finish_reason = Some(finish_reason(&end, false));
+            }
+        }
+    }
+    let mut response = response(&frame, choices);
+    response.usage = Some(Some(usage));
+    Ok(Json(response).into_response())
+}
+
+/// Begins to continue one text.
+pub(crate) async fn begin(app: &Arc<App>, in_use: &InUse, caller: Caller, prompt: String, sampling: Sampling) -> Result<Texts, ApiError> {
+    let job =
+        Job { prompts: Prompts::Text(prompt), sampling, choices: 1, echo: false, stream: false, stream_options: None, generate: true };
+    let model = in_use.model.clone();
+    let texts = blocking(app, move || job.begin(&model, caller)).await?;
+    Ok(Texts { texts, next: 0, app: app.clone(), in_use: in_use.clone() })
+}
+
+fn response(frame: &Frame, choices: Vec<CompletionChoice>) -> CompletionResponse {
+    CompletionResponse {
+        id: frame.id.clone(),
+        object: "text_completion",
+        created: frame.created,
+        model: frame.in_use.entry.name.clone(),
+        system_fingerprint: fingerprint(frame.model()),
+        choices,
+        usage: None,
+    }
+}
+
+fn count(usage: &mut Usage, end: &Generation, is_first: bool) {
+    if is_first {
+        usage.add_prompt(end);
+    }
+    usage.add(end, 0);
+}
+
+fn add(choice: &mut CompletionChoice, model: &Model, piece: &AnswerPiece) {
+    choice.text.push_str(&piece.text);
+    if let (Some(log_probs), Some(token)) = (&mut choice.logprobs, &piece.log_probs) {
+        log_probs.push(model, token);
+    }
+}
+
+async fn write(app: Arc<App>, frame: Frame, texts: Vec<Text>, with_usage: bool, sink: Sink) -> Result<(), Gone> {
+    let chunk = |choice| {
+        let mut chunk = response(&frame, vec![choice]);
+        chunk.usage = with_usage.then_some(None);
+        chunk
+    };
+    // Offsets of tokens go on from chunk to chunk.
+    let mut told: Vec<CompletionChoice> = Vec::with_capacity(texts.len());
+    for text in &texts {
+        let beginning = text.beginning(frame.model());
+        if !beginning.text.is_empty() || beginning.logprobs.as_ref().is_some_and(|log_probs| !log_probs.tokens.is_empty()) {
+            sink.send(&chunk(beginning.clone())).await?;
+        }
+        told.push(CompletionChoice { text: String::new(), ..beginning });
+    }
+    let mut usage = Usage::default();
+    let mut texts = Texts { texts, next: 0, app, in_use: frame.in_use.clone() };
+    while let Some(next) = sink.wait_for(texts.next()).await? {
+        match next {
+            Ok(Told::Piece(index, piece)) => {
+                let choice = &mut told[index];
+                let before = choice.logprobs.as_ref().map_or(0, |log_probs| log_probs.tokens.len());
+                add(choice, frame.model(), &piece);
+                let logprobs = choice.logprobs.as_ref().map(|log_probs| log_probs.behind(before));
+                let text = std::mem::take(&mut choice.text);
+                if !text.is_empty() || logprobs.as_ref().is_some_and(|log_probs| !log_probs.tokens.is_empty()) {
+                    sink.send(&chunk(CompletionChoice { index, text, logprobs, finish_reason: None })).await?;
+                }
+            }
+            Ok(Told::End(index, end)) => {
+                count(&mut usage, &end, texts.texts[index].is_first);
+                let finish_reason = Some(finish_reason(&end, false));
+                sink.send(&chunk(CompletionChoice { index, text: String::new(), logprobs: None, finish_reason })).await?;
+            }
+            Err(error) => return sink.send(&error.body(Protocol::OpenAi)).await,
+        }
+    }
+    if with_usage {
+        let mut last = response(&frame, Vec::new());
+        last.usage = Some(Some(usage));
+        sink.send(&last).await?;
+    }
+    sink.done().await
+}
+
+impl CompletionLogProbs {
+    /// Those from a place on.
+    fn behind(&self, place: usize) -> Self {
+        Self {
+            tokens: self.tokens[place..].to_vec(),
+            token_logprobs: self.token_logprobs[place..].to_vec(),
+            top_logprobs: self.top_logprobs[place..].to_vec(),
+            text_offset: self.text_offset[place..].to_vec(),
+        }
+    }
+}
+
+/// What a request asks for.
+struct Job {
+    prompts: Prompts,
+    sampling: Sampling,
+    choices: usize,
+    echo: bool,
+    stream: bool,
+    stream_options: Option<StreamOptions>,
+    /// Tokens to choose; none where the prompt is only scored.
+    generate: bool,
+}
+
+/// Where OpenAI's own server stops when nobody says otherwise.
+const DEFAULT_TOKENS: usize = 16;
+
+impl Job {
+    fn new(request: CompletionRequest, model: &Model) -> Result<Self, ApiError> {
+        let choices = request.n.unwrap_or(1);
+        if !(1..=MAX_CHOICES).contains(&choices) {
+            return Err(ApiError::field("n", format!("is {choices}, expected 1 to {MAX_CHOICES}")));
+        }
+        if request.best_of.is_some_and(|best_of| best_of != choices) {
+            return Err(ApiError::field("best_of", "can only be what `n` is: all answers are given"));
+        }
+        if request.suffix.is_some_and(|suffix| !suffix.is_empty()) {
+            return Err(ApiError::field("suffix", "is not supported: models continue a text"));
+        }
+        if request.stream_options.as_ref().is_some_and(|options| options.include_obfuscation) {
+            return Err(ApiError::field("stream_options.include_obfuscation", "cannot be true"));
+        }
+        check_top("logprobs", request.logprobs)?;
+        let (echo, stream) = (request.echo.unwrap_or(false), request.stream.unwrap_or(false));
+        if request.stream_options.is_some() && !stream {
+            return Err(ApiError::field("stream_options", "needs `stream: true`"));
+        }
+        // With `echo` nothing may be asked for but the prompt's own probabilities.
+        let generate = request.max_tokens != Some(0) || !echo;
+        let max_tokens = if generate { at_least_one("max_tokens", request.max_tokens)? } else { None };
+        let mut structure = Structure::default();
+        structure.constraint = request.response_format.map(super::structure::constraint).transpose()?.flatten();
+        let sampling = Sampling {
+            temperature: request.temperature,
+            top_p: request.top_p,
+            top_k: request.top_k,
+            min_p: request.min_p,
+            repetition_penalty: request.repetition_penalty,
+            presence_penalty: penalty("presence_penalty", request.presence_penalty)?,
+            frequency_penalty: penalty("frequency_penalty", request.frequency_penalty)?,
+            seed: request.seed.map(|seed| seed as u64),
+            logit_bias: request.logit_bias.as_ref().map(|bias| generate::logit_bias(bias, model)).transpose()?.unwrap_or_default(),
+            stop: request.stop.map(OneOrMany::into_vec).unwrap_or_default(),
+            max_tokens: Some(max_tokens.unwrap_or(DEFAULT_TOKENS)),
+            log_probs: request.logprobs,
+            ignore_eos: request.ignore_eos.unwrap_or(false),
+            structure,
+        };
+        Ok(Self { prompts: request.prompt, sampling, choices, echo, stream, stream_options: request.stream_options, generate })
+    }
+
+    /// Reads the prompts, scores them where that is asked for, and begins to continue them.
+    fn begin(self, model: &Model, caller: Caller) -> Result<Vec<Text>, ApiError> {
+        let read = |text: &String| Prompt::completion(model.runtime(), text);
+        let prompts: Vec<Prompt> = match &self.prompts {
+            Prompts::Text(text) => vec![read(text)?],
+            Prompts::Texts(texts) => texts.iter().map(read).collect::<Result<_, _>>()?,
+            Prompts::Ids(ids) => vec![Prompt::from_ids(ids.clone())],
+            Prompts::ManyIds(prompts) => prompts.iter().cloned().map(Prompt::from_ids).collect(),
+        };
+        if prompts.is_empty() || prompts.len() > MAX_PROMPTS {
+            return Err(ApiError::field("prompt", format!("has {} prompts, expected 1 to {MAX_PROMPTS}", prompts.len())));
+        }
+        let sampling = self.sampling.clone().with_seed();
+        let engine = model.engine()?;
+        let mut texts = Vec::with_capacity(prompts.len() * self.choices);
+        for prompt in prompts {
+            let echo = self.echo.then(|| self.echo(model, &prompt)).transpose()?;
+            for number in 0..self.choices {
+                let answer = match self.generate {
+                    true => {
+                        let mut request = Request::new(prompt.clone()).with_options(sampling.options(model, number));
+                        (request.processors, request.scope) = (sampling.processors(), caller.scope);
+                        Making::Answer(engine.submit(request)?)
+                    }
+                    false => Making::Nothing(Box::new(Generation::empty(&prompt))),
+                };
+                let (index, with_log_probs) = (texts.len(), self.sampling.log_probs.is_some());
+                texts.push(Text {
+                    index,
+                    is_first: number == 0,
+                    with_log_probs,
+                    echo: echo.clone(),
+                    making: Some(answer),
+                    _engine: engine.clone(),
+                });
+            }
+        }
+        Ok(texts)
+    }
+
+    fn echo(&self, model: &Model, prompt: &Prompt) -> Result<Echo, ApiError> {
+        let text = match &self.prompts {
+            Prompts::Text(text) => text.clone(),
+            _ => {
+                let tokenizer = model.runtime().tokenizer().ok_or(qhx::runtime::Error::NoTokenizer { what: "`echo`" })?;
+                tokenizer.decode(prompt.ids(), true).map_err(qhx::runtime::Error::from)?
+            }
+        };
+        let scores = self.sampling.log_probs.map(|top| model.score(prompt.ids(), top)).transpose()?;
+        Ok(Echo { text, first: prompt.ids().first().copied().unwrap_or_default(), scores: scores.unwrap_or_default() })
+    }
+}
+
+/// A prompt as it is given back.
+#[derive(Clone)]
+struct Echo {
+    text: String,
+    first: u32,
+    scores: Vec<TokenLogProbs>,
+}
+
+/// A text that is being continued.
+struct Text {
+    index: usize,
+    /// Whether it is the first answer to its prompt.
+    is_first: bool,
+    with_log_probs: bool,
+    echo: Option<Echo>,
+    making: Option<Making>,
+    /// Lives as long as somebody waits for its answer.
+    _engine: Engine,
+}
+
+enum Making {
+    Answer(Answer),
+    /// The prompt is all that was asked for.
+    Nothing(Box<Generation>),
+}
+
+impl Text {
+    /// What is told before the answer.
+    fn beginning(&self, model: &Model) -> CompletionChoice {
+        let mut logprobs = self.with_log_probs.then(CompletionLogProbs::default);
+        if let (Some(log_probs), Some(echo)) = (&mut logprobs, &self.echo) {
+            log_probs.first(model, echo.first);
+            echo.scores.iter().for_each(|score| log_probs.push(model, score));
+        }
+        let text = self.echo.as_ref().map_or(String::new(), |echo| echo.text.clone());
+        CompletionChoice { index: self.index, text, logprobs, finish_reason: None }
+    }
+}
+
+/// Texts that are being continued.
+pub(crate) struct Texts {
+    texts: Vec<Text>,
+    /// Who is looked at first: all get their turn.
+    next: usize,
+    app: Arc<App>,
+    in_use: InUse,
+}
+
+impl Drop for Texts {
+    /// What has not ended is given up: the client has gone.
+    fn drop(&mut self) {
+        let left = self.texts.iter().filter(|text| text.making.is_some()).count();
+        self.app.metrics.aborted(&self.in_use.entry.name, left);
+    }
+}
+
+pub(crate) enum Told {
+    Piece(usize, AnswerPiece),
+    End(usize, Box<Generation>),
+}
+
+impl Texts {
+    pub(crate) async fn next(&mut self) -> Option<Result<Told, ApiError>> {
+        poll_fn(|context| self.poll(context)).await
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Told, ApiError>>> {
+        let (first, count) = (self.next, self.texts.len());
+        for place in (0..count).map(|offset| (first + offset) % count) {
+            let text = &mut self.texts[place];
+            let told = match &mut text.making {
+                None => continue,
+                Some(Making::Nothing(_)) => None,
+                Some(Making::Answer(answer)) => match answer.poll_piece(context) {
+                    Poll::Pending => continue,
+                    Poll::Ready(Some(Ok(piece))) => Some(Told::Piece(place, piece)),
+                    Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error.into()))),
+                    Poll::Ready(None) => None,
+                },
+            };
+            self.next = place + 1;
+            let told = match told {
+                Some(told) => Ok(told),
+                None => match text.making.take() {
+                    Some(Making::Answer(answer)) => answer.finish().map(|end| Told::End(place, Box::new(end))).map_err(ApiError::from),
+                    Some(Making::Nothing(end)) => Ok(Told::End(place, end)),
+                    None => continue,
+                },
+            };
+            if let Ok(Told::End(_, end)) = &told {
+                self.app.metrics.finished(&self.in_use.entry.name, end);
+            }
+            return Poll::Ready(Some(told));
+        }
+        match self.texts.iter().any(|text| text.making.is_some()) {
+            true => Poll::Pending,
+            false => Poll::Ready(None),
+        }
+    }
+}

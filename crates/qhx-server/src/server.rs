@@ -1,0 +1,178 @@
+//! The server itself: a listener, its connections, and how it stops.
+
+use crate::{
+    ServerOptions,
+    app::{App, router},
+};
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use qhx::Cancel;
+use std::{
+    io,
+    net::{SocketAddr, TcpListener as StdListener, ToSocketAddrs},
+    sync::{Arc, atomic::Ordering},
+    thread,
+    time::Duration,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    runtime,
+    sync::{Semaphore, watch},
+    time::{sleep, timeout},
+};
+
+/// How long a client may take for the headers of a request.
+const HEADER_TIME: Duration = Duration::from_secs(30);
+/// How often it is looked whether the server is to stop, and whether models are idle.
+const LOOK: Duration = Duration::from_millis(50);
+/// Threads for connections: models work on their own.
+const THREADS: usize = 2;
+
+/// Why a server does not run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServerError {
+    /// The address cannot be used.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The threads cannot be started.
+    #[error("cannot start the server: {0}")]
+    Start(io::Error),
+    /// There is nothing to serve.
+    #[error("no model is named: a server needs one")]
+    NoModel,
+    /// The first model cannot be loaded.
+    #[error("{model} cannot be loaded: {problem}")]
+    Model {
+        /// Its name.
+        model: String,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+/// A server that has an address.
+pub struct Server {
+    listener: StdListener,
+    address: SocketAddr,
+    options: ServerOptions,
+}
+
+impl Server {
+    /// Takes an address; port 0 is any that is free. Connections wait until [`Server::run`].
+    pub fn bind(address: impl ToSocketAddrs + std::fmt::Display, options: ServerOptions) -> Result<Self, ServerError> {
+        if options.models.is_empty() {
+            return Err(ServerError::NoModel);
+        }
+        let wrong = |source| ServerError::Listen { address: address.to_string(), source };
+        let listener = StdListener::bind(&address).map_err(wrong)?;
+        listener.set_nonblocking(true).map_err(wrong)?;
+        let bound = listener.local_addr().map_err(wrong)?;
+        Ok(Self { listener, address: bound, options })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `stop` is set; then finishes what runs, within the time that the options give. While the first model loads, everything but its progress is answered with 503;
+    /// `ready` is called once it is there. A first model that cannot be loaded is an error.
+    pub fn run(self, stop: Cancel, ready: impl FnOnce()) -> Result<(), ServerError> {
+        let threads = runtime::Builder::new_multi_thread().worker_threads(THREADS).thread_name("qhx-http").enable_all().build();
+        let threads = threads.map_err(ServerError::Start)?;
+        let app = Arc::new(App::new(self.options, stop.clone()));
+        let (stopping, stopped) = watch::channel(false);
+        let listener = {
+            let _inside = threads.enter();
+            TcpListener::from_std(self.listener).map_err(ServerError::Start)?
+        };
+        let accepting = threads.spawn(accept(listener, router(app.clone()), app.clone(), stopped));
+        let loaded = load_first(&app);
+        if loaded.is_ok() && !stop.is_cancelled() {
+            ready();
+            while !stop.is_cancelled() {
+                thread::sleep(LOOK);
+                app.models.unload_idle();
+            }
+        }
+        app.draining.store(true, Ordering::Relaxed);
+        let _ = stopping.send(true);
+        let drain = if loaded.is_ok() { app.options.drain } else { Duration::ZERO };
+        let ended = threads.block_on(async { timeout(drain, accepting).await });
+        if ended.is_err() {
+            tracing::warn!("some answers did not finish in time");
+        }
+        threads.shutdown_timeout(LOOK);
+        loaded
+    }
+}
+
+/// Loads the first model, and then as many others as there is room for without unloading one.
+fn load_first(app: &Arc<App>) -> Result<(), ServerError> {
+    let Some(first) = app.models.entries().first() else { return Err(ServerError::NoModel) };
+    match app.models.load(first) {
+        None => Ok(()),
+        Some(problem) => Err(ServerError::Model { model: first.name.clone(), problem }),
+    }
+}
+
+/// Takes connections, no more than may be, until the server stops; then waits for them to end.
+async fn accept(listener: TcpListener, router: Router, app: Arc<App>, mut stopped: watch::Receiver<bool>) {
+    let most = app.options.connections.min(Semaphore::MAX_PERMITS);
+    let places = Arc::new(Semaphore::new(most));
+    loop {
+        let next = async {
+            let place = places.clone().acquire_owned().await;
+            (listener.accept().await, place)
+        };
+        let (accepted, place) = tokio::select! {
+            next = next => next,
+            _ = stopped.changed() => break,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of descriptors, for one: others will be closed.
+                tracing::warn!(%error, "cannot accept a connection");
+                sleep(LOOK).await;
+                continue;
+            }
+        };
+        let (router, stopped) = (router.clone(), stopped.clone());
+        tokio::spawn(async move {
+            serve(stream, router, stopped).await;
+            drop(place);
+        });
+    }
+    drop(listener);
+    let _ = places.acquire_many(most as u32).await;
+}
+
+async fn serve(stream: TcpStream, router: Router, mut stopped: watch::Receiver<bool>) {
+    // Tokens are small, and are to leave at once.
+    let _ = stream.set_nodelay(true);
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME);
+    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)));
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        _ = stopped.changed() => {
+            // The answer that runs is the last of this connection.
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "connection ended");
+    }
+}
