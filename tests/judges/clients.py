@@ -76,22 +76,22 @@ def openai_client():
 
 def anthropic_client():
     client = anthropic.Anthropic(base_url=ADDRESS, api_key="none", max_retries=0)
-    whole = client.messages.create(model="builtin", max_tokens=64, messages=QUESTION, temperature=0)
+    whole = client.messages.create(model="builtin", max_tokens=64, messages=QUESTION)
     check(whole.content[0].text == ANSWER and whole.stop_reason == "end_turn" and whole.usage.output_tokens > 0, whole)
-    with client.messages.stream(model="builtin", max_tokens=64, messages=QUESTION, temperature=0, system="Be brief.") as stream:
+    with client.messages.stream(model="builtin", max_tokens=64, messages=QUESTION, system="Be brief.") as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     check(final.content[0].text == text and final.stop_reason == "end_turn", final)
     tool = {"name": "set_unit", "description": "Sets the unit", "input_schema": PARAMETERS}
-    called = client.messages.create(model="builtin", max_tokens=200, messages=QUESTION, tools=[tool], tool_choice={"type": "any"}, temperature=1)
+    called = client.messages.create(model="builtin", max_tokens=200, messages=QUESTION, tools=[tool], tool_choice={"type": "any"})
     use = called.content[-1]
     check(called.stop_reason == "tool_use" and use.type == "tool_use" and use.input["unit"] in "CF", called)
     with client.messages.stream(model="builtin", max_tokens=200, messages=QUESTION, tools=[tool], tool_choice={"type": "tool", "name": "set_unit"}) as stream:
         final = stream.get_final_message()
     check(final.content[-1].input["unit"] in "CF", final)
     back = [*QUESTION, {"role": "assistant", "content": called.content}, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "done"}]}]
-    check(client.messages.create(model="builtin", max_tokens=16, messages=back, tools=[tool], temperature=0).content, "after a tool")
-    stopped = client.messages.create(model="builtin", max_tokens=64, messages=QUESTION, temperature=0, stop_sequences=[" Lisbon"])
+    check(client.messages.create(model="builtin", max_tokens=16, messages=back, tools=[tool]).content, "after a tool")
+    stopped = client.messages.create(model="builtin", max_tokens=64, messages=QUESTION, stop_sequences=[" Lisbon"])
     check(stopped.stop_reason == "stop_sequence" and stopped.stop_sequence == " Lisbon", stopped)
     check(client.messages.count_tokens(model="builtin", messages=QUESTION).input_tokens == whole.usage.input_tokens + whole.usage.cache_read_input_tokens, "count")
     try:

@@ -61,6 +61,11 @@ impl Histogram {
     }
 }
 
+/// A name, what it counts, and the number.
+type Counter = (&'static str, &'static str, fn(&Numbers) -> u64);
+/// A name, what it measures, the bounds of its buckets, and the times.
+type Times = (&'static str, &'static str, &'static [f64], fn(&Numbers) -> &Histogram);
+
 impl Metrics {
     fn numbers(&self) -> MutexGuard<'_, BTreeMap<String, Numbers>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -124,7 +129,7 @@ impl Metrics {
         of_engines("vllm:kv_cache_usage_perc", "Part of the cache that is used, 1 is all.", "gauge", &|stats, most| {
             (stats.kv_bytes + stats.recurrent_bytes) as f64 / most.max(1) as f64
         });
-        let counters: [(&str, &str, fn(&Numbers) -> u64); 4] = [
+        let counters: [Counter; 4] = [
             ("vllm:prefix_cache_queries_total", "Prompt tokens that were looked up in the cache.", |numbers| numbers.prompt_tokens),
             ("vllm:prefix_cache_hits_total", "Prompt tokens that were found there.", |numbers| numbers.cached_tokens),
             ("vllm:prompt_tokens_total", "Tokens of prompts.", |numbers| numbers.prompt_tokens),
@@ -144,7 +149,7 @@ impl Metrics {
                 }
             }
         });
-        let histograms: [(&str, &str, &[f64], fn(&Numbers) -> &Histogram); 6] = [
+        let histograms: [Times; 6] = [
             ("vllm:time_to_first_token_seconds", "From the request to its first token.", &LONG, |numbers| &numbers.first_token),
             ("vllm:inter_token_latency_seconds", "From one token to the next.", &SHORT, |numbers| &numbers.between_tokens),
             ("vllm:e2e_request_latency_seconds", "From the request to its last token.", &LONG, |numbers| &numbers.whole),

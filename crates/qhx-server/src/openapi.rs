@@ -56,7 +56,7 @@ impl Paths {
             Answer::Json(schema) => json(schema),
             Answer::Stream(schema, kind) => {
                 let mut content = json(schema);
-                content[*kind] = json!({ "schema": { "type": "string" } });
+                content[*kind] = json!({});
                 content
             }
             Answer::Text => json!({ "text/plain": { "schema": { "type": "string" } } }),
