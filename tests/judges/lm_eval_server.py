@@ -5,7 +5,9 @@
 CHECKPOINT is the Hugging Face folder that the served model was forged from in f32. Needs `lm-eval[api]`, `transformers` and `torch`.
 """
 
+import json
 import sys
+import urllib.request
 
 import torch
 from lm_eval.api.instance import Instance
@@ -30,9 +32,10 @@ def requests():
 
 tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
 model = AutoModelForCausalLM.from_pretrained(CHECKPOINT, torch_dtype=torch.float32)
-expected = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1).loglikelihood(requests())
+expected = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1, add_bos_token=True).loglikelihood(requests())
+name = json.load(urllib.request.urlopen(f"{ADDRESS}/v1/models"))["data"][0]["id"]
 served = LocalCompletionsAPI(
-    model="served", base_url=f"{ADDRESS}/v1/completions", tokenizer=CHECKPOINT, tokenizer_backend="huggingface", num_concurrent=1, max_length=256
+    model=name, base_url=f"{ADDRESS}/v1/completions", tokenizer=CHECKPOINT, tokenizer_backend="huggingface", num_concurrent=1, max_length=256, add_bos_token=True
 )
 found = served.loglikelihood(requests())
 worst = 0.0

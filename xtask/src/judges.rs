@@ -2,13 +2,23 @@
 
 use crate::{Failure, cargo, root, run, target};
 use std::{
+    fs,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
 /// What is installed, pinned.
-const PACKAGES: [&str; 5] = ["openai==3.49.0", "anthropic==2.8.0", "ollama==0.6.3", "schemathesis==4.32.5", "jsonschema==4.26.0"];
+const PACKAGES: [&str; 7] = [
+    "openai==3.49.0",
+    "anthropic==2.8.0",
+    "ollama==0.6.3",
+    "schemathesis==4.32.5",
+    "jsonschema==4.26.0",
+    "smg==1.13.0",
+    "playwright==1.65.0",
+];
+const NPM_PACKAGES: [&str; 3] = ["openai@7.53.0", "ai@7.0.169", "@ai-sdk/openai-compatible@3.0.90"];
 /// What its description promises: no failure, no status, type or body that is not described.
 const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance";
 
@@ -16,7 +26,8 @@ const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_co
 pub(crate) fn python() -> Result<PathBuf, Failure> {
     let folder = target().join("assets/judges-1");
     let python = folder.join("bin/python");
-    let installed = Command::new(&python).args(["-c", "import openai, anthropic, ollama, schemathesis, jsonschema"]).output();
+    let installed =
+        Command::new(&python).args(["-c", "import openai, anthropic, ollama, schemathesis, jsonschema, smg, playwright"]).output();
     if !installed.is_ok_and(|output| output.status.success()) {
         eprintln!("installing the judges of the server …");
         run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
@@ -31,6 +42,7 @@ pub(crate) fn judge(python: &Path) -> Result<(), Failure> {
     let server = Server::start()?;
     let scripts = root().join("tests/judges");
     run(Command::new(python).arg(scripts.join("clients.py")).arg(&server.address))?;
+    run(Command::new("node").arg(node_script(&scripts.join("clients.mjs"))?).arg(&server.address))?;
     run(Command::new(python).arg(scripts.join("schemas.py")).args([&server.address, "200"]))?;
     let mut fuzzer = Command::new(python.with_file_name("schemathesis"));
     fuzzer.args([
@@ -45,7 +57,30 @@ pub(crate) fn judge(python: &Path) -> Result<(), Failure> {
         "--workers",
         "2",
     ]);
-    run(fuzzer.arg("--no-color"))
+    run(fuzzer.arg("--no-color"))?;
+    match chromium() {
+        Some(browser) => run(Command::new(python).arg(scripts.join("page.py")).arg(&server.address).arg(browser))?,
+        None => eprintln!("not run: the page in a browser, because there is no Chromium"),
+    }
+    run(Command::new(python).arg(scripts.join("fleet.py")).arg(target().join("test-opt/qhx")))
+}
+
+/// A script beside the packages that it uses.
+fn node_script(script: &Path) -> Result<PathBuf, Failure> {
+    let folder = target().join("assets/judges-npm-1");
+    let io = |e: std::io::Error| format!("{}: {e}", folder.display());
+    fs::create_dir_all(&folder).map_err(io)?;
+    if !folder.join("node_modules/ai").exists() {
+        run(Command::new("npm").args(["install", "--silent", "--no-save", "--prefix"]).arg(&folder).args(NPM_PACKAGES))?;
+    }
+    let copy = folder.join("clients.mjs");
+    fs::copy(script, &copy).map_err(io)?;
+    Ok(copy)
+}
+
+/// The browser, where there is one.
+fn chromium() -> Option<PathBuf> {
+    ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"].into_iter().map(PathBuf::from).find(|path| path.exists())
 }
 
 /// A server that ends with this.

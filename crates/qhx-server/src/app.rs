@@ -12,7 +12,7 @@ use crate::{
 };
 use axum::{
     Router,
-    extract::Request,
+    extract::{DefaultBodyLimit, Request},
     http::StatusCode,
     middleware::{self, Next},
     response::Response,
@@ -125,6 +125,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/openapi.json", get(openapi::openapi))
         .fallback(nothing_here)
         .method_not_allowed_fallback(wrong_method)
+        // Bodies have a limit of our own.
+        .layer(DefaultBodyLimit::disable())
         .layer(middleware::from_fn_with_state(app.clone(), access::check))
         .layer(middleware::from_fn(error::write_errors))
         .layer(middleware::from_fn(log))

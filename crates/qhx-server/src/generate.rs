@@ -22,6 +22,14 @@ use std::{
     task::{Context, Poll},
 };
 
+/// Whether a structure can be followed: an answer that follows one ends where it is complete.
+pub(crate) fn check_structure(structure: &Structure, ignore_eos: bool) -> Result<(), ApiError> {
+    match ignore_eos && !structure.is_free() {
+        true => Err(ApiError::field("ignore_eos", "does not go with an answer that has a form")),
+        false => Ok(()),
+    }
+}
+
 /// The most answers to one request.
 pub(crate) const MAX_CHOICES: usize = 64;
 /// The most tokens of which the probabilities are told at each place.
@@ -131,7 +139,14 @@ pub(crate) async fn count(app: &App, in_use: &InUse, job: ChatJob) -> Result<usi
 }
 
 /// Stops the work of a request whose client has gone before it was under way.
-struct CancelOnDrop(Vec<Cancel>);
+pub(crate) struct CancelOnDrop(pub(crate) Vec<Cancel>);
+
+impl CancelOnDrop {
+    /// From now on the answers themselves stop when they are dropped.
+    pub(crate) fn disarm(&mut self) {
+        self.0.clear();
+    }
+}
 
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
@@ -157,7 +172,7 @@ pub(crate) async fn reply(app: &Arc<App>, in_use: &InUse, caller: Caller, job: C
         Ok::<_, ApiError>(replies)
     };
     let replies = blocking(app, prepare).await?;
-    guard.0.clear();
+    guard.disarm();
     Ok(Replies { replies, next: 0, peeked: None, app: app.clone(), in_use: in_use.clone() })
 }
 

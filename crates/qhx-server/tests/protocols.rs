@@ -172,6 +172,25 @@ fn tokens() {
     assert!(info["eos_token"].is_string() && info["chat_template"].as_str().unwrap().contains("im_start"), "{info}");
 }
 
+/// The demo model has no ears; what is checked is the form, and that a file beyond the usual limit of two megabytes gets as far as the model.
+#[test]
+fn transcriptions() {
+    let form = |name: &str| {
+        let sound = "x".repeat(3 << 20);
+        format!(
+            "--edge\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nbuiltin\r\n--edge\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"a.wav\"\r\n\r\n{sound}\r\n--edge--\r\n"
+        )
+    };
+    let post = |body: &str| {
+        SERVER.request("POST", "/v1/audio/transcriptions", &[("Content-Type", "multipart/form-data; boundary=edge")], body.as_bytes())
+    };
+    let deaf = post(&form("file"));
+    assert!(deaf.status == 400 && deaf.text().contains("takes no"), "{deaf:?}");
+    let unknown = post(&form("frobnicate"));
+    assert!(unknown.status == 400 && unknown.json()["error"]["param"] == "frobnicate", "{unknown:?}");
+    assert_eq!(post("").status, 400);
+}
+
 #[test]
 fn operators() {
     SERVER.post("/v1/chat/completions", json!({ "messages": question(), "temperature": 0 }));

@@ -18,7 +18,8 @@ pub(crate) struct Sources {
 }
 
 /// Folders with sources; what else is in the repository's folder was built or fetched.
-const FOLDERS: [&str; 10] = [".cargo", "bench", "configs", "crates", "demo", "docs", "fixtures", "fuzz", "oracle", "xtask"];
+const FOLDERS: [&str; 12] =
+    [".cargo", "bench", "configs", "crates", "demo", "docs", "fixtures", "fuzz", "oracle", "packaging", "tests", "xtask"];
 /// What is not in the repository though it may lie in one of them.
 const IGNORED: [&str; 6] = ["target", "__pycache__", ".cache", "corpus", "artifacts", ".git"];
 

@@ -91,7 +91,7 @@ async fn raw(app: Arc<App>, in_use: InUse, caller: Caller, request: GenerateRequ
             match told? {
                 completions::Told::Piece(_, piece) => text.push_str(&piece.text),
                 completions::Told::End(_, end) => {
-                    return Ok(Json(last(&name, Form::Generate, json!({ "response": text }), &end)).into_response());
+                    return Ok(Json(last(&name, json!({ "response": text }), &end)).into_response());
                 }
             }
         }
@@ -102,7 +102,7 @@ async fn raw(app: Arc<App>, in_use: InUse, caller: Caller, request: GenerateRequ
             match told {
                 Ok(completions::Told::Piece(_, piece)) if piece.text.is_empty() => {}
                 Ok(completions::Told::Piece(_, piece)) => sink.send(&part(&name, json!({ "response": piece.text }))).await?,
-                Ok(completions::Told::End(_, end)) => sink.send(&last(&name, Form::Generate, json!({ "response": "" }), &end)).await?,
+                Ok(completions::Told::End(_, end)) => sink.send(&last(&name, json!({ "response": "" }), &end)).await?,
                 Err(error) => return sink.send(&error.body(Protocol::Ollama)).await,
             }
         }
@@ -141,7 +141,7 @@ async fn respond(
         return Err(qhx::runtime::Error::EngineStopped.into());
     };
     let parts = told(form, content, reasoning, calls);
-    Ok(Json(last(&in_use.entry.name, form, parts, &end.generation)).into_response())
+    Ok(Json(last(&in_use.entry.name, parts, &end.generation)).into_response())
 }
 
 async fn write(in_use: InUse, mut replies: Replies, form: Form, sink: Sink) -> Result<(), Gone> {
@@ -160,7 +160,7 @@ async fn write(in_use: InUse, mut replies: Replies, form: Form, sink: Sink) -> R
             Ok(Told::Event(_, ReplyEvent::Token(_))) => {}
             Ok(Told::End(_, end)) => {
                 let End { generation, .. } = *end;
-                sink.send(&last(name, form, empty(form), &generation)).await?;
+                sink.send(&last(name, empty(form), &generation)).await?;
             }
             Err(error) => return sink.send(&error.body(Protocol::Ollama)).await,
         }
@@ -205,7 +205,7 @@ fn part(model: &str, parts: Value) -> Value {
 }
 
 /// The last line, with how long everything took.
-fn last(model: &str, _form: Form, parts: Value, generation: &Generation) -> Value {
+fn last(model: &str, parts: Value, generation: &Generation) -> Value {
     let mut line = part(model, parts);
     let timing = &generation.timing;
     let nanoseconds = |milliseconds: f64| (milliseconds * 1e6) as u64;

@@ -121,6 +121,10 @@ fn job(request: ChatRequest, model: &Model) -> Result<ChatJob, ApiError> {
     structure.constraint = request.response_format.map(structure::constraint).transpose()?.flatten();
     structure::choose_tools(&mut structure, tools.as_ref(), request.tool_choice, request.parallel_tool_calls.unwrap_or(true))?;
     structure::limit_reasoning(&mut structure, &mut template_options, model, request.reasoning_effort, request.reasoning_budget)?;
+    // Reasoning alone may be limited.
+    if structure.constraint.is_some() || tools.is_some() {
+        generate::check_structure(&structure, request.ignore_eos.unwrap_or(false))?;
+    }
     let sampling = Sampling {
         temperature: request.temperature,
         top_p: request.top_p,

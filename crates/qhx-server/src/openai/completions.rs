@@ -9,7 +9,7 @@ use crate::{
     app::App,
     body::Json,
     error::{ApiError, Protocol},
-    generate::{self, MAX_CHOICES, Sampling, blocking},
+    generate::{self, CancelOnDrop, MAX_CHOICES, Sampling, blocking},
     models::InUse,
     stream::{self, Gone, Kind, Sink},
 };
@@ -19,7 +19,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use qhx::{
-    Generation, Model, Structure, TokenLogProbs,
+    Cancel, Generation, Model, Structure, TokenLogProbs,
     engine::{Answer, AnswerPiece, Engine, Request},
     runtime::Prompt,
 };
@@ -42,7 +42,7 @@ pub(crate) async fn answer(
     let (options, stream) = (job.stream_options.clone(), job.stream);
     let frame = Frame::new(&app, "cmpl-", in_use);
     let model = frame.model().clone();
-    let texts = blocking(&app, move || job.begin(&model, caller)).await?;
+    let texts = prepare(&app, model, job, caller).await?;
     if stream {
         let with_usage = options.unwrap_or_default().include_usage;
         return Ok(stream::respond(Kind::Events, move |sink| write(app, frame, texts, with_usage, sink)));
@@ -64,12 +64,20 @@ pub(crate) async fn answer(
     Ok(Json(response).into_response())
 }
 
+/// Begins on a thread for that. Where the client goes away meanwhile, scoring stops.
+async fn prepare(app: &App, model: Model, job: Job, caller: Caller) -> Result<Vec<Text>, ApiError> {
+    let cancel = Cancel::new();
+    let mut guard = CancelOnDrop(vec![cancel.clone()]);
+    let texts = blocking(app, move || job.begin(&model, caller, &cancel)).await?;
+    guard.disarm();
+    Ok(texts)
+}
+
 /// Begins to continue one text.
 pub(crate) async fn begin(app: &Arc<App>, in_use: &InUse, caller: Caller, prompt: String, sampling: Sampling) -> Result<Texts, ApiError> {
     let job =
         Job { prompts: Prompts::Text(prompt), sampling, choices: 1, echo: false, stream: false, stream_options: None, generate: true };
-    let model = in_use.model.clone();
-    let texts = blocking(app, move || job.begin(&model, caller)).await?;
+    let texts = prepare(app, in_use.model.clone(), job, caller).await?;
     Ok(Texts { texts, next: 0, app: app.clone(), in_use: in_use.clone() })
 }
 
@@ -196,6 +204,7 @@ impl Job {
         let max_tokens = if generate { at_least_one("max_tokens", request.max_tokens)? } else { None };
         let mut structure = Structure::default();
         structure.constraint = request.response_format.map(super::structure::constraint).transpose()?.flatten();
+        generate::check_structure(&structure, request.ignore_eos.unwrap_or(false))?;
         let sampling = Sampling {
             temperature: request.temperature,
             top_p: request.top_p,
@@ -216,7 +225,7 @@ impl Job {
     }
 
     /// Reads the prompts, scores them where that is asked for, and begins to continue them.
-    fn begin(self, model: &Model, caller: Caller) -> Result<Vec<Text>, ApiError> {
+    fn begin(self, model: &Model, caller: Caller, cancel: &Cancel) -> Result<Vec<Text>, ApiError> {
         let read = |text: &String| Prompt::completion(model.runtime(), text);
         let prompts: Vec<Prompt> = match &self.prompts {
             Prompts::Text(text) => vec![read(text)?],
@@ -231,7 +240,7 @@ impl Job {
         let engine = model.engine()?;
         let mut texts = Vec::with_capacity(prompts.len() * self.choices);
         for prompt in prompts {
-            let echo = self.echo.then(|| self.echo(model, &prompt)).transpose()?;
+            let echo = self.echo.then(|| self.echo(model, &prompt, cancel)).transpose()?;
             for number in 0..self.choices {
                 let answer = match self.generate {
                     true => {
@@ -255,7 +264,7 @@ impl Job {
         Ok(texts)
     }
 
-    fn echo(&self, model: &Model, prompt: &Prompt) -> Result<Echo, ApiError> {
+    fn echo(&self, model: &Model, prompt: &Prompt, cancel: &Cancel) -> Result<Echo, ApiError> {
         let text = match &self.prompts {
             Prompts::Text(text) => text.clone(),
             _ => {
@@ -263,7 +272,7 @@ impl Job {
                 tokenizer.decode(prompt.ids(), true).map_err(qhx::runtime::Error::from)?
             }
         };
-        let scores = self.sampling.log_probs.map(|top| model.score(prompt.ids(), top)).transpose()?;
+        let scores = self.sampling.log_probs.map(|top| model.runtime().score(prompt.ids(), top, cancel)).transpose()?;
         Ok(Echo { text, first: prompt.ids().first().copied().unwrap_or_default(), scores: scores.unwrap_or_default() })
     }
 }

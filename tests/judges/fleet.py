@@ -1,0 +1,81 @@
+"""Two servers behind the gateway smg: one prefix goes to one server, and after `kill -9` of a server a begun stream ends in an error while later requests are answered by the other.
+
+    python fleet.py PATH/TO/qhx
+"""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+QHX = sys.argv[1]
+
+
+def serve():
+    server = subprocess.Popen([QHX, "serve", "--port", "0", "--context", "1024"], stderr=subprocess.PIPE, text=True)
+    address = next(line.split("listening on ")[1].strip() for line in server.stderr if "listening on" in line)
+    threading.Thread(target=lambda: [None for _ in server.stderr], daemon=True).start()
+    return server, address
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def get(address):
+    return urllib.request.urlopen(address, timeout=30).read().decode()
+
+
+def answered(address):
+    lines = get(f"{address}/metrics").splitlines()
+    return sum(int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:request_success_total"))
+
+
+def is_busy(address):
+    return any(load["num_total_reqs"] for load in json.loads(get(f"{address}/loads"))["loads"])
+
+
+port = free_port()
+workers = [serve(), serve()]
+command = [Path(sys.executable).with_name("smg"), "launch", "--host", "127.0.0.1", "--port", str(port), "--policy", "cache_aware", "--worker-urls"]
+gateway = subprocess.Popen([*command, *(address for _, address in workers)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def ask(text, **more):
+    body = {"model": "builtin", "messages": [{"role": "user", "content": text}], **more}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"})
+    return urllib.request.urlopen(request, timeout=60)
+
+
+try:
+    for attempt in range(120):
+        try:
+            answer = json.load(ask("What is the capital of Portugal?"))
+            break
+        except OSError:
+            time.sleep(0.5)
+    assert answer["choices"][0]["message"]["content"] == "The capital of Portugal is Lisbon.", answer
+    before = [answered(address) for _, address in workers]
+    for _ in range(10):
+        ask("Tell me a story. " + "Please. " * 40, max_tokens=2).read()
+    shares = sorted(answered(address) - first for (_, address), first in zip(workers, before))
+    assert shares == [0, 10], f"requests with one prefix went to both servers: {shares}"
+    stream = ask("Tell me a story.", stream=True, ignore_eos=True, temperature=1, max_tokens=900)
+    stream.read(300)
+    victim = next(server for server, address in workers if is_busy(address))
+    victim.send_signal(signal.SIGKILL)
+    rest = stream.read().decode()
+    assert '"error"' in rest and '"finish_reason":"' not in rest, f"a stream that was cut off looks complete: {rest[-300:]}"
+    for number in range(20):
+        json.load(ask(f"What is {number} plus 4?"))
+    print("smg: as expected")
+finally:
+    for process in [gateway, *(server for server, _ in workers)]:
+        process.kill()

@@ -1,0 +1,122 @@
+"""The page in a real browser: stream, stop, branch, alternatives, verify, reload, phone, nothing asked of anybody else, nothing that a model writes run.
+
+    python page.py http://127.0.0.1:8080 CHROMIUM [FOLDER FOR SCREENSHOTS]
+
+The server must serve the built-in model. Needs `playwright` (the package alone, no browser of its own).
+"""
+
+import base64
+import json
+import sys
+from pathlib import Path
+
+from playwright.sync_api import expect, sync_playwright
+
+ADDRESS, CHROMIUM = sys.argv[1].rstrip("/"), sys.argv[2]
+SHOTS = Path(sys.argv[3]) if len(sys.argv) > 3 else None
+ATTACKS = [
+    "<script>window.hit = 1</script>",
+    "<img src=x onerror='window.hit = 1'>",
+    "[click](javascript:window.hit=1)",
+    "[x](https://example.com/\" onmouseover=\"window.hit=1)",
+    "<svg onload=window.hit=1>",
+    "```\n</code></pre><script>window.hit=1</script>\n```",
+    "`<b onclick=window.hit=1>`",
+    "| <iframe srcdoc='<script>parent.hit=1</script>'> | b |\n|---|---|\n| c | d |",
+    "# <a href=\"data:text/html,<script>1</script>\">x</a>",
+]
+
+
+def run(browser):
+    context = browser.new_context(viewport={"width": 1200, "height": 800})
+    page = context.new_page()
+    asked, problems = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+
+    def shot(name):
+        if SHOTS:
+            page.screenshot(path=SHOTS / f"{name}.png")
+
+    def ask(text):
+        page.fill("#question", text)
+        page.press("#question", "Enter")
+        page.wait_for_selector("#send", state="visible")
+
+    page.goto(ADDRESS)
+    expect(page.locator("#model option")).to_have_count(1)
+    ask("What is the capital of Portugal?")
+    answers = page.locator("article.assistant .body")
+    expect(answers.last).to_have_text("The capital of Portugal is Lisbon.")
+    shot("answer")
+    # Tokens and what else could have stood there.
+    page.get_by_role("button", name="Tokens").click()
+    page.locator(".token").nth(4).click()
+    expect(page.locator("#alternatives-rows tr")).to_have_count(5)
+    shot("alternatives")
+    page.get_by_role("button", name="Close").click()
+    page.get_by_role("button", name="Tokens").click()
+    page.get_by_text("Where it ran").click()
+    expect(page.locator("article.assistant details li").first).to_contain_text("cpu")
+    # Another branch, and back.
+    page.get_by_role("button", name="Edit").first.click()
+    page.get_by_label("Edit your message").fill("What is the capital of Italy?")
+    page.get_by_role("button", name="Send as a new branch").click()
+    expect(answers.last).to_have_text("The capital of Italy is Rome.")
+    page.get_by_role("button", name="Earlier version").click()
+    expect(answers.last).to_have_text("The capital of Portugal is Lisbon.")
+    # Chats are there after a reload.
+    page.reload()
+    expect(answers.last).to_have_text("The capital of Portugal is Lisbon.")
+    # A long answer is stopped, and the server with it.
+    page.locator("#settings summary").click()
+    page.fill("#temperature", "1.9")
+    endless = lambda route: route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
+    page.route("**/v1/chat/completions", endless)
+    page.fill("#question", "Tell me a story.")
+    page.press("#question", "Enter")
+    expect(answers.last).not_to_be_empty()
+    page.press("body", "Escape")
+    page.wait_for_selector("#send", state="visible")
+    expect(page.locator("article.assistant .tools").last).to_contain_text("stopped")
+    page.unroute("**/v1/chat/completions")
+    page.wait_for_function("fetch('/loads').then(r => r.json()).then(l => l.loads.every(m => m.num_total_reqs === 0))")
+    # The oracle.
+    page.get_by_role("button", name="Verify").click()
+    expect(page.locator("#badge")).to_contain_text("passes", timeout=60000)
+    shot("verified")
+    # An image is attached and shown; the demo model has no eyes, and says so.
+    pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    page.set_input_files("#files", {"name": "dot.png", "mimeType": "image/png", "buffer": base64.b64decode(pixel)})
+    expect(page.locator("#attached img")).to_have_count(1)
+    page.get_by_label("Remove dot.png").click()
+    # What a model writes is text.
+    page.evaluate("""(texts) => { for (const text of texts) { const place = document.createElement("div"); place.append(Markdown.render(text)); document.body.append(place); } }""", ATTACKS)
+    page.wait_for_timeout(200)
+    assert page.evaluate("window.hit") is None, "something that a model wrote was run"
+    assert page.evaluate("document.querySelectorAll('iframe, svg, [onerror], [onclick], [onload], a[href^=\"javascript\"], a[href^=\"data\"]').length") == 0
+    assert page.evaluate("document.querySelectorAll('script').length") == 2
+    # Every control has a name.
+    nameless = page.evaluate("[...document.querySelectorAll('button, input, select, textarea')].filter(e => !(e.textContent.trim() || e.labels?.length || e.ariaLabel || e.title || e.hidden)).map(e => e.outerHTML)")
+    assert not nameless, nameless
+    elsewhere = [address for address in asked if not address.startswith((ADDRESS, "data:", "blob:"))]
+    assert not elsewhere, elsewhere
+    assert not problems, problems
+    phone = browser.new_context(viewport={"width": 360, "height": 640}, color_scheme="dark").new_page()
+    phone.goto(ADDRESS)
+    phone.fill("#question", "What is 3 plus 4?")
+    phone.click("#send")
+    phone.wait_for_selector("#send", state="visible")
+    expect(phone.locator("article.assistant .body").last).not_to_be_empty()
+    assert phone.evaluate("document.documentElement.scrollWidth <= 360"), "the page is wider than a phone"
+    if SHOTS:
+        phone.screenshot(path=SHOTS / "phone.png")
+    print(json.dumps({"requests": len(asked), "attacks": len(ATTACKS)}))
+
+
+with sync_playwright() as playwright:
+    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    run(browser)
+    browser.close()
+    print("the page: as expected")
