@@ -145,8 +145,8 @@ mod tests {
     const FUNCTIONS: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n<think>\n\n</think>\n{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>\n\
         <function={{ c.function.name }}>\n{% for k, v in c.function.arguments | items %}<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}";
     /// Braces with quotes of their own.
-    const BRACES: &str = "{% for m in messages %}<|turn>{{ m.role }}\n{% for c in m.tool_calls or [] %}<|tool_call>call:{{ c.function.name }}{\
-        {%- for k, v in c.function.arguments | items %}{{ k }}:<|\"|>{{ v }}<|\"|>{% endfor %}}<tool_call|>{% endfor %}<turn|>\n{% endfor %}{# <|channel>thought <channel|> #}";
+    const BRACES: &str = "{% for m in messages %}<|turn>{{ m.role }}\n{% for c in m.tool_calls or [] %}<|tool_call>call:{{ c.function.name }}{{ '{' }}\
+        {%- for k, v in c.function.arguments | items %}{{ k }}:<|\"|>{{ v }}<|\"|>{% endfor %}{{ '}' }}<tool_call|>{% endfor %}<turn|>\n{% endfor %}{# <|channel>thought <channel|> #}";
 
     fn format(source: &str) -> ReplyFormat {
         ReplyFormat::of(&ChatTemplate::new(source, []).unwrap())

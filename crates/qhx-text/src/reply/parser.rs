@@ -276,6 +276,7 @@ mod tests {
             "<",
             "</",
             "{\"name\": \"f\", \"arguments\": {}}",
+            "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"<\"}}\n</tool_call>",
             "<thi",
             "nk>",
             "{",
