@@ -32,7 +32,7 @@ pub fn generate_with(
     cancel: &Cancel,
     on_piece: &mut dyn FnMut(Piece<'_>),
 ) -> Result<Generation, Error> {
-    let writer = Writer::new(session.model(), prompt.ids(), options, processors)?;
+    let writer = Writer::new(session.model(), prompt, options, processors)?;
     session.want_largest_only(writer.wants_largest());
     let generation = answer(session, prompt, writer, cancel, on_piece);
     session.want_largest_only(false);

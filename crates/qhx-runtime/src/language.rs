@@ -1,12 +1,15 @@
 //! The language side of a model: what turns texts, conversations and media into rows and tokens into text. Needs no device and no weights.
 
-#[cfg(feature = "grammar")]
-use crate::grammar::{Grammars, Shape};
 use crate::{
     Encoded, Error, LogitProcessor, ModelParts, ModelTemplate, Structure,
     encoder::Towers,
     inputs::{self, Placeholders},
     medium::{Medium, takes},
+};
+#[cfg(feature = "grammar")]
+use crate::{
+    grammar::{Grammars, Shape},
+    text::reply::Reasoning,
 };
 use qhx_bundle::media::{Media, Placeholder};
 use qhx_ir::{Checked, Dim, Generator, OpKind, Slot};
@@ -131,8 +134,8 @@ impl Language {
         self.tokenizer.as_ref().and_then(|tokenizer| tokenizer.decode(last, false).ok()).unwrap_or_default()
     }
 
-    /// What keeps an answer to its structure; none where it is free.
-    pub(crate) fn shape(&self, prompt: &[u32], structure: &Structure) -> Result<Option<Box<dyn LogitProcessor>>, Error> {
+    /// What keeps an answer to its structure; none where it is free. Only a reply in a conversation may begin with reasoning by itself.
+    pub(crate) fn shape(&self, prompt: &[u32], is_chat: bool, structure: &Structure) -> Result<Option<Box<dyn LogitProcessor>>, Error> {
         if structure.is_free() {
             return Ok(None);
         }
@@ -146,12 +149,17 @@ impl Language {
                     self.grammars.get_or_init(|| made)
                 }
             };
-            let shape = Shape::new(grammars, self.reply_format(), structure, &self.end_of_prompt(prompt))?;
+            let format = self.reply_format();
+            let reasoning = match format.reasoning_at(&self.end_of_prompt(prompt)) {
+                Reasoning::NotBegun if !is_chat => Reasoning::Over,
+                reasoning => reasoning,
+            };
+            let shape = Shape::new(grammars, format, structure, reasoning)?;
             Ok(shape.map(|shape| Box::new(shape) as Box<dyn LogitProcessor>))
         }
         #[cfg(not(feature = "grammar"))]
         {
-            let _ = prompt;
+            let _ = (prompt, is_chat);
             Err(Error::NoGrammars)
         }
     }

@@ -17,6 +17,7 @@ pub struct Prompt {
     media: Vec<PlacedMedium>,
     stable_rows: usize,
     encode_time: Duration,
+    is_chat: bool,
 }
 
 /// A medium and the place of its soft rows among the ids.
@@ -116,6 +117,7 @@ impl Prompt {
         }
         let rendered = render(model, tokenizer, chat, &media)?;
         let mut prompt = Self::expanded(model, &rendered.ids, &media, started)?;
+        prompt.is_chat = true;
         if model.is_recurrent() && chat.add_generation_prompt {
             // What begins the answer is often written otherwise once the answer is there.
             let without = Chat { add_generation_prompt: false, ..chat.clone() };
@@ -167,6 +169,11 @@ impl Prompt {
     /// computed can only be used again from rows at which it was kept: this is one.
     pub fn stable_rows(&self) -> usize {
         self.stable_rows
+    }
+
+    /// Whether it is a conversation, so that the answer is a reply, which may begin with reasoning.
+    pub fn is_chat(&self) -> bool {
+        self.is_chat
     }
 
     /// How long making the ids took; towers run when the prompt is read.

@@ -1,7 +1,7 @@
 //! Turns rows of logits into an answer: chooses tokens, makes text of them, and knows when to stop. Knows nothing of how rows are computed.
 
 use crate::{
-    Error, FinishReason, GenerateOptions, LogitProcessor, Model, NextToken, Piece, TokenLogProbs,
+    Error, FinishReason, GenerateOptions, LogitProcessor, Model, NextToken, Piece, Prompt, TokenLogProbs,
     sample::{SampleError, Sampler},
     text::{Detokenizer, StopStrings},
 };
@@ -36,15 +36,15 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// For an answer to these ids.
+    /// For an answer to a prompt.
     pub(crate) fn new(
         model: &Model,
-        prompt: &[u32],
+        prompt: &Prompt,
         options: &GenerateOptions,
         mut processors: Vec<Box<dyn LogitProcessor>>,
     ) -> Result<Self, Error> {
         // Behind all others: what it forbids stays forbidden.
-        processors.extend(model.shape(prompt, &options.structure)?);
+        processors.extend(model.shape(prompt.ids(), prompt.is_chat(), &options.structure)?);
         if !options.stop.is_empty() && model.tokenizer().is_none() {
             return Err(Error::NoTokenizer { what: "stop strings" });
         }

@@ -40,7 +40,7 @@ impl Job {
     pub(super) fn new(model: &Model, request: Request, sender: Sender, asked: Instant) -> Result<Self, Error> {
         let Request { prompt, options, processors, cancel, scope, alone } = request;
         model.check_prompt(prompt.ids())?;
-        let writer = Writer::new(model, prompt.ids(), &options, processors)?;
+        let writer = Writer::new(model, &prompt, &options, processors)?;
         let began = Instant::now();
         let media = encode(model, &prompt, &cancel)?;
         Ok(Self { prompt, media, scope, alone, cancel, sender, writer, encode_time: began.elapsed(), asked })

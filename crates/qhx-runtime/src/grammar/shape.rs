@@ -69,18 +69,17 @@ enum Next {
 }
 
 impl Shape {
-    /// For an answer to a prompt that ends in this text. None where the answer is free.
+    /// For an answer whose reasoning is as far as the prompt left it. None where the answer is free.
     pub(crate) fn new(
         grammars: &Grammars,
         format: &ReplyFormat,
         structure: &Structure,
-        end_of_prompt: &str,
+        reasoning: Reasoning,
     ) -> Result<Option<Self>, Error> {
         if structure.is_free() {
             return Ok(None);
         }
         let tokenizer = grammars.tokenizer.clone();
-        let reasoning = format.reasoning_at(end_of_prompt);
         let content = content(format, grammars, structure)?;
         // What has to be reasoned about is written before what has a form.
         let marks = format.reasoning.as_ref().filter(|_| reasoning == Reasoning::NotBegun);
