@@ -74,9 +74,10 @@ fn several_answers_and_seeds() {
         streamed[choice["index"].as_u64().unwrap() as usize] += choice["delta"]["content"].as_str().unwrap_or_default();
     }
     assert_eq!(streamed, first);
-    // Without a seed two requests differ.
-    let unseeded = json!({ "messages": ask("Tell me a story."), "n": 3, "temperature": 1.2, "max_tokens": 24 });
-    assert_ne!(texts(&unseeded), texts(&unseeded));
+    // Without a seed requests differ: not every two, the model knows few stories.
+    let unseeded = json!({ "messages": ask("Tell me a story."), "n": 3, "temperature": 2, "max_tokens": 24 });
+    let told = texts(&unseeded);
+    assert!((0..8).any(|_| texts(&unseeded) != told), "{told:?}");
 }
 
 #[test]
