@@ -2,9 +2,9 @@
 //!
 //! Tools are those of the machine where it has them. What is missing comes from Debian's packages, unpacked into the target folder: nothing is installed, no rights are needed.
 
-use crate::{Failure, cargo, run, target};
+use crate::{Failure, cargo, debian, run, target};
 use std::{
-    env, fs,
+    env,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
@@ -35,7 +35,17 @@ pub(crate) fn tools() -> Result<Tools, Failure> {
     let folder = target().join(if compiler { "assets/debian-aarch64-rust" } else { "assets/debian-aarch64" });
     if !folder.exists() {
         eprintln!("fetching tools for aarch64 ({} MB) …", if compiler { 180 } else { 55 });
-        fetch(&folder, compiler).map_err(|e| format!("{e}\n{HELP}"))?;
+        let mut packages = debian::Packages {
+            architectures: &["arm64"],
+            install: vec!["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user"],
+            ..Default::default()
+        };
+        if compiler {
+            packages.install.push("rustc-web");
+            // Alone: nothing of it is run here.
+            packages.alone.push("libstd-rust-web-dev:arm64");
+        }
+        debian::unpack(&packages, &folder).map_err(|e| format!("{e}\n{HELP}"))?;
     }
     Ok(Tools { unpacked: Some(folder), compiler })
 }
@@ -117,59 +127,4 @@ fn has_library() -> bool {
 
 fn answers(program: &str) -> bool {
     Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
-}
-
-/// Unpacks a linker, qemu and, where asked, a Rust compiler, with what they need beyond what is installed; the folder appears only when it is complete.
-fn fetch(folder: &Path, compiler: bool) -> Result<(), Failure> {
-    let download = folder.with_extension("download");
-    let io = |e: std::io::Error| format!("{}: {e}", download.display());
-    let _ = fs::remove_dir_all(&download);
-    let (archives, root) = (download.join("cache/archives"), download.join("root"));
-    for folder in [archives.join("partial"), download.join("state/lists/partial"), root.clone()] {
-        fs::create_dir_all(folder).map_err(io)?;
-    }
-    // apt with lists and archives of its own: it reads what is installed and changes nothing.
-    let configuration = download.join("apt.conf");
-    let architecture = output(Command::new("dpkg").arg("--print-architecture"))?;
-    let shown = download.canonicalize().map_err(io)?.display().to_string();
-    let text = format!(
-        "Dir::State \"{shown}/state\";\nDir::State::status \"/var/lib/dpkg/status\";\nDir::Cache \"{shown}/cache\";\n\
-         APT::Architectures {{ \"{}\"; \"arm64\"; }};\nAPT::Sandbox::User \"\";\nDebug::NoLocking \"1\";\n",
-        architecture.trim()
-    );
-    fs::write(&configuration, text).map_err(io)?;
-    let apt = || {
-        let mut apt = Command::new("apt-get");
-        apt.env("APT_CONFIG", &configuration).current_dir(&archives).args(["-q", "-y", "--no-install-recommends"]);
-        apt
-    };
-    // Where one of many sources does not answer, the others may do.
-    let update = output(apt().arg("update")).err().unwrap_or_default();
-    let mut install = apt();
-    install.args(["install", "--download-only", "gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user"]);
-    if compiler {
-        install.arg("rustc-web");
-        // Alone: nothing of it is run here.
-        output(apt().args(["download", "libstd-rust-web-dev:arm64"])).map_err(|e| format!("{update}{e}"))?;
-    }
-    output(&mut install).map_err(|e| format!("{update}{e}"))?;
-    for archive in fs::read_dir(&archives).map_err(io)? {
-        let archive = archive.map_err(io)?.path();
-        if archive.extension().is_some_and(|extension| extension == "deb") {
-            output(Command::new("dpkg").arg("-x").arg(archive).arg(&root))?;
-        }
-    }
-    fs::rename(&root, folder).map_err(io)?;
-    fs::remove_dir_all(&download).map_err(io)
-}
-
-/// What a command prints; all of it where it fails.
-fn output(command: &mut Command) -> Result<String, Failure> {
-    let shown = format!("{command:?}");
-    let output = command.output().map_err(|e| format!("cannot start {shown}: {e}"))?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    match output.status.success() {
-        true => Ok(text),
-        false => Err(format!("{shown} ended with {}:\n{text}{}", output.status, String::from_utf8_lossy(&output.stderr))),
-    }
 }

@@ -3,6 +3,8 @@
 mod aarch64;
 mod assets;
 mod attack;
+mod debian;
+mod gpu;
 mod judges;
 mod package;
 mod peers;
@@ -23,6 +25,8 @@ const HELP: &str = "cargo xtask COMMAND
   aarch64 COMMAND …
                   a command of cargo for aarch64, with tools that are fetched where they are missing: build --release
   judges          the suite of that name alone: the server before official clients, other validators and a fuzzer
+  shaders         compile the GPU's shaders anew, with a compiler that is fetched
+  gpu             the suite of that name alone: the GPU device on Mesa's software Vulkan
   man             write man pages to target/man and shell completions to target/completions
   attack [CLASS…] [--seconds N] [--seed S]
                   hostile files of each class against the libraries and the binary, a minute each; --help says more
@@ -47,6 +51,8 @@ fn main() -> ExitCode {
         ["aarch64"] => aarch64::tools().and_then(|tools| aarch64::test(&tools)),
         ["aarch64", ref arguments @ ..] => aarch64::pass_on(arguments),
         ["judges"] => judges::python().and_then(|python| judges::judge(&python)),
+        ["shaders"] => gpu::shaders(),
+        ["gpu"] => gpu::driver().and_then(|driver| suites::gpu(&driver)),
         ["man"] => man(),
         ["attack", ref arguments @ ..] => attack::attack(arguments),
         ["builtin"] => builtin(),

@@ -1,6 +1,6 @@
 //! The test suites, their set-up and their times.
 
-use crate::{Failure, aarch64, assets, attack, cargo, judges, package, run, target};
+use crate::{Failure, aarch64, assets, attack, cargo, gpu, judges, package, run, target};
 use std::{env, path::PathBuf, process::Command, time::Instant};
 
 /// A suite on fetched files: the ignored tests of some test binaries.
@@ -67,6 +67,10 @@ pub(crate) fn test() -> Result<(), Failure> {
             Ok(python) => suite("judges", &mut || judges::judge(&python))?,
             Err(e) => cannot_run("judges", e)?,
         }
+        match gpu::driver() {
+            Ok(driver) => suite("GPU", &mut || gpu(&driver))?,
+            Err(e) => cannot_run("GPU", e)?,
+        }
         // On such a machine the suites above have run these tests.
         if cfg!(target_arch = "aarch64") {
             return Ok(());
@@ -81,6 +85,14 @@ pub(crate) fn test() -> Result<(), Failure> {
         println!("{name:<16} {outcome:>8} {seconds:>9.1}");
     }
     result
+}
+
+/// The GPU device on software Vulkan, and whether shaders and SPIR-V agree.
+pub(crate) fn gpu(driver: &[(&'static str, PathBuf)]) -> Result<(), Failure> {
+    gpu::check_shaders()?;
+    let mut test = cargo_test();
+    test.args(["--test", "gpu", "--", "--ignored"]);
+    run(test.envs(driver.iter().map(|(name, value)| (name, value))))
 }
 
 /// Models of full size against the oracle: all, or those named (with commas between).

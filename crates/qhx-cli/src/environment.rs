@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use qhx::Places;
 use qhx_npu::Arch;
-use qhx_runtime::registry::{CpuSettings, InstructionSet, NpuLibraries, NpuSettings};
+use qhx_runtime::registry::{CpuSettings, GpuSettings, InstructionSet, NpuLibraries, NpuSettings};
 use std::{env, path::PathBuf};
 
 /// Names an instruction set of the processor, for comparisons.
@@ -46,6 +46,11 @@ pub(crate) fn instructions() -> Result<Option<InstructionSet>, Failure> {
 /// How the processor is used where no flag says more.
 pub(crate) fn cpu() -> Result<CpuSettings, Failure> {
     Ok(CpuSettings { instructions: instructions()?, ..CpuSettings::default() })
+}
+
+/// How graphics processors are used: compiled shaders are kept with the models.
+pub(crate) fn gpu() -> GpuSettings {
+    GpuSettings { cache: places().cache.map(|cache| cache.join("gpu")), ..GpuSettings::default() }
 }
 
 /// Where QNN is, and what this machine's NPU is.

@@ -32,7 +32,7 @@ pub(crate) fn count_or_none(most: u64) -> RangedU64ValueParser<usize> {
 /// Where a model runs.
 #[derive(Args)]
 pub(crate) struct MachineFlags {
-    /// Device to run on: auto, cpu, gpu, npu, split, or reference (slow and plain, for verification)
+    /// Device to run on: auto, cpu, gpu (gpu:1 is the second), npu, split, or reference (slow and plain, for verification)
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: DeviceChoice,
     /// CPU threads [default: one for each core]
@@ -57,6 +57,7 @@ impl MachineFlags {
             chunk: self.chunk,
             instructions: environment::instructions()?,
             npu: environment::npu()?,
+            gpu: environment::gpu(),
             ..LoadOptions::default()
         })
     }

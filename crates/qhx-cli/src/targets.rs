@@ -114,7 +114,7 @@ impl TargetFlags {
 
     /// Whether there is an arch folder to make.
     pub(crate) fn has_npu(&self) -> bool {
-        self.target.iter().any(|target| target != "cpu")
+        self.target.iter().any(|target| is_arch(target))
     }
 
     /// The generations that are asked for; all where none is.
@@ -131,7 +131,7 @@ impl TargetFlags {
         let rules = self.placement.as_deref().map(Rules::read).transpose()?;
         let order = |arch: &String| {
             let settings = NpuSettings { arch: Some(arch.clone()), ..self.settings()? };
-            let devices = candidates_for(DeviceChoice::Npu, rules.as_ref(), environment::cpu()?, &settings)?;
+            let devices = candidates_for(DeviceChoice::Npu, rules.as_ref(), environment::cpu()?, &settings, &environment::gpu())?;
             let own = devices.iter().find(|device| device.name() == DeviceChoice::Npu.name()).cloned();
             let nothing =
                 || Failure::usage("--placement leaves nothing to the NPU").hint("name `npu` for something, or leave out --target");
@@ -151,7 +151,7 @@ impl TargetFlags {
 
     /// The names of the generations, each once.
     fn named_arches(&self) -> Vec<&String> {
-        let mut arches: Vec<&String> = self.target.iter().filter(|target| *target != "cpu").collect();
+        let mut arches: Vec<&String> = self.target.iter().filter(|target| is_arch(target)).collect();
         arches.sort();
         arches.dedup();
         arches
@@ -218,10 +218,14 @@ impl TargetFlags {
     }
 }
 
+/// Whether a target has a folder of its own; CPUs and GPUs run the bundle as it is.
+fn is_arch(target: &str) -> bool {
+    !matches!(target, "cpu" | "gpu")
+}
+
 fn target(text: &str) -> Result<String, String> {
     match text {
-        "cpu" | "v79" | "v81" => Ok(text.into()),
-        "gpu" => Err("this build of qhx cannot prepare bundles for `gpu` yet; it prepares for cpu, v79 and v81".into()),
+        "cpu" | "gpu" | "v79" | "v81" => Ok(text.into()),
         _ => Err(format!("there is no target `{text}`; expected cpu, gpu, v79 or v81")),
     }
 }

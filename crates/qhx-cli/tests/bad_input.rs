@@ -259,7 +259,7 @@ fn flags_that_are_wrong() {
         (&["--ids", "1", "--temperature", "nan"], 2, &["temperature must be"]),
         (&["--ids", "1", "--stop", ""], 2, &["stop string number 1 is empty"]),
         (&["--ids", "1", "--device", "tpu"], 2, &["there is no device `tpu`"]),
-        (&["--ids", "1", "--device", "gpu"], 1, &["device `gpu` cannot be used"]),
+        (&["--ids", "1", "--device", "gpu:7"], 1, &["device `gpu` cannot be used"]),
         (&["--ids", "1", "--device", "npu"], 1, &["device `npu` cannot be used"]),
         (&["--ids", "1", "--device", "split"], 1, &["device `split` cannot be used"]),
         (&["--ids", "1", "--threads", "0"], 2, &["--threads"]),
@@ -292,7 +292,6 @@ fn flags_that_are_wrong() {
     let forge: &[(&[&str], &[&str])] = &[
         (&["--precision", "auto", "--gate", "none"], &["--precision auto needs a gate"]),
         (&["--precision", "q9"], &["`q9` is no precision; use one of native, f32"]),
-        (&["--target", "cpu,gpu"], &["cannot prepare bundles for `gpu` yet"]),
         (&["--context", "64"], &["--context is for targets with static shapes", "--target v79, v81"]),
         (&["--target", "v81", "--prefill", "many"], &["`many` is not a number of rows"]),
         (&["--target", "v81", "--image-size", "512"], &["expected HEIGHTxWIDTH"]),

@@ -12,8 +12,8 @@ pub enum DeviceChoice {
     Auto,
     /// The processor.
     Cpu,
-    /// The graphics processor.
-    Gpu,
+    /// A graphics processor, by its number in the order of [`crate::registry::devices`]: `gpu` is the first, `gpu:1` the second.
+    Gpu(u8),
     /// The neural processor.
     Npu,
     /// Several devices together.
@@ -24,16 +24,22 @@ pub enum DeviceChoice {
     ReferenceF16,
 }
 
+/// Of graphics processors.
+const GPU_NAMES: [&str; 8] = ["gpu", "gpu:1", "gpu:2", "gpu:3", "gpu:4", "gpu:5", "gpu:6", "gpu:7"];
+
 impl DeviceChoice {
+    /// The first graphics processor.
+    pub const GPU: Self = Self::Gpu(0);
+
     /// Every choice, in the order of help texts.
-    pub const ALL: [Self; 7] = [Self::Auto, Self::Cpu, Self::Gpu, Self::Npu, Self::Split, Self::Reference, Self::ReferenceF16];
+    pub const ALL: [Self; 7] = [Self::Auto, Self::Cpu, Self::GPU, Self::Npu, Self::Split, Self::Reference, Self::ReferenceF16];
 
     /// As users write it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
             Self::Cpu => "cpu",
-            Self::Gpu => "gpu",
+            Self::Gpu(number) => GPU_NAMES[usize::from(number).min(GPU_NAMES.len() - 1)],
             Self::Npu => "npu",
             Self::Split => "split",
             Self::Reference => "reference",
@@ -51,8 +57,10 @@ impl fmt::Display for DeviceChoice {
 impl FromStr for DeviceChoice {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self, Error> {
+        let gpus = (1..GPU_NAMES.len() as u8).map(Self::Gpu);
         Self::ALL
             .into_iter()
+            .chain(gpus)
             .find(|choice| choice.name() == text)
             .ok_or_else(|| Error::UnknownDevice { found: text.to_owned(), known: Self::ALL.map(Self::name).join(", ") })
     }

@@ -3,7 +3,7 @@
 use crate::{
     DeviceChoice, Error, Medium,
     placement::Rules,
-    registry::{self, CpuSettings, InstructionSet, NpuSettings},
+    registry::{self, CpuSettings, GpuSettings, InstructionSet, NpuSettings},
 };
 use qhx_bundle::Bundle;
 use qhx_ir::Device;
@@ -45,6 +45,8 @@ pub struct LoadOptions {
     pub media: Vec<Medium>,
     /// Where QNN is, and what the NPU is to be.
     pub npu: NpuSettings,
+    /// How a graphics processor is to be used.
+    pub gpu: GpuSettings,
 }
 
 impl Default for LoadOptions {
@@ -63,6 +65,7 @@ impl Default for LoadOptions {
             overcommit: false,
             media: Vec::new(),
             npu: NpuSettings::default(),
+            gpu: GpuSettings::default(),
         }
     }
 }
@@ -71,7 +74,7 @@ impl LoadOptions {
     /// The devices that they name, the one for everything else first.
     pub fn candidates(&self) -> Result<Vec<Arc<dyn Device>>, Error> {
         let cpu = CpuSettings { threads: self.threads, pin: self.pin, instructions: self.instructions };
-        registry::candidates_for(self.device, self.placement.as_ref(), cpu, &self.npu)
+        registry::candidates_for(self.device, self.placement.as_ref(), cpu, &self.npu, &self.gpu)
     }
 
     /// As they are for a bundle: an arch folder runs on the NPU, on the generation that it is for, and what its manifest places elsewhere there, unless

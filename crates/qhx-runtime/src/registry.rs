@@ -99,25 +99,54 @@ pub enum NpuLibraries {
     },
 }
 
+/// How graphics processors are to be used.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GpuSettings {
+    /// The most bytes of its memory that are used; absent: all of it.
+    pub memory_limit: Option<u64>,
+    /// The folder in which compiled shaders are kept between starts; absent: nowhere.
+    pub cache: Option<PathBuf>,
+    /// Have every call checked by Vulkan's validation layer, where it is installed: for tests.
+    pub validate: bool,
+    /// For tests: this submission to the processor and all after it fail as if it were lost.
+    pub fails_at: Option<u64>,
+}
+
 /// What this build and this machine offer: the devices that `auto` chooses from, best first, then those that are used only when asked for.
 pub fn devices(cpu: CpuSettings, npu: &NpuSettings) -> Vec<DeviceInfo> {
-    let offered = [DeviceChoice::Auto, DeviceChoice::Npu].into_iter().filter_map(|choice| candidates_with(choice, cpu, npu).ok());
-    offered.flatten().filter_map(|device| Some(device.open().ok()?.describe())).collect()
+    let opened = |choice| {
+        let devices = candidates_with(choice, cpu, npu, &GpuSettings::default()).unwrap_or_default();
+        devices.into_iter().filter_map(|device| Some(device.open().ok()?.describe())).collect::<Vec<_>>()
+    };
+    opened(DeviceChoice::Auto).into_iter().chain(gpus()).chain(opened(DeviceChoice::Npu)).collect()
+}
+
+/// The graphics processors of this machine; `gpu:1` is the second of them.
+pub fn gpus() -> Vec<DeviceInfo> {
+    #[cfg(feature = "gpu")]
+    return qhx_gpu::GpuDevice::list().unwrap_or_default();
+    #[cfg(not(feature = "gpu"))]
+    Vec::new()
 }
 
 /// The devices that `choice` stands for, best first; `threads` is for devices that work with threads of this machine (absent: their own choice).
 pub fn candidates(choice: DeviceChoice, threads: Option<usize>) -> Result<Vec<Arc<dyn Device>>, Error> {
-    candidates_with(choice, CpuSettings { threads, ..CpuSettings::default() }, &NpuSettings::default())
+    candidates_with(choice, CpuSettings { threads, ..CpuSettings::default() }, &NpuSettings::default(), &GpuSettings::default())
 }
 
-/// The same with a say in how processor and NPU are used.
-pub fn candidates_with(choice: DeviceChoice, settings: CpuSettings, npu_settings: &NpuSettings) -> Result<Vec<Arc<dyn Device>>, Error> {
+/// The same with a say in how processor, NPU and GPU are used.
+pub fn candidates_with(
+    choice: DeviceChoice,
+    settings: CpuSettings,
+    npu_settings: &NpuSettings,
+    gpu_settings: &GpuSettings,
+) -> Result<Vec<Arc<dyn Device>>, Error> {
     if settings.threads == Some(0) {
         return Err(Error::Option { option: "threads", found: "0".into(), expected: "1 or more".into() });
     }
     match choice {
         DeviceChoice::Auto | DeviceChoice::Cpu => cpu(choice, settings),
-        DeviceChoice::Gpu => none(choice, "no GPU device was built in"),
+        DeviceChoice::Gpu(number) => gpu(choice, number, gpu_settings),
         DeviceChoice::Npu => npu(choice, npu_settings),
         DeviceChoice::Split => none(choice, "qhx does not choose by itself what runs where: it needs a placement"),
         DeviceChoice::Reference => Ok(vec![Arc::new(ReferenceDevice)]),
@@ -131,8 +160,9 @@ pub fn candidates_for(
     rules: Option<&Rules>,
     settings: CpuSettings,
     npu_settings: &NpuSettings,
+    gpu_settings: &GpuSettings,
 ) -> Result<Vec<Arc<dyn Device>>, Error> {
-    let Some(rules) = rules else { return candidates_with(choice, settings, npu_settings) };
+    let Some(rules) = rules else { return candidates_with(choice, settings, npu_settings, gpu_settings) };
     let own = match (&rules.default, choice) {
         (Some(_), _) => None,
         (None, DeviceChoice::Auto | DeviceChoice::Split) => Some(DeviceChoice::Cpu.name()),
@@ -150,7 +180,7 @@ pub fn candidates_for(
             }
             choice => choice,
         };
-        devices.extend(candidates_with(choice, settings, npu_settings)?);
+        devices.extend(candidates_with(choice, settings, npu_settings, gpu_settings)?);
     }
     Ok(devices)
 }
@@ -163,6 +193,19 @@ fn cpu(_: DeviceChoice, CpuSettings { threads, pin, instructions }: CpuSettings)
 #[cfg(not(feature = "cpu"))]
 fn cpu(choice: DeviceChoice, _: CpuSettings) -> Result<Vec<Arc<dyn Device>>, Error> {
     none(choice, "the feature `cpu` was not built in")
+}
+
+/// A graphics processor. It is looked for when it is opened.
+#[cfg(feature = "gpu")]
+fn gpu(_: DeviceChoice, number: u8, settings: &GpuSettings) -> Result<Vec<Arc<dyn Device>>, Error> {
+    let GpuSettings { memory_limit, cache, validate, fails_at } = settings.clone();
+    let options = qhx_gpu::GpuOptions { number: number.into(), memory_limit, cache, validate, fails_at, ..Default::default() };
+    Ok(vec![Arc::new(qhx_gpu::GpuDevice::new(options))])
+}
+
+#[cfg(not(feature = "gpu"))]
+fn gpu(choice: DeviceChoice, _: u8, _: &GpuSettings) -> Result<Vec<Arc<dyn Device>>, Error> {
+    none(choice, "the feature `gpu` was not built in")
 }
 
 /// The NPU, or on a machine without one its emulator: whatever QNN's library offers.

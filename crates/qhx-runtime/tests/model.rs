@@ -16,12 +16,13 @@ use std::sync::Arc;
 
 #[test]
 fn devices_are_chosen_by_name() {
-    for name in ["auto", "cpu", "gpu", "npu", "split", "reference"] {
+    for name in ["auto", "cpu", "gpu", "gpu:1", "npu", "split", "reference"] {
         assert_eq!(name.parse::<DeviceChoice>().unwrap().to_string(), name);
     }
     let error = "tpu".parse::<DeviceChoice>().unwrap_err().to_string();
     assert!(error.contains("`tpu`") && error.contains("auto, cpu, gpu"), "{error}");
-    for choice in [DeviceChoice::Gpu, DeviceChoice::Npu, DeviceChoice::Split] {
+    assert!("gpu:99".parse::<DeviceChoice>().is_err());
+    for choice in [DeviceChoice::Npu, DeviceChoice::Split] {
         let error = Model::from_parts(parts(Kind::Dense), &options(choice, 8, 16)).err().unwrap().to_string();
         assert!(error.contains(choice.name()) && error.contains("this build of qhx"), "{error}");
     }
@@ -110,7 +111,7 @@ fn a_refused_stage_goes_elsewhere_or_is_an_error() {
     let fallbacks: Vec<_> = placed.fallbacks.iter().map(|f| (f.stage.as_str(), f.from.as_str(), f.to.as_str())).collect();
     assert_eq!(fallbacks, [("layers.0.ffn", "picky", "reference"), ("layers.1.ffn", "picky", "reference")]);
     assert!(placed.fallbacks[0].reason.contains("too plain"));
-    let error = placement::place(&program, DeviceChoice::Gpu, None, &both[..1]).err().unwrap().to_string();
+    let error = placement::place(&program, DeviceChoice::GPU, None, &both[..1]).err().unwrap().to_string();
     assert!(error.contains("layers.0.ffn") && error.contains("too plain") && error.contains("`gpu`"), "{error}");
 }
 

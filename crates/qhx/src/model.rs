@@ -6,7 +6,7 @@ use qhx_runtime::{
     Cancel, DeviceChoice, LoadOptions, MediaKind, Medium, TokenLogProbs,
     engine::{Engine, EngineOptions},
     placement::Rules,
-    registry::NpuSettings,
+    registry::{GpuSettings, NpuSettings},
     sample::SamplerConfig,
     text::{SpecialTokens, reply::ReplyFormat},
     verify,
@@ -259,6 +259,12 @@ impl<'a> ModelOptions<'a> {
     /// Where QNN's libraries are, and what the NPU is to be.
     pub fn npu(self, settings: NpuSettings) -> Self {
         Self { load: LoadOptions { npu: settings.clone(), ..self.load }, opener: self.opener.npu(settings), ..self }
+    }
+
+    /// How a graphics processor is to be used.
+    pub fn gpu(mut self, settings: GpuSettings) -> Self {
+        self.load.gpu = settings;
+        self
     }
 
     /// Where models are looked for and kept.

@@ -5,7 +5,7 @@ use clap::Args;
 use qhx_ir::{DeviceInfo, Fact};
 use qhx_runtime::{
     DeviceChoice,
-    registry::{CpuSettings, NpuSettings, candidates_with, devices},
+    registry::{CpuSettings, GpuSettings, NpuSettings, candidates_with, devices},
 };
 use serde_json::json;
 
@@ -52,8 +52,9 @@ fn fact(name: &str, fact: &Fact) -> (String, String) {
 
 /// The devices that could be asked for and are not there, with the reason.
 fn missing(cpu: CpuSettings, npu: &NpuSettings) -> Vec<(String, String)> {
-    let asked = [DeviceChoice::Cpu, DeviceChoice::Gpu, DeviceChoice::Npu];
-    let open = |choice| candidates_with(choice, cpu, npu)?.iter().try_for_each(|device| Ok(device.open().map(drop)?));
+    let asked = [DeviceChoice::Cpu, DeviceChoice::GPU, DeviceChoice::Npu];
+    let open =
+        |choice| candidates_with(choice, cpu, npu, &GpuSettings::default())?.iter().try_for_each(|device| Ok(device.open().map(drop)?));
     let reason = |choice: DeviceChoice| match open(choice) {
         Err(qhx_runtime::Error::NoDevice { reason, .. }) => Some((choice.to_string(), reason)),
         Err(error) => Some((choice.to_string(), error.to_string())),

@@ -8,10 +8,12 @@ use crate::{
     interrupt::Interrupt,
     open::{open_bundle, open_for},
     output,
+    units::show_bytes,
 };
 use clap::Args;
 use qhx::{Error, Source};
 use qhx_bundle::{Bundle, manifest::TEXT_PROGRAM};
+use qhx_ir::{Checked, DeviceInfo};
 use qhx_npu::probe::{Finding, Probe, State, Surroundings};
 use qhx_runtime::{DeviceChoice, LoadOptions, LoadPlan, check_processor, registry};
 use serde::Serialize;
@@ -87,8 +89,9 @@ impl Doctor {
         if !is_context {
             let cpu = self.cpu(interrupt)?;
             prepared = self.prepared(&cpu, interrupt)?;
+            let gpu = self.gpu(&cpu);
             devices.push(DeviceReport::new(DeviceChoice::Cpu, cpu));
-            devices.push(DeviceReport::new(DeviceChoice::Gpu, vec![absent(DeviceChoice::Gpu)]));
+            devices.push(DeviceReport::new(DeviceChoice::GPU, gpu));
         }
         devices.push(DeviceReport::new(DeviceChoice::Npu, self.npu(prepared)));
         Ok(Report { bundle: self.bundle.as_ref().map(|path| path.display().to_string()), devices })
@@ -109,6 +112,34 @@ impl Doctor {
         findings.push(files);
         findings.extend(bundle.map(|bundle| self.plan(&bundle)));
         Ok(findings)
+    }
+
+    /// Whether there is a graphics processor, and it takes the bundle: what was found of its files for the CPU is not looked for again.
+    fn gpu(&self, cpu: &[Finding]) -> Vec<Finding> {
+        let opened = registry::candidates(DeviceChoice::GPU, None)
+            .and_then(|devices| devices.iter().map(|device| Ok(device.open()?.describe())).collect::<Result<Vec<_>, qhx_runtime::Error>>());
+        let found = match opened {
+            Ok(found) => found,
+            Err(qhx_runtime::Error::NoDevice { reason, .. }) => {
+                return vec![wrong("GPU", reason, "install a Vulkan driver, or use the CPU")];
+            }
+            Err(error) => return vec![wrong("GPU", error.to_string(), "use the CPU")],
+        };
+        let kind = |device: &DeviceInfo| device.text("type").map_or_else(String::new, |kind| format!(" ({kind})"));
+        let names: Vec<_> = found.iter().map(|device| format!("{}{}", device.description, kind(device))).collect();
+        let mut findings = vec![fine("GPU", names.join(", "))];
+        findings.extend(cpu.iter().filter(|finding| matches!(&*finding.subject, "bundle" | "files")).cloned());
+        let memory = found.first().and_then(|device| device.memory_bytes);
+        let bundle = self.bundle.as_ref().and_then(|path| Bundle::open(path).ok());
+        let planned = bundle.and_then(|bundle| self.estimate(bundle.program(TEXT_PROGRAM)?, &bundle).ok());
+        if let (Some(memory), Some(plan)) = (memory, planned) {
+            let shown = format!("{} of {} on the GPU", show_bytes(plan.memory.total_bytes), show_bytes(memory));
+            findings.push(match plan.memory.total_bytes <= memory {
+                true => fine("memory", shown),
+                false => wrong("memory", shown, "choose a smaller --context, a bundle of lower precision, or the CPU"),
+            });
+        }
+        findings
     }
 
     /// What the NPU would run of the bundle: whether its files are whole, and made for this machine. What was found for the CPU is not looked for again.
@@ -132,17 +163,25 @@ impl Doctor {
         let Some(program) = bundle.program(TEXT_PROGRAM) else {
             return wrong("program", "the bundle has no text program".into(), "forge it again");
         };
-        let options = LoadOptions { device: DeviceChoice::Cpu, context: self.context, ..LoadOptions::default() };
+        let options = self.options();
         if let Err(error) = options.of_bundle(bundle) {
             return wrong("weights", error.to_string(), "use the NPU, or the bundle that this is a folder of");
         }
-        match LoadPlan::new(program, bundle.manifest().model.context_length, &options) {
+        match self.estimate(program, bundle) {
             Err(error) => wrong("program", error.to_string(), "use a newer qhx, or another device"),
             Ok(plan) if plan.memory.fits() => fine("memory", plan.memory.to_string()),
             Ok(plan) => {
                 wrong("memory", plan.memory.to_string(), "close other programs, choose a smaller --context, or a bundle of lower precision")
             }
         }
+    }
+
+    fn options(&self) -> LoadOptions {
+        LoadOptions { device: DeviceChoice::Cpu, context: self.context, ..LoadOptions::default() }
+    }
+
+    fn estimate(&self, program: &Checked, bundle: &Bundle) -> Result<LoadPlan, qhx_runtime::Error> {
+        LoadPlan::new(program, bundle.manifest().model.context_length, &self.options())
     }
 
     fn npu(&self, prepared: Vec<Finding>) -> Vec<Finding> {
@@ -217,13 +256,4 @@ fn fine(subject: &str, found: String) -> Finding {
 
 fn wrong(subject: &str, found: String, advice: &str) -> Finding {
     Finding { subject: subject.into(), state: State::Wrong, found, advice: Some(advice.into()) }
-}
-
-/// A device that this build has not.
-fn absent(choice: DeviceChoice) -> Finding {
-    match registry::candidates(choice, None) {
-        Ok(_) => fine("device", "available".into()),
-        Err(qhx_runtime::Error::NoDevice { reason, .. }) => wrong("device", reason, "use the CPU"),
-        Err(error) => wrong("device", error.to_string(), "use the CPU"),
-    }
 }

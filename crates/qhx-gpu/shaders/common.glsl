@@ -1,0 +1,109 @@
+// What all shaders share: views of memory by address, the parameters of a call, small functions.
+#extension GL_EXT_buffer_reference : require
+#extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
+#extension GL_EXT_control_flow_attributes : require
+#ifdef SUBGROUPS
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_arithmetic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+#endif
+
+layout(buffer_reference, std430, buffer_reference_align = 4) buffer Floats { float at[]; };
+layout(buffer_reference, std430, buffer_reference_align = 4) buffer Words { uint at[]; };
+layout(buffer_reference, std430, buffer_reference_align = 4) buffer Integers { int at[]; };
+layout(buffer_reference, std430, buffer_reference_align = 8) buffer Pairs { uvec2 at[]; };
+layout(buffer_reference, std430, buffer_reference_align = 8) buffer Addresses { uint64_t at[]; };
+layout(buffer_reference, std430, buffer_reference_align = 16) buffer Quads { uvec4 at[]; };
+layout(buffer_reference, std430, buffer_reference_align = 16) buffer Vectors { vec4 at[]; };
+
+const float LOWEST = -3.402823466e38;
+const uint NONE = 0xffffffffu;
+
+// Where a grid of many groups is folded into two dimensions.
+uint flat_group() { return gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x; }
+// A macro: the size of a workgroup is declared behind this file.
+#define flat_index() (flat_group() * gl_WorkGroupSize.x + gl_LocalInvocationID.x)
+
+// The parameters of a call, as `parameters.rs` writes them.
+const uint SEGMENT_WORDS = 8u;
+struct Segment {
+    uint first_row;
+    uint valid_rows;
+    uint before;
+    uint epoch;
+    uint partial;
+    uint pages;
+    uint recurrent;
+};
+uint segment_of(Words call, uint row) { return call.at[call.at[1] + row]; }
+uint segments(Words call) { return call.at[0]; }
+Segment segment(Words call, uint number) {
+    uint w = call.at[2] + number * SEGMENT_WORDS;
+    return Segment(call.at[w], call.at[w + 1u], call.at[w + 2u], call.at[w + 3u], call.at[w + 4u], call.at[w + 5u], call.at[w + 6u]);
+}
+uint64_t address(Words call, uint word) { return uint64_t(call.at[word]) | uint64_t(call.at[word + 1u]) << 32; }
+
+// f32 to f16, rounded to the nearest, to even at a tie: what the program means by f16, on every device.
+uint half_bits(float x) {
+    uint u = floatBitsToUint(x);
+    uint sign = u >> 16 & 0x8000u;
+    u &= 0x7fffffffu;
+    if (u > 0x7f800000u) return sign | 0x7e00u;
+    if (u >= 0x477ff000u) return sign | 0x7c00u;
+    if (u < 0x33000001u) return sign;
+    if (u < 0x38800000u) {
+        // Below the normal numbers: a multiple of 2^-24.
+        uint shift = 126u - (u >> 23);
+        uint mantissa = (u & 0x7fffffu) | 0x800000u;
+        uint kept = mantissa >> shift;
+        uint rest = mantissa & ((1u << shift) - 1u);
+        uint tie = 1u << (shift - 1u);
+        return sign | (kept + uint(rest > tie || (rest == tie && (kept & 1u) == 1u)));
+    }
+    uint odd = u >> 13 & 1u;
+    return sign | ((u + 0xfffu + odd - 0x38000000u) >> 13);
+}
+float half_float(uint bits) { return unpackHalf2x16(bits & 0xffffu).x; }
+float rounded_to_half(float x) { return half_float(half_bits(x)); }
+
+// Elementwise functions, as `Activation` names them.
+float sigmoid(float x) { return 1.0 / (1.0 + exp(-x)); }
+float safe_tanh(float x) {
+    float a = abs(x);
+    // Small arguments by their series: a quotient of exponentials would cancel.
+    if (a < 0.25) {
+        float s = x * x;
+        return x * (1.0 + s * (-1.0 / 3.0 + s * (2.0 / 15.0 + s * (-17.0 / 315.0 + s * (62.0 / 2835.0 - s * 1382.0 / 155925.0)))));
+    }
+    float e = exp(-2.0 * a);
+    return sign(x) * (1.0 - e) / (1.0 + e);
+}
+float error_function(float x) {
+    float a = abs(x);
+    if (a < 1.0) {
+        // The series 2/√π Σ (−1)ⁿ x^(2n+1) / (n! (2n+1)).
+        float s = x * x;
+        float term = x;
+        float total = x;
+        [[unroll]] for (uint n = 1u; n < 12u; n++) {
+            term *= -s / float(n);
+            total += term / float(2u * n + 1u);
+        }
+        return total * 1.1283791670955126;
+    }
+    if (a > 4.0) return sign(x);
+    // A continued fraction for erfc, from the inside out.
+    float f = a;
+    for (uint n = 40u; n > 0u; n--) f = a + (float(n) * 0.5) / f;
+    return sign(x) * (1.0 - exp(-a * a) * 0.5641895835477563 / f);
+}
+float activate(uint function, float x) {
+    switch (function) {
+        case 0u: return x * sigmoid(x);
+        case 1u: return 0.5 * x * (1.0 + safe_tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+        case 2u: return 0.5 * x * (1.0 + error_function(x * 0.7071067811865476));
+        case 3u: return sigmoid(x);
+        case 4u: return max(x, 0.0);
+        default: return x;
+    }
+}

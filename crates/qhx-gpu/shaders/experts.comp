@@ -1,0 +1,86 @@
+#version 460
+// Products with the weights of chosen experts, a chosen pair of row and expert at a time.
+// variant experts SUBGROUPS=1 INTEGER_DOT=1
+// variant experts_no_dot SUBGROUPS=1
+// variant experts_plain PLAIN=1
+#extension GL_GOOGLE_include_directive : require
+#include "common.glsl"
+#include "weight.glsl"
+#include "product.glsl"
+layout(local_size_x = 128) in;
+const uint GROUP = 128u;
+#include "reduce.glsl"
+layout(constant_id = 7) const uint DOWN = 0; // else gate and up
+layout(constant_id = 8) const uint FUNCTION = 0;
+const uint TEAM_OUTPUTS = 16u;
+layout(push_constant) uniform Arguments {
+    uint64_t x;
+    uint64_t x_scales;
+    uint64_t data[2]; // of gate and up, or of down
+    uint64_t scales[2];
+    uint64_t minima[2];
+    uint64_t chosen;
+    uint64_t weights;
+    uint64_t y;
+    uint width;
+    uint stride;
+    uint outputs;
+    uint experts;
+    uint choices; // of a row
+    uint data_bytes;
+    uint scale_bytes;
+    uint min_bytes;
+};
+
+Matrix matrix(uint number, uint expert) {
+    uint64_t first = uint64_t(expert) * outputs;
+    return Matrix(data[number] + first * data_bytes, scales[number] + first * scale_bytes, minima[number] + first * min_bytes, data_bytes, scale_bytes, min_bytes);
+}
+
+#ifdef SUBGROUPS
+#define TEAM_SUM subgroupAdd
+#else
+#define TEAM_SUM group_sum
+#endif
+
+void main() {
+    Rows numbers = Rows(x, x_scales, width, stride);
+#ifdef SUBGROUPS
+    uint team = gl_SubgroupID;
+    uint teams = gl_NumSubgroups;
+    uint lane = gl_SubgroupInvocationID;
+    uint lanes = gl_SubgroupSize;
+#else
+    uint team = 0u;
+    uint teams = 1u;
+    uint lane = gl_LocalInvocationID.x;
+    uint lanes = GROUP;
+#endif
+    uint group = gl_WorkGroupID.y + gl_WorkGroupID.z * gl_NumWorkGroups.y;
+    for (uint i = team; i < TEAM_OUTPUTS; i += teams) {
+        uint output_row = gl_WorkGroupID.x * TEAM_OUTPUTS + i;
+        if (output_row >= outputs) break;
+        if (DOWN == 0u) {
+            uint row = group / choices;
+            uint expert = min(Words(chosen).at[group], experts - 1u);
+            float both[2];
+            [[unroll]] for (uint which = 0u; which < 2u; which++) {
+                Matrix m = matrix(which, expert);
+                sums[0] = 0.0;
+                add_products(m, numbers, output_row, outputs, row, row + 1u, lane, lanes);
+                both[which] = TEAM_SUM(sums[0]) * last_factor(m, numbers, output_row, row);
+            }
+            if (lane == 0u) Floats(y).at[group * outputs + output_row] = activate(FUNCTION, both[0]) * both[1];
+        } else {
+            float all = 0.0;
+            for (uint choice = 0u; choice < choices; choice++) {
+                uint pair = group * choices + choice;
+                Matrix m = matrix(0u, min(Words(chosen).at[pair], experts - 1u));
+                sums[0] = 0.0;
+                add_products(m, numbers, output_row, outputs, pair, pair + 1u, lane, lanes);
+                all += Floats(weights).at[pair] * (TEAM_SUM(sums[0]) * last_factor(m, numbers, output_row, pair));
+            }
+            if (lane == 0u) Floats(y).at[group * outputs + output_row] = all;
+        }
+    }
+}

@@ -1,0 +1,50 @@
+// Sums and maxima over a workgroup: with subgroup operations where the device has them, else in shared memory.
+shared float reduced[GROUP];
+
+float group_sum(float x) {
+    uint i = gl_LocalInvocationID.x;
+#ifdef SUBGROUPS
+    x = subgroupAdd(x);
+    if (gl_NumSubgroups == 1u) return x;
+    if (subgroupElect()) reduced[gl_SubgroupID] = x;
+    barrier();
+    float sum = 0.0;
+    for (uint s = 0u; s < gl_NumSubgroups; s++) sum += reduced[s];
+    barrier();
+    return sum;
+#else
+    reduced[i] = x;
+    barrier();
+    for (uint half_size = GROUP / 2u; half_size > 0u; half_size /= 2u) {
+        if (i < half_size) reduced[i] += reduced[i + half_size];
+        barrier();
+    }
+    float sum = reduced[0];
+    barrier();
+    return sum;
+#endif
+}
+
+float group_max(float x) {
+    uint i = gl_LocalInvocationID.x;
+#ifdef SUBGROUPS
+    x = subgroupMax(x);
+    if (gl_NumSubgroups == 1u) return x;
+    if (subgroupElect()) reduced[gl_SubgroupID] = x;
+    barrier();
+    float most = reduced[0];
+    for (uint s = 1u; s < gl_NumSubgroups; s++) most = max(most, reduced[s]);
+    barrier();
+    return most;
+#else
+    reduced[i] = x;
+    barrier();
+    for (uint half_size = GROUP / 2u; half_size > 0u; half_size /= 2u) {
+        if (i < half_size) reduced[i] = max(reduced[i], reduced[i + half_size]);
+        barrier();
+    }
+    float most = reduced[0];
+    barrier();
+    return most;
+#endif
+}

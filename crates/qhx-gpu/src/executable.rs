@@ -1,0 +1,479 @@
+//! Runs a program, call after call: a command buffer for each shape, recorded once.
+
+use crate::{
+    kernels,
+    lower::{Lowered, View, lower, tables},
+    memory::Pool,
+    parameters::{self, SegmentEntry},
+    recorder::{Addresses, Recorder},
+    state::{GpuState, SlotLayout},
+    vulkan::{Buffer, Command, Gpu, Recording, Use},
+    weights::{self, DeviceWeights},
+};
+use qhx_ir::{
+    Bindings, Call, Checked, DType, DeviceError, Executable, Generator, InputData, LoadOptions, RowResult, Segment, State, StateBytes, Tap,
+    Ticket, Want, Weights,
+};
+use std::{collections::HashMap, ops::Range, sync::Arc};
+
+/// A program loaded on a GPU.
+pub(crate) struct GpuExecutable {
+    program: Checked,
+    limits: LoadOptions,
+    gpu: Arc<Gpu>,
+    lowered: Lowered,
+    layout: Arc<SlotLayout>,
+    pool: Arc<Pool>,
+    arena: Arc<Buffer>,
+    inputs: Buffer,
+    /// Where each input begins.
+    input_offsets: Vec<u64>,
+    /// Segments, pages and whatever else differs from call to call.
+    parameters: Buffer,
+    download: Arc<Buffer>,
+    /// Where each output begins in it.
+    output_offsets: Vec<u64>,
+    recordings: HashMap<Shape, Recording>,
+    /// Submissions that have not been waited for, with what was recorded for them alone.
+    under_way: Option<u64>,
+    errands: Vec<Recording>,
+    /// The call that was submitted and not yet waited for.
+    begun: Option<Begun>,
+    tickets: u64,
+    _weights: DeviceWeights,
+}
+
+/// What a recording depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Shape {
+    rows: usize,
+    soft_rows: usize,
+    wanted: usize,
+    segments: usize,
+    /// First and last of the steps.
+    steps: (usize, usize),
+    ending: Ending,
+}
+
+/// What follows the steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Ending {
+    Nothing,
+    /// The outputs are copied to where the host reads them.
+    Values,
+    /// The same, but of the wanted rows only the largest number and its place.
+    Largest,
+}
+
+/// A call that was begun.
+struct Begun {
+    ticket: u64,
+    ending: Ending,
+    /// Whether it was submitted; else everything is done when it is waited for.
+    submitted: bool,
+}
+
+/// Parts of a row whose largest numbers are found side by side.
+const PARTS: usize = 64;
+
+impl GpuExecutable {
+    pub(crate) fn new(gpu: &Arc<Gpu>, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Self, DeviceError> {
+        let mut limits = options.clone();
+        (limits.max_rows, limits.max_wanted) = (limits.max_rows.max(1), limits.max_wanted.max(1));
+        let max = Bindings { rows: limits.max_rows, soft_rows: limits.max_soft_rows, wanted: limits.max_wanted };
+        let loaded = weights::load(gpu, program, weights, tables(program))?;
+        let layout = Arc::new(SlotLayout::new(program));
+        let lowered = lower(program, &loaded, &layout, max)?;
+        let too_large = |what: &str, bytes: u64| {
+            DeviceError::Resources(format!(
+                "program `{}` needs {bytes} bytes for {what}, but the GPU takes at most {} in one piece: load it for fewer rows per call",
+                program.name,
+                gpu.largest_buffer()
+            ))
+        };
+        if lowered.arena > gpu.largest_buffer() {
+            return Err(too_large("intermediate values", lowered.arena));
+        }
+        let arena = Arc::new(Buffer::new(gpu, lowered.arena, Use::Device)?);
+        let (input_offsets, input_bytes) = offsets(&lowered.input_bytes());
+        let sizes: Vec<u64> = lowered.outputs.iter().map(|view| 4 * volume(view, &max) as u64).collect();
+        let (output_offsets, output_bytes) = offsets(&sizes);
+        if output_bytes > gpu.largest_buffer() {
+            return Err(too_large("outputs", output_bytes));
+        }
+        let inputs = Buffer::new(gpu, input_bytes, Use::Upload)?;
+        let parameters = Buffer::new(gpu, 1 << 16, Use::Upload)?;
+        let download = Arc::new(Buffer::new(gpu, output_bytes + largest_bytes(&limits), Use::Download)?);
+        let pool = Pool::new(gpu, limits.max_state_bytes);
+        Ok(Self {
+            program: program.clone(),
+            limits,
+            gpu: gpu.clone(),
+            lowered,
+            layout,
+            pool,
+            arena,
+            inputs,
+            input_offsets,
+            parameters,
+            download,
+            output_offsets,
+            recordings: HashMap::new(),
+            under_way: None,
+            errands: Vec::new(),
+            begun: None,
+            tickets: 0,
+            _weights: loaded,
+        })
+    }
+
+    fn check(&self, call: &Call<'_>) -> Result<(), DeviceError> {
+        call.check(&self.program)?;
+        self.limits.check(&self.program, call)?;
+        if call.bindings.wanted > self.limits.max_wanted && call.taps.is_some() {
+            let (wanted, most) = (call.bindings.wanted, self.limits.max_wanted);
+            return Err(DeviceError::Call(format!("a call with taps has at most {most} wanted rows here, not {wanted}")));
+        }
+        match call.is_cancelled() {
+            true => Err(DeviceError::Cancelled),
+            false => Ok(()),
+        }
+    }
+
+    /// Gets the states of a call ready, and writes what shaders read of it.
+    fn begin(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
+        let mut entries = Vec::new();
+        for segment in call.segments.iter_mut() {
+            let Segment { first_row, valid_rows, epoch, partial, .. } = *segment;
+            let mut entry = SegmentEntry { first_row, valid_rows, before: 0, epoch, partial, pages: vec![], recurrent: vec![] };
+            if let Some(state) = &mut segment.state {
+                let state = state.downcast_mut::<GpuState>().filter(|state| state.fits(&self.layout));
+                let state = state.ok_or_else(|| {
+                    DeviceError::Call(format!("program `{}`: the state belongs to another device or another program", self.program.name))
+                })?;
+                state.begin(valid_rows, partial)?;
+                entry.before = state.len();
+                (entry.pages, entry.recurrent) = (state.page_addresses(), state.recurrent_addresses());
+            }
+            entries.push(entry);
+        }
+        let words = parameters::words(call.bindings.rows, &entries);
+        let bytes: &[u8] = bytemuck::cast_slice(&words);
+        if bytes.len() as u64 > self.parameters.bytes() {
+            // Recordings know the address of the old buffer.
+            self.recordings.clear();
+            self.parameters = Buffer::new(&self.gpu, (bytes.len() as u64).next_power_of_two(), Use::Upload)?;
+        }
+        self.parameters.write(0, bytes);
+        for (data, &offset) in call.inputs.iter().zip(&self.input_offsets) {
+            match data {
+                InputData::F32(numbers) => self.inputs.write(offset, bytemuck::cast_slice(numbers)),
+                InputData::I32(numbers) => self.inputs.write(offset, bytemuck::cast_slice(numbers)),
+            }
+        }
+        Ok(())
+    }
+
+    fn addresses(&self) -> Addresses {
+        let inputs: Vec<u64> = self.input_offsets.iter().map(|offset| self.inputs.address() + offset).collect();
+        self.lowered.addresses(self.parameters.address(), &inputs, self.arena.address())
+    }
+
+    /// The recording for a shape.
+    fn recording(&mut self, shape: Shape) -> Result<&Recording, DeviceError> {
+        if !self.recordings.contains_key(&shape) {
+            // Shapes of prompts are many; those of decoding are few and soon there again.
+            const MOST_RECORDINGS: usize = 128;
+            if self.recordings.len() >= MOST_RECORDINGS {
+                self.recordings.clear();
+            }
+            let recording = self.record(shape)?;
+            self.recordings.insert(shape, recording);
+        }
+        Ok(&self.recordings[&shape])
+    }
+
+    fn record(&self, shape: Shape) -> Result<Recording, DeviceError> {
+        let addresses = self.addresses();
+        let bindings = Bindings { rows: shape.rows, soft_rows: shape.soft_rows, wanted: shape.wanted };
+        let mut recorder = Recorder::new(&self.gpu, &addresses, bindings, shape.segments);
+        for step in &self.lowered.steps[shape.steps.0..shape.steps.1] {
+            recorder.step(step)?;
+        }
+        if shape.ending != Ending::Nothing {
+            recorder.barrier();
+            let largest = self.program.wanted_output().filter(|_| shape.ending == Ending::Largest);
+            for (place, view) in self.lowered.outputs.iter().enumerate() {
+                match largest {
+                    Some((own, width)) if own == place => self.record_largest(&mut recorder, view, width)?,
+                    _ => self.record_copy(&mut recorder, view, place),
+                }
+            }
+        }
+        Ok(Recording::new(&self.gpu, recorder.finish())?)
+    }
+
+    fn record_copy(&self, recorder: &mut Recorder<'_>, view: &View, place: usize) {
+        let bytes = 4 * volume(view, &recorder.bindings) as u64;
+        if let (Some(from_offset), true) = (self.lowered.offset(view), bytes > 0) {
+            let (from, to, to_offset) = (self.arena.clone(), self.download.clone(), self.output_offsets[place]);
+            recorder.add(Command::Copy { from, from_offset, to, to_offset, bytes });
+        }
+    }
+
+    /// The largest number of each wanted row and its place, into the end of the download buffer.
+    fn record_largest(&self, recorder: &mut Recorder<'_>, view: &View, width: usize) -> Result<(), DeviceError> {
+        let rows = recorder.bindings.wanted;
+        let (results, partial) = (self.largest_offset(), self.largest_offset() + 8 * self.limits.max_wanted as u64);
+        let (results, partial) = (self.download.address() + results, self.download.address() + partial);
+        let parts = width.div_ceil(1024).min(PARTS);
+        let from = recorder.address(view.buffer);
+        recorder.dispatch(kernels::LARGEST, &[0], [parts, rows, 1], &[from, partial], &[width as u32, parts as u32])?;
+        recorder.inner_barrier();
+        recorder.dispatch(kernels::LARGEST, &[1], [1, rows, 1], &[partial, results], &[parts as u32, 1])
+    }
+
+    fn largest_offset(&self) -> u64 {
+        self.download.bytes() - largest_bytes(&self.limits)
+    }
+
+    fn submit_shape(&mut self, shape: Shape) -> Result<(), DeviceError> {
+        let errands = self.pool.take_errands();
+        if !errands.is_empty() {
+            self.errands.push(Recording::new(&self.gpu, errands)?);
+        }
+        self.recording(shape)?;
+        let recordings: Vec<&Recording> = self.errands.iter().chain([&self.recordings[&shape]]).collect();
+        self.under_way = Some(self.gpu.submit(&recordings)?);
+        Ok(())
+    }
+
+    /// Waits for what was submitted.
+    fn settle(&mut self) -> Result<(), DeviceError> {
+        if let Some(number) = self.under_way.take() {
+            self.gpu.wait(number)?;
+        }
+        self.errands.clear();
+        Ok(())
+    }
+
+    fn run_shape(&mut self, shape: Shape) -> Result<(), DeviceError> {
+        self.submit_shape(shape)?;
+        self.settle()
+    }
+
+    /// All steps of a call, with its taps.
+    fn run_with_taps(&mut self, call: &mut Call<'_>, ending: Ending) -> Result<(), DeviceError> {
+        let steps = self.lowered.steps.len();
+        let mut done = 0;
+        for number in 0..self.lowered.taps.len() {
+            let after = self.lowered.taps[number].after;
+            if after > done {
+                self.run_shape(shape(call, &call.bindings, done..after, Ending::Nothing))?;
+                done = after;
+            }
+            let tapped = &self.lowered.taps[number];
+            let numbers = self.numbers(call, &tapped.view)?;
+            let dims: Vec<usize> = tapped.view.shape.iter().map(|&dim| crate::recorder::bind(dim, &call.bindings)).collect();
+            if let Some(taps) = &mut call.taps {
+                taps(Tap { stage: &self.program.stages[tapped.stage].name, shape: &dims, values: &numbers });
+            }
+            if call.is_cancelled() {
+                return Err(DeviceError::Cancelled);
+            }
+        }
+        self.run_shape(shape(call, &call.bindings, done..steps, ending))
+    }
+
+    /// A value of the call as it is now.
+    fn numbers(&self, call: &Call<'_>, view: &View) -> Result<Vec<f32>, DeviceError> {
+        if let Some(place) = self.lowered.input(view) {
+            return Ok(input_numbers(&call.inputs[place]));
+        }
+        let bytes = 4 * volume(view, &call.bindings) as u64;
+        let to = Arc::new(Buffer::new(&self.gpu, bytes, Use::Download)?);
+        if let (Some(from_offset), true) = (self.lowered.offset(view), bytes > 0) {
+            let copy = Command::Copy { from: self.arena.clone(), from_offset, to: to.clone(), to_offset: 0, bytes };
+            self.gpu.run(&Recording::new(&self.gpu, vec![copy])?)?;
+        }
+        let mut words = vec![0; bytes as usize];
+        to.read(0, &mut words);
+        Ok(as_numbers(&words, view.dtype))
+    }
+
+    /// Runs the steps of the wanted rows for so many of them at a time as there is memory for.
+    fn run_by_parts(&mut self, call: &mut Call<'_>, ending: Ending) -> Result<(), DeviceError> {
+        let (steps, from, all, wants) = (self.lowered.steps.len(), self.lowered.wanted_from, call.bindings, call.wants);
+        let most = self.limits.max_wanted;
+        let first = Bindings { wanted: most, ..all };
+        self.run_shape(shape(call, &first, 0..from, Ending::Nothing))?;
+        for start in (0..all.wanted).step_by(most) {
+            let rows = start..all.wanted.min(start + most);
+            for (place, input) in self.program.inputs.iter().enumerate() {
+                if let (Generator::WantedRows, InputData::I32(wanted)) = (&input.generator, call.inputs[place]) {
+                    self.inputs.write(self.input_offsets[place], bytemuck::cast_slice(&wanted[rows.clone()]));
+                }
+            }
+            if call.is_cancelled() {
+                return Err(DeviceError::Cancelled);
+            }
+            let part = Bindings { wanted: rows.len(), ..all };
+            self.run_shape(shape(call, &part, from..steps, ending))?;
+            self.give(call, &part, &wants[rows], ending)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the caller what it wants of rows that were computed.
+    fn give(&self, call: &mut Call<'_>, bindings: &Bindings, wants: &[Want<'_>], ending: Ending) -> Result<(), DeviceError> {
+        let wanted = self.program.wanted_output().filter(|_| !wants.is_empty());
+        for (place, view) in self.lowered.outputs.iter().enumerate() {
+            let own = wanted.filter(|&(own, _)| own == place);
+            if own.is_some() && ending == Ending::Largest {
+                let mut bytes = vec![0; 8 * wants.len()];
+                self.download.read(self.largest_offset(), &mut bytes);
+                let word = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+                let answers = bytes.chunks_exact(8).map(|b| {
+                    let value = f32::from_bits(word(&b[4..]));
+                    Some(Ok(RowResult::Largest { id: word(b), value }))
+                });
+                call.outputs.answer_all(place, wants, answers, &vec![0.0; wants.len()])?;
+                continue;
+            }
+            let values = match self.lowered.input(view) {
+                Some(input) => input_numbers(&call.inputs[input]),
+                None => {
+                    let mut bytes = vec![0; 4 * volume(view, bindings)];
+                    self.download.read(self.output_offsets[place], &mut bytes);
+                    as_numbers(&bytes, view.dtype)
+                }
+            };
+            match own {
+                Some((_, width)) => {
+                    let answers: Vec<_> = wants.iter().zip(values.chunks(width.max(1))).map(|(want, row)| want.of(row)).collect();
+                    call.outputs.answer_all(place, wants, answers, &values)?;
+                }
+                // Outputs that have nothing to do with wanted rows are there once.
+                None if call.outputs.put(place).is_empty() => *call.outputs.put(place) = values,
+                None => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Executable for GpuExecutable {
+    fn program(&self) -> &Checked {
+        &self.program
+    }
+
+    fn new_state(&self, context: usize) -> Result<Box<dyn State>, DeviceError> {
+        Ok(Box::new(GpuState::new(&self.program.slots, context, &self.layout, &self.pool)?))
+    }
+
+    fn submit(&mut self, call: &mut Call<'_>) -> Result<Ticket, DeviceError> {
+        self.check(call)?;
+        if self.begun.is_some() {
+            return Err(DeviceError::Call(format!("program `{}`: the last call was not waited for", self.program.name)));
+        }
+        self.begin(call)?;
+        let largest = !call.wants.is_empty() && call.wants.iter().all(|want| matches!(want, Want::Largest)) && call.taps.is_none();
+        let ending = if largest { Ending::Largest } else { Ending::Values };
+        let submitted = call.taps.is_none() && call.bindings.wanted <= self.limits.max_wanted;
+        if submitted {
+            let steps = self.lowered.steps.len();
+            self.submit_shape(shape(call, &call.bindings, 0..steps, ending))?;
+        }
+        self.tickets += 1;
+        self.begun = Some(Begun { ticket: self.tickets, ending, submitted });
+        Ok(Ticket(self.tickets))
+    }
+
+    fn wait(&mut self, ticket: Ticket, call: &mut Call<'_>) -> Result<(), DeviceError> {
+        let Some(Begun { ending, submitted, .. }) = self.begun.take().filter(|begun| begun.ticket == ticket.0) else {
+            return Err(DeviceError::Call(format!("program `{}`: this call was not submitted", self.program.name)));
+        };
+        call.outputs.start(&self.program);
+        let (bindings, wants) = (call.bindings, call.wants);
+        if submitted {
+            self.settle()?;
+            self.give(call, &bindings, wants, ending)?;
+        } else if call.bindings.wanted <= self.limits.max_wanted {
+            self.run_with_taps(call, ending)?;
+            self.give(call, &bindings, wants, ending)?;
+        } else {
+            self.run_by_parts(call, ending)?;
+        }
+        for segment in call.segments.iter_mut() {
+            let (rows, partial) = (segment.valid_rows, segment.partial);
+            if let Some(state) = segment.state.as_mut().and_then(|state| state.downcast_mut::<GpuState>()) {
+                state.end(rows, partial || rows == 1);
+            }
+        }
+        Ok(())
+    }
+
+    fn max_segments(&self) -> usize {
+        self.limits.max_segments
+    }
+
+    fn commits_partly(&self) -> bool {
+        true
+    }
+
+    fn state_bytes(&self) -> Option<StateBytes> {
+        Some(self.pool.bytes())
+    }
+
+    fn scratch_bytes(&self) -> u64 {
+        self.arena.bytes() + self.inputs.bytes() + self.download.bytes() + self.parameters.bytes()
+    }
+}
+
+impl Drop for GpuExecutable {
+    fn drop(&mut self) {
+        let _ = self.settle();
+        self.gpu.keep_pipelines();
+    }
+}
+
+fn shape(call: &Call<'_>, bindings: &Bindings, steps: Range<usize>, ending: Ending) -> Shape {
+    let Bindings { rows, soft_rows, wanted } = *bindings;
+    Shape { rows, soft_rows, wanted, segments: call.segments.len(), steps: (steps.start, steps.end), ending }
+}
+
+/// Bytes for the largest numbers of wanted rows and of their parts.
+fn largest_bytes(limits: &LoadOptions) -> u64 {
+    (8 * limits.max_wanted * (1 + PARTS)) as u64
+}
+
+/// Where each of some parts begins, and where the last one ends.
+fn offsets(sizes: &[u64]) -> (Vec<u64>, u64) {
+    let mut end = 0;
+    let starts = sizes.iter().map(|size| {
+        let start = end;
+        end += size.next_multiple_of(256);
+        start
+    });
+    (starts.collect(), end)
+}
+
+/// Numbers of a value in a call.
+fn volume(view: &View, bindings: &Bindings) -> usize {
+    view.shape.iter().map(|&dim| crate::recorder::bind(dim, bindings)).product()
+}
+
+fn input_numbers(data: &InputData<'_>) -> Vec<f32> {
+    match data {
+        InputData::F32(numbers) => numbers.to_vec(),
+        InputData::I32(numbers) => numbers.iter().map(|&n| n as f32).collect(),
+    }
+}
+
+fn as_numbers(bytes: &[u8], dtype: DType) -> Vec<f32> {
+    let words = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    match dtype {
+        DType::F32 => words.map(f32::from_bits).collect(),
+        DType::I32 => words.map(|word| word as i32 as f32).collect(),
+    }
+}

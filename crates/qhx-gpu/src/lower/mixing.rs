@@ -1,0 +1,155 @@
+//! Ops that mix rows: attention, recurrent ops, convolution, pooling.
+
+use super::{Lowering, buffers, simple::function};
+use crate::{
+    kernels,
+    recorder::{Resource, fold},
+    state::Held,
+};
+use qhx_ir::{DeviceError, KvType, Mask, Name, OpKind};
+
+/// "No slot" in `short_conv.comp`.
+const NONE: u32 = u32::MAX;
+
+impl Lowering<'_> {
+    pub(super) fn attend(&mut self, path: &Name, op: &OpKind) -> Result<(), DeviceError> {
+        let OpKind::Attend { q, kv, slot, mask, scale, softcap, relative_keys } = op else { unreachable!("attention") };
+        let (q, y) = (self.view(q), self.result(path));
+        let (heads, dim) = (Self::fixed(q.shape[1]), q.width());
+        let kv = kv.as_ref().map(|kv| [&kv.k, &kv.v].map(|name| self.view(name)));
+        let slot = slot.as_ref().map(|name| {
+            let place = self.slots.place(name);
+            match self.slots.held[place] {
+                Held::Kv { offset, kv_heads, dtype, .. } => (place, offset, kv_heads, if dtype == KvType::F32 { 1 } else { 2 }),
+                Held::Recurrent { .. } => unreachable!("checked: a KV slot"),
+            }
+        });
+        let kv_heads = match (&slot, &kv) {
+            (Some((_, _, kv_heads, _)), _) => *kv_heads,
+            (None, Some([k, _])) => Self::fixed(k.shape[1]),
+            _ => unreachable!("checked: keys come from the op or from a slot"),
+        };
+        let (offset, kind) = slot.map_or((0, 0), |(_, offset, _, kind)| (offset, kind));
+        let (rows, per_row) = (q.shape[0], q.rows_per_row());
+        let slot_resource = slot.map(|(place, ..)| Resource::Slot(place));
+        if let (Some([k, v]), Some(resource)) = (&kv, slot_resource) {
+            let (k, v) = (k.buffer, v.buffer);
+            let words = if kind == 2 { dim.div_ceil(2) } else { dim };
+            self.step(buffers([k, v]), vec![resource], move |r| {
+                let rows = r.bind(rows);
+                let addresses = [r.call(), r.address(k), r.address(v), offset];
+                r.flat(kernels::KEEP, &[kind], rows * kv_heads * words, 256, &addresses, &[rows, kv_heads, dim].map(|n| n as u32))
+            });
+        }
+        let (masked, window) = match *mask {
+            Mask::Full => (0, 0),
+            Mask::Causal => (1, 0),
+            Mask::Window(window) => (2, window),
+        };
+        let relative = self.plain(relative_keys.as_ref());
+        let distances = relative_keys.as_ref().map_or(0, |name| self.program.weights[name].shape[0]);
+        let (from, to, scale, cap) = (q.buffer, y.buffer, *scale, softcap.unwrap_or(0.0));
+        let free = kv.filter(|_| slot.is_none()).map(|[k, v]| (k.buffer, v.buffer));
+        let reads = [from].into_iter().chain(free.into_iter().flat_map(|(k, v)| [k, v])).map(Resource::Buffer).chain(slot_resource);
+        let reads = reads.collect();
+        self.step(reads, buffers([to]), move |r| {
+            let rows = r.bind(rows);
+            let (k, v) = free.map_or((0, 0), |(k, v)| (r.address(k), r.address(v)));
+            let addresses = [r.call(), r.address(from), k, v, relative, r.address(to), offset];
+            let numbers = [rows, heads, kv_heads, window, distances].map(|n| n as u32);
+            let numbers = [&numbers[..], &[per_row, scale.to_bits(), cap.to_bits()]].concat();
+            let [x, z] = fold(rows);
+            r.dispatch(kernels::ATTEND, &[kind, masked, dim as u32], [x, heads, z], &addresses, &numbers)
+        });
+        self.define(path, y);
+        Ok(())
+    }
+
+    pub(super) fn short_conv(&mut self, path: &Name, op: &OpKind) -> Result<(), DeviceError> {
+        let OpKind::ShortConv { x, weight, bias, slot, activation } = op else { unreachable!("a short convolution") };
+        let (x, y) = (self.view(x), self.result(path));
+        let (channels, kernel) = (x.width(), self.program.weights[weight].shape[1]);
+        let (weight, bias) = (self.plain(Some(weight)), self.plain(bias.as_ref()));
+        let function = activation.map_or(99, function);
+        let slot = slot.as_ref().map(|name| self.slots.place(name));
+        let number = slot.map_or(NONE, |place| self.slots.recurrent_number(place) as u32);
+        let (from, to, rows, per_row) = (x.buffer, y.buffer, x.shape[0], x.rows_per_row());
+        let mut writes = buffers([to]);
+        writes.extend(slot.map(Resource::Slot));
+        self.step(buffers([from]), writes, move |r| {
+            let rows = r.bind(rows);
+            let addresses = [r.call(), r.address(from), weight, bias, r.address(to), 0];
+            let numbers = [rows as u32, channels as u32, kernel as u32, number, per_row];
+            r.flat(kernels::SHORT_CONV, &[0, function], rows * channels, 256, &addresses, &numbers)?;
+            if number != NONE && kernel > 1 {
+                let count = r.segments * (kernel - 1) * channels;
+                r.flat(kernels::SHORT_CONV, &[1, 99], count, 256, &addresses, &numbers)?;
+            }
+            Ok(())
+        });
+        self.define(path, y);
+        Ok(())
+    }
+
+    pub(super) fn gated_delta(&mut self, path: &Name, op: &OpKind) -> Result<(), DeviceError> {
+        let OpKind::GatedDelta { q, k, v, a, b, a_log, dt_bias, slot, scale, eps } = op else { unreachable!("a delta rule") };
+        let [q, k, v, a, b] = [q, k, v, a, b].map(|name| self.view(name));
+        let (key_heads, key_dim) = (Self::fixed(q.shape[1]), q.width());
+        let (heads, value_dim) = (Self::fixed(v.shape[1]), v.width());
+        let [a_log, dt_bias] = [a_log, dt_bias].map(|name| self.plain(Some(name)));
+        let place = self.slots.place(slot);
+        let number = self.slots.recurrent_number(place) as u32;
+        let (y, rows, scale, eps) = (self.result(path), v.shape[0], *scale, *eps);
+        let width = 2 * key_dim + value_dim + 2;
+        let bytes = self.bytes(&[rows, heads.into(), width.into()]);
+        let (made, to) = (self.buffer(bytes), y.buffer);
+        let inputs = [&q, &k, &v, &a, &b].map(|view| view.buffer);
+        self.step(buffers(inputs), vec![Resource::Buffer(made), Resource::Slot(place)], move |r| {
+            let rows = r.bind(rows);
+            let [q, k, v, a, b] = inputs.map(|buffer| r.address(buffer));
+            let addresses = [r.call(), q, k, v, a, b, a_log, dt_bias, r.address(made)];
+            let numbers = [rows, heads, key_heads, key_dim, value_dim].map(|n| n as u32);
+            let numbers = [&numbers[..], &[number, scale.to_bits(), eps.to_bits()]].concat();
+            let [b, c] = fold(rows);
+            r.dispatch(kernels::DELTA_ROWS, &[], [heads, b, c], &addresses, &numbers)
+        });
+        self.step(buffers([made]), vec![Resource::Buffer(to), Resource::Slot(place)], move |r| {
+            let addresses = [r.call(), r.address(made), r.address(to), 0, 0];
+            let numbers = [0, heads as u32, value_dim as u32, number];
+            r.dispatch(kernels::DELTA, &[key_dim as u32, 0], [heads, value_dim.div_ceil(32), r.segments], &addresses, &numbers)
+        });
+        self.define(path, y);
+        Ok(())
+    }
+
+    pub(super) fn conv2d(&mut self, path: &Name, op: &OpKind) -> Result<(), DeviceError> {
+        let OpKind::Conv2d { x, weight, bias, stride } = op else { unreachable!("a convolution") };
+        let (x, y) = (self.view(x), self.result(path));
+        let shape = &self.program.weights[weight].shape;
+        let (outputs, kernel, inputs) = (shape[0], shape[1], shape[3]);
+        let (weight, bias, stride) = (self.plain(Some(weight)), self.plain(bias.as_ref()), *stride);
+        let (from, to, width, out) = (x.buffer, y.buffer, x.shape[1], y.shape.clone());
+        let per_row = x.rows_per_row();
+        self.step(buffers([from]), buffers([to]), move |r| {
+            let (out_rows, out_width) = (r.bind(out[0]), r.bind(out[1]));
+            let addresses = [r.call(), r.address(from), weight, bias, r.address(to)];
+            let numbers = [out_rows, r.bind(width), inputs, out_width, outputs, kernel, stride].map(|n| n as u32);
+            let numbers = [&numbers[..], &[per_row]].concat();
+            r.flat(kernels::CONV2D, &[], out_rows * out_width * outputs, 256, &addresses, &numbers)
+        });
+        self.define(path, y);
+        Ok(())
+    }
+
+    pub(super) fn pool(&mut self, path: &Name, x: &Name, size: usize) -> Result<(), DeviceError> {
+        let (x, y) = (self.view(x), self.result(path));
+        let (from, to, rows, inner, per_row) = (x.buffer, y.buffer, y.shape[0], y.shape[1..].to_vec(), x.rows_per_row());
+        self.step(buffers([from]), buffers([to]), move |r| {
+            let (rows, width) = (r.bind(rows), r.volume(&inner));
+            let numbers = [rows as u32, width as u32, size as u32, per_row];
+            r.flat(kernels::POOL, &[], rows * width, 256, &[r.call(), r.address(from), r.address(to)], &numbers)
+        });
+        self.define(path, y);
+        Ok(())
+    }
+}

@@ -1,0 +1,285 @@
+//! From a checked program to steps: names become buffers, views cost nothing, every op becomes a few dispatches.
+
+mod mixing;
+mod products;
+mod simple;
+
+use crate::{
+    plan::{self, Lifetime},
+    recorder::{Addresses, Recorder, Resource, Step, bind},
+    state::SlotLayout,
+    weights::{DeviceWeights, Matrix},
+};
+use qhx_ir::{ActivationForm, Bindings, Checked, DType, DeviceError, Dim, Name, OpKind, Shape, Symbol};
+use std::{collections::HashMap, sync::Arc};
+
+pub(crate) use simple::tables;
+
+/// A program as steps.
+pub(crate) struct Lowered {
+    pub(crate) steps: Vec<Step>,
+    /// From this step on, all work on wanted rows only, or can be repeated: it can be done for some of the wanted rows after the others.
+    pub(crate) wanted_from: usize,
+    /// In the order in which they are delivered.
+    pub(crate) taps: Vec<Tapped>,
+    /// In the program's order.
+    pub(crate) outputs: Vec<View>,
+    buffers: Vec<Buffer>,
+    offsets: Vec<u64>,
+    /// Bytes of the arena.
+    pub(crate) arena: u64,
+}
+
+/// A stage's tap.
+pub(crate) struct Tapped {
+    /// Delivered when so many steps are done.
+    pub(crate) after: usize,
+    /// The stage's place.
+    pub(crate) stage: usize,
+    pub(crate) view: View,
+}
+
+/// A value: a buffer and a shape.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    pub(crate) buffer: usize,
+    pub(crate) shape: Shape,
+    pub(crate) dtype: DType,
+}
+
+impl View {
+    /// The last dimension.
+    pub(crate) fn width(&self) -> usize {
+        match self.shape.last() {
+            Some(&Dim::Fixed(n)) => n,
+            _ => unreachable!("checked: the last dimension is a number"),
+        }
+    }
+
+    /// All dimensions but the last.
+    fn outer(&self) -> &[Dim] {
+        &self.shape[..self.shape.len() - 1]
+    }
+
+    /// Rows of the call for each row of the value.
+    fn rows_per_row(&self) -> u32 {
+        self.shape[0].rows_per_row().unwrap_or(1) as u32
+    }
+}
+
+/// Memory that steps use.
+struct Buffer {
+    /// The number of an input; none: in the arena.
+    input: Option<usize>,
+    bytes: u64,
+}
+
+/// Lowers `program` for calls up to `max`.
+pub(crate) fn lower(program: &Checked, weights: &DeviceWeights, slots: &Arc<SlotLayout>, max: Bindings) -> Result<Lowered, DeviceError> {
+    let mut lowering = Lowering {
+        program,
+        weights,
+        slots: slots.clone(),
+        max,
+        values: HashMap::new(),
+        buffers: Vec::new(),
+        steps: Vec::new(),
+        wanted_from: None,
+        taps: Vec::new(),
+        prepared: HashMap::new(),
+        turns: HashMap::new(),
+    };
+    for (place, input) in program.inputs.iter().enumerate() {
+        let bytes = lowering.bytes(&input.shape);
+        lowering.buffers.push(Buffer { input: Some(place), bytes });
+        let view = View { buffer: lowering.buffers.len() - 1, shape: input.shape.clone(), dtype: input.dtype };
+        lowering.define(&input.name, view);
+    }
+    for op in &program.ops {
+        lowering.op(&op.path, &op.op)?;
+    }
+    Ok(lowering.finish())
+}
+
+struct Lowering<'a> {
+    program: &'a Checked,
+    weights: &'a DeviceWeights,
+    slots: Arc<SlotLayout>,
+    max: Bindings,
+    values: HashMap<Name, View>,
+    buffers: Vec<Buffer>,
+    steps: Vec<Step>,
+    wanted_from: Option<usize>,
+    taps: Vec<Tapped>,
+    /// Rows as they enter products, by buffer, width, form and bounds.
+    prepared: HashMap<(usize, usize, ActivationForm, [u32; 2]), Prepared>,
+    /// Cosines and sines by positions and rotary.
+    turns: HashMap<(Name, Name), usize>,
+}
+
+/// Rows as they enter products.
+#[derive(Clone, Copy)]
+struct Prepared {
+    numbers: usize,
+    scales: Option<usize>,
+    /// Numbers from row to row.
+    stride: usize,
+}
+
+impl Lowering<'_> {
+    fn op(&mut self, path: &Name, op: &OpKind) -> Result<(), DeviceError> {
+        match op {
+            OpKind::Embed { .. } | OpKind::Interpolate { .. } => self.embed(path, op),
+            OpKind::Linear { .. } => self.linear(path, op),
+            OpKind::Experts { .. } => self.experts(path, op),
+            OpKind::Route { scores, method } => self.route(path, scores, method),
+            OpKind::RmsNorm { .. } | OpKind::LayerNorm { .. } => self.norm(path, op),
+            OpKind::Rope { x, positions, rotary } => self.rope(path, x, positions, rotary),
+            OpKind::Attend { .. } => self.attend(path, op),
+            OpKind::ShortConv { .. } => self.short_conv(path, op),
+            OpKind::GatedDelta { .. } => self.gated_delta(path, op),
+            OpKind::Conv2d { .. } => self.conv2d(path, op),
+            OpKind::Pool { x, size } => self.pool(path, x, *size),
+            OpKind::Hadamard { x } => self.hadamard(path, x),
+            OpKind::Reshape { x, shape } => {
+                let view = View { shape: shape.clone(), ..self.view(x) };
+                self.define(path, view);
+                Ok(())
+            }
+            OpKind::Concat { .. } | OpKind::Slice { .. } | OpKind::Gather { .. } => self.moved(path, op),
+            OpKind::ScatterRows { x, rows, at } => self.scatter(path, x, rows, at, false),
+            OpKind::ScatterAddRows { x, rows, at } => self.scatter(path, x, rows, at, true),
+            OpKind::GateAct { .. }
+            | OpKind::Activate { .. }
+            | OpKind::Add { .. }
+            | OpKind::Mul { .. }
+            | OpKind::Scale { .. }
+            | OpKind::Softcap { .. }
+            | OpKind::Clamp { .. } => self.map(path, op),
+        }
+    }
+
+    fn view(&self, name: &Name) -> View {
+        self.values[name].clone()
+    }
+
+    fn matrix(&self, name: &Name) -> Matrix {
+        self.weights.matrices[name]
+    }
+
+    /// The address of a weight as plain numbers; 0 for none.
+    fn plain(&self, name: Option<&Name>) -> u64 {
+        name.map_or(0, |name| self.weights.plain[name])
+    }
+
+    fn table(&self, name: &str) -> u64 {
+        self.weights.tables.get(name).copied().unwrap_or(0)
+    }
+
+    /// Bytes of a value of four-byte numbers in the largest call.
+    fn bytes(&self, shape: &[Dim]) -> u64 {
+        4 * shape.iter().map(|&dim| bind(dim, &self.max) as u64).product::<u64>()
+    }
+
+    /// A buffer in the arena.
+    fn buffer(&mut self, bytes: u64) -> usize {
+        self.buffers.push(Buffer { input: None, bytes });
+        self.buffers.len() - 1
+    }
+
+    /// A buffer for a value that an op makes.
+    fn result(&mut self, name: &Name) -> View {
+        let kind = self.program.value_type(name).clone();
+        let bytes = self.bytes(&kind.shape);
+        View { buffer: self.buffer(bytes), shape: kind.shape, dtype: kind.dtype }
+    }
+
+    /// Adds a step.
+    fn step(
+        &mut self,
+        reads: Vec<Resource>,
+        writes: Vec<Resource>,
+        work: impl Fn(&mut Recorder<'_>) -> Result<(), DeviceError> + Send + 'static,
+    ) {
+        self.steps.push(Step { reads, writes, work: Box::new(work) });
+    }
+
+    /// Gives a value its name: it was made by the steps so far.
+    fn define(&mut self, name: &Name, view: View) {
+        if matches!(view.shape.first(), Some(Dim::Symbol(Symbol::L))) && !self.steps.is_empty() && self.wanted_from.is_none() {
+            self.wanted_from = Some(self.steps.len() - 1);
+        }
+        for &stage in self.program.stages_shown_by(name) {
+            self.taps.push(Tapped { after: self.steps.len(), stage, view: view.clone() });
+        }
+        self.values.insert(name.clone(), view);
+    }
+
+    fn finish(self) -> Lowered {
+        let steps = self.steps.len();
+        let wanted_from = self.wanted_from.unwrap_or(steps);
+        let mut lives = vec![usize::MAX..0; self.buffers.len()];
+        for (number, step) in self.steps.iter().enumerate() {
+            for resource in step.reads.iter().chain(&step.writes) {
+                if let Resource::Buffer(buffer) = *resource {
+                    let life = &mut lives[buffer];
+                    *life = life.start.min(number)..life.end.max(number + 1);
+                    // What the repeated steps read from before them stays as it is.
+                    if number >= wanted_from && life.start < wanted_from {
+                        life.end = steps + 1;
+                    }
+                }
+            }
+        }
+        for tapped in &self.taps {
+            let life = &mut lives[tapped.view.buffer];
+            life.end = life.end.max(tapped.after);
+        }
+        let outputs: Vec<View> = self.program.outputs.iter().map(|output| self.values[&output.value].clone()).collect();
+        for output in &outputs {
+            lives[output.buffer].end = steps + 1;
+        }
+        let lifetimes: Vec<Lifetime> = self
+            .buffers
+            .iter()
+            .zip(lives)
+            .map(|(buffer, life)| Lifetime {
+                bytes: if buffer.input.is_some() { 0 } else { buffer.bytes },
+                steps: life.start.min(life.end)..life.end,
+            })
+            .collect();
+        let (offsets, arena) = plan::place(&lifetimes);
+        Lowered { steps: self.steps, wanted_from, taps: self.taps, outputs, buffers: self.buffers, offsets, arena }
+    }
+}
+
+impl Lowered {
+    /// Where everything is, given where the call's parameters, its inputs and the arena are.
+    pub(crate) fn addresses(&self, call: u64, inputs: &[u64], arena: u64) -> Addresses {
+        let buffers = self.buffers.iter().zip(&self.offsets).map(|(buffer, offset)| {
+            let first = buffer.input.map_or(arena + offset, |place| inputs[place]);
+            first..first + buffer.bytes.max(1)
+        });
+        Addresses { call, buffers: buffers.collect() }
+    }
+
+    /// The offset of a value in the arena; none for inputs.
+    pub(crate) fn offset(&self, view: &View) -> Option<u64> {
+        self.buffers[view.buffer].input.is_none().then(|| self.offsets[view.buffer])
+    }
+
+    /// The input that a value is.
+    pub(crate) fn input(&self, view: &View) -> Option<usize> {
+        self.buffers[view.buffer].input
+    }
+
+    /// Bytes of the largest call's inputs, in order.
+    pub(crate) fn input_bytes(&self) -> Vec<u64> {
+        self.buffers.iter().filter(|buffer| buffer.input.is_some()).map(|buffer| buffer.bytes).collect()
+    }
+}
+
+/// Shorthand for buffers that a step reads or writes.
+fn buffers<const N: usize>(all: [usize; N]) -> Vec<Resource> {
+    all.map(Resource::Buffer).to_vec()
+}

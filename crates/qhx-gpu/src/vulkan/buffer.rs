@@ -1,0 +1,143 @@
+//! Buffers with their memory.
+
+use super::{Fault, Gpu};
+use ash::vk;
+use std::{
+    ptr::NonNull,
+    sync::{Arc, atomic::Ordering},
+};
+
+/// What a buffer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// Read and written by shaders.
+    Device,
+    /// The same, and written by the host, where memory is shared.
+    Unified,
+    /// Written by the host, read by shaders or copied from.
+    Upload,
+    /// Written by shaders or copies, read by the host.
+    Download,
+}
+
+/// A buffer.
+pub(crate) struct Buffer {
+    gpu: Arc<Gpu>,
+    pub(super) handle: vk::Buffer,
+    memory: vk::DeviceMemory,
+    address: u64,
+    bytes: u64,
+    /// Where the host sees it.
+    mapped: Option<NonNull<u8>>,
+    counted: bool,
+}
+
+// SAFETY: the mapping is plain memory that is accessed through `&self` by `write` and `read` only, whose callers do not race with the device: see `write`.
+unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// A buffer of `bytes` bytes.
+    pub(crate) fn new(gpu: &Arc<Gpu>, bytes: u64, purpose: Use) -> Result<Self, Fault> {
+        use vk::{BufferUsageFlags as Usage, MemoryPropertyFlags as Memory};
+        let bytes = bytes.max(256);
+        let own = matches!(purpose, Use::Device | Use::Unified);
+        if own {
+            gpu.count(bytes)?;
+        }
+        let uncount = |fault: Fault| {
+            if own {
+                gpu.used.fetch_sub(bytes, Ordering::Relaxed);
+            }
+            fault
+        };
+        let usage = Usage::STORAGE_BUFFER | Usage::SHADER_DEVICE_ADDRESS | Usage::TRANSFER_SRC | Usage::TRANSFER_DST;
+        let create = vk::BufferCreateInfo::default().size(bytes).usage(usage).sharing_mode(vk::SharingMode::EXCLUSIVE);
+        // SAFETY: the device lives, held by `gpu`; what is created is destroyed by `drop`, or below where a later step fails.
+        unsafe {
+            let handle = gpu.device.create_buffer(&create, None).map_err(|e| uncount(Fault::of("creating a buffer", e)))?;
+            let needs = gpu.device.get_buffer_memory_requirements(handle);
+            let visible = Memory::HOST_VISIBLE | Memory::HOST_COHERENT;
+            let preferences: &[Memory] = match purpose {
+                Use::Device => &[Memory::DEVICE_LOCAL, Memory::empty()],
+                Use::Unified | Use::Upload => &[Memory::DEVICE_LOCAL | visible, visible],
+                Use::Download => &[visible | Memory::HOST_CACHED, visible],
+            };
+            let mut result = Err(vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
+            for &wanted in preferences {
+                let Some(kind) = gpu.memory_type(needs.memory_type_bits, wanted) else { continue };
+                let mut flags = vk::MemoryAllocateFlagsInfo::default().flags(vk::MemoryAllocateFlags::DEVICE_ADDRESS);
+                let allocate = vk::MemoryAllocateInfo::default().allocation_size(needs.size).memory_type_index(kind).push_next(&mut flags);
+                result = gpu.device.allocate_memory(&allocate, None);
+                if result.is_ok() {
+                    break;
+                }
+            }
+            let memory = result.map_err(|e| {
+                gpu.device.destroy_buffer(handle, None);
+                uncount(Fault::of(&format!("allocating {bytes} bytes"), e))
+            })?;
+            let mut buffer = Self { gpu: gpu.clone(), handle, memory, address: 0, bytes, mapped: None, counted: own };
+            let device = &gpu.device;
+            device.bind_buffer_memory(handle, memory, 0).map_err(|e| Fault::of("binding memory", e))?;
+            buffer.address = device.get_buffer_device_address(&vk::BufferDeviceAddressInfo::default().buffer(handle));
+            if purpose != Use::Device {
+                let mapped = device.map_memory(memory, 0, vk::WHOLE_SIZE, vk::MemoryMapFlags::empty());
+                buffer.mapped = NonNull::new(mapped.map_err(|e| Fault::of("mapping memory", e))?.cast());
+            }
+            Ok(buffer)
+        }
+    }
+
+    /// Its address on the device.
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Its size.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Writes bytes where the host can; the device must not be using them: what is submitted later sees them.
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
+        let Some(mapped) = self.checked(offset, bytes.len()) else { return };
+        // SAFETY: within the mapping, as checked; the memory is coherent.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), mapped.as_ptr(), bytes.len()) };
+    }
+
+    /// Reads bytes that the device has written in a submission that has ended.
+    pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) {
+        let Some(mapped) = self.checked(offset, bytes.len()) else { return };
+        // SAFETY: within the mapping, as checked; the memory is coherent.
+        unsafe { std::ptr::copy_nonoverlapping(mapped.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    fn checked(&self, offset: u64, length: usize) -> Option<NonNull<u8>> {
+        assert!(offset.checked_add(length as u64).is_some_and(|end| end <= self.bytes), "{length} bytes at {offset} of {}", self.bytes);
+        // SAFETY: within the mapping, as just checked.
+        self.mapped.map(|mapped| unsafe { mapped.add(offset as usize) })
+    }
+
+    /// Whether the host sees it.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.mapped.is_some()
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.gpu.is_lost() {
+            return;
+        }
+        // SAFETY: owners wait for their submissions before they let go of buffers.
+        unsafe {
+            self.gpu.device.destroy_buffer(self.handle, None);
+            self.gpu.device.free_memory(self.memory, None);
+        }
+        if self.counted {
+            self.gpu.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
+    }
+}

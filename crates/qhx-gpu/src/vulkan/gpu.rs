@@ -1,0 +1,276 @@
+//! An opened device: its queue, its pipelines, and waiting for it.
+
+use super::{Adapter, Driver, Fault, Recording};
+use crate::cache;
+use ash::{khr, vk};
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+/// An opened device.
+pub(crate) struct Gpu {
+    pub(crate) adapter: Adapter,
+    pub(super) device: ash::Device,
+    pub(super) layout: vk::PipelineLayout,
+    pub(super) queue_family: u32,
+    queue: Mutex<Queue>,
+    /// Counts submissions that have ended.
+    done: vk::Semaphore,
+    memory: vk::PhysicalDeviceMemoryProperties,
+    pipeline_cache: vk::PipelineCache,
+    pipelines: Mutex<HashMap<(&'static str, Vec<u32>), Arc<Pipeline>>>,
+    /// Bytes of buffers on the device.
+    pub(super) used: AtomicU64,
+    /// No more than this is allocated.
+    limit: u64,
+    /// How long a submission may take.
+    patience: Duration,
+    lost: AtomicBool,
+    /// For tests: the number of the submission that fails.
+    fails_at: Option<u64>,
+    cache_folder: Option<PathBuf>,
+    driver: Arc<Driver>,
+}
+
+struct Queue {
+    handle: vk::Queue,
+    submitted: u64,
+}
+
+/// A shader that is ready to run.
+pub(crate) struct Pipeline {
+    pub(super) handle: vk::Pipeline,
+    module: vk::ShaderModule,
+}
+
+impl Gpu {
+    /// Opens a device. `limit` bounds its memory, `patience` the time of a submission.
+    pub(crate) fn open(
+        driver: &Arc<Driver>,
+        adapter: Adapter,
+        limit: Option<u64>,
+        patience: Duration,
+        fails_at: Option<u64>,
+        cache_folder: Option<PathBuf>,
+    ) -> Result<Arc<Self>, Fault> {
+        let wrong = |e| Fault::of("opening the device", e);
+        let newest = adapter.vulkan.split('.').nth(1).and_then(|minor| minor.parse::<u32>().ok()).is_some_and(|minor| minor >= 3);
+        let priorities = [1.0];
+        let queues = [vk::DeviceQueueCreateInfo::default().queue_family_index(adapter.queue_family).queue_priorities(&priorities)];
+        let mut v11 = vk::PhysicalDeviceVulkan11Features::default().storage_buffer16_bit_access(adapter.storage16);
+        let mut v12 = vk::PhysicalDeviceVulkan12Features::default()
+            .buffer_device_address(true)
+            .timeline_semaphore(true)
+            .shader_float16(adapter.float16)
+            .vulkan_memory_model(adapter.cooperative_matrix);
+        let mut v13 = vk::PhysicalDeviceVulkan13Features::default()
+            .subgroup_size_control(adapter.subgroup_control)
+            .compute_full_subgroups(adapter.subgroup_control)
+            .shader_integer_dot_product(adapter.integer_dot);
+        let mut matrix = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
+        let mut extensions = Vec::new();
+        let mut create = vk::DeviceCreateInfo::default().queue_create_infos(&queues).push_next(&mut v11).push_next(&mut v12);
+        if newest {
+            create = create.push_next(&mut v13);
+        }
+        if adapter.cooperative_matrix {
+            extensions.push(khr::cooperative_matrix::NAME.as_ptr());
+            create = create.push_next(&mut matrix);
+        }
+        let features = vk::PhysicalDeviceFeatures::default().shader_int64(true);
+        let create = create.enabled_features(&features).enabled_extension_names(&extensions);
+        // SAFETY: the instance lives, held by `driver`; all structures live through their calls.
+        unsafe {
+            let device = driver.instance.create_device(adapter.handle, &create, None).map_err(wrong)?;
+            let queue = device.get_device_queue(adapter.queue_family, 0);
+            let range = [vk::PushConstantRange::default().stage_flags(vk::ShaderStageFlags::COMPUTE).size(128)];
+            let layout = vk::PipelineLayoutCreateInfo::default().push_constant_ranges(&range);
+            let layout = device.create_pipeline_layout(&layout, None).map_err(wrong)?;
+            let mut timeline = vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
+            let done = device.create_semaphore(&vk::SemaphoreCreateInfo::default().push_next(&mut timeline), None).map_err(wrong)?;
+            let stored = cache::load(cache_folder.as_deref(), &adapter.identity);
+            let initial = vk::PipelineCacheCreateInfo::default().initial_data(&stored);
+            let pipeline_cache = device
+                .create_pipeline_cache(&initial, None)
+                .or_else(|_| device.create_pipeline_cache(&vk::PipelineCacheCreateInfo::default(), None))
+                .map_err(wrong)?;
+            let memory = driver.instance.get_physical_device_memory_properties(adapter.handle);
+            Ok(Arc::new(Self {
+                device,
+                layout,
+                queue_family: adapter.queue_family,
+                queue: Mutex::new(Queue { handle: queue, submitted: 0 }),
+                done,
+                memory,
+                pipeline_cache,
+                pipelines: Mutex::default(),
+                used: AtomicU64::new(0),
+                limit: limit.unwrap_or(u64::MAX).min(adapter.memory),
+                patience,
+                lost: AtomicBool::new(false),
+                fails_at,
+                cache_folder,
+                adapter,
+                driver: driver.clone(),
+            }))
+        }
+    }
+
+    /// What the validation layer has said so far.
+    pub(crate) fn messages(&self) -> Vec<String> {
+        self.driver.messages()
+    }
+
+    /// Bytes that may still be allocated.
+    pub(crate) fn available(&self) -> u64 {
+        self.limit.saturating_sub(self.used.load(Ordering::Relaxed))
+    }
+
+    /// The most bytes of one buffer.
+    pub(crate) fn largest_buffer(&self) -> u64 {
+        self.adapter.max_allocation
+    }
+
+    pub(super) fn count(&self, bytes: u64) -> Result<(), Fault> {
+        let used = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if used > self.limit {
+            self.used.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(Fault::Memory(format!("{used} bytes are needed, {} may be used", self.limit)));
+        }
+        Ok(())
+    }
+
+    pub(super) fn memory_type(&self, allowed: u32, wanted: vk::MemoryPropertyFlags) -> Option<u32> {
+        let types = &self.memory.memory_types[..self.memory.memory_type_count as usize];
+        (0..types.len() as u32).find(|&i| allowed & 1 << i != 0 && types[i as usize].property_flags.contains(wanted))
+    }
+
+    /// The pipeline of a shader with these constants, made once. `name` stands for the shader.
+    pub(crate) fn pipeline(&self, name: &'static str, spirv: &[u8], constants: &[u32]) -> Result<Arc<Pipeline>, Fault> {
+        let mut pipelines = self.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = pipelines.get(&(name, constants.to_vec())) {
+            return Ok(found.clone());
+        }
+        let wrong = |e| Fault::of(&format!("compiling the shader `{name}`"), e);
+        let code: Vec<u32> = spirv.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let entries: Vec<_> =
+            (0..constants.len() as u32).map(|id| vk::SpecializationMapEntry::default().constant_id(id).offset(4 * id).size(4)).collect();
+        let data: Vec<u8> = constants.iter().flat_map(|c| c.to_ne_bytes()).collect();
+        let special = vk::SpecializationInfo::default().map_entries(&entries).data(&data);
+        // SAFETY: the SPIR-V was checked when it was made, and its constants are those that the entry in `kernels.rs` gives; the module lives as long as the pipeline.
+        let pipeline = unsafe {
+            let module = self.device.create_shader_module(&vk::ShaderModuleCreateInfo::default().code(&code), None).map_err(wrong)?;
+            let mut size =
+                vk::PipelineShaderStageRequiredSubgroupSizeCreateInfo::default().required_subgroup_size(self.adapter.subgroup_size);
+            let mut stage = vk::PipelineShaderStageCreateInfo::default()
+                .stage(vk::ShaderStageFlags::COMPUTE)
+                .module(module)
+                .name(c"main")
+                .specialization_info(&special);
+            if self.adapter.subgroup_control && self.adapter.subgroups {
+                stage = stage.push_next(&mut size);
+            }
+            let create = vk::ComputePipelineCreateInfo::default().stage(stage).layout(self.layout);
+            let made = self.device.create_compute_pipelines(self.pipeline_cache, &[create], None);
+            match made {
+                Ok(handles) => Pipeline { handle: handles[0], module },
+                Err((_, e)) => {
+                    self.device.destroy_shader_module(module, None);
+                    return Err(wrong(e));
+                }
+            }
+        };
+        let pipeline = Arc::new(pipeline);
+        pipelines.insert((name, constants.to_vec()), pipeline.clone());
+        Ok(pipeline)
+    }
+
+    /// Writes the pipelines that were compiled to the cache on disk.
+    pub(crate) fn keep_pipelines(&self) {
+        // SAFETY: the device lives.
+        if let Ok(data) = unsafe { self.device.get_pipeline_cache_data(self.pipeline_cache) } {
+            cache::store(self.cache_folder.as_deref(), &self.adapter.identity, &data);
+        }
+    }
+
+    /// Begins to run recordings, in order, after everything that was submitted before. Returns the number to wait for.
+    pub(crate) fn submit(&self, recordings: &[&Recording]) -> Result<u64, Fault> {
+        if self.lost.load(Ordering::Relaxed) {
+            return Err(Fault::Lost("it was lost before".into()));
+        }
+        let buffers: Vec<_> = recordings.iter().map(|recording| recording.buffer).collect();
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = queue.submitted + 1;
+        if self.fails_at.is_some_and(|at| number >= at) {
+            self.lost.store(true, Ordering::Relaxed);
+            return Err(Fault::Lost("a failure that a test asked for".into()));
+        }
+        let (after, semaphores) = ([number], [self.done]);
+        let mut values = vk::TimelineSemaphoreSubmitInfo::default().signal_semaphore_values(&after);
+        let submit = vk::SubmitInfo::default().signal_semaphores(&semaphores).command_buffers(&buffers).push_next(&mut values);
+        // SAFETY: the queue is locked; recordings live until their owners have waited.
+        let result = unsafe { self.device.queue_submit(queue.handle, &[submit], vk::Fence::null()) };
+        result.map_err(|e| self.fault("submitting work", e))?;
+        queue.submitted = number;
+        Ok(number)
+    }
+
+    /// Waits until a submission has ended; one that takes too long counts as the loss of the device.
+    pub(crate) fn wait(&self, number: u64) -> Result<(), Fault> {
+        let (semaphores, values) = ([self.done], [number]);
+        let wait = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
+        // SAFETY: the semaphore lives as long as the device.
+        match unsafe { self.device.wait_semaphores(&wait, self.patience.as_nanos() as u64) } {
+            Ok(()) => Ok(()),
+            Err(vk::Result::TIMEOUT) => {
+                self.lost.store(true, Ordering::Relaxed);
+                Err(Fault::Lost(format!("it did not end its work within {} s", self.patience.as_secs_f32())))
+            }
+            Err(e) => Err(self.fault("waiting for the device", e)),
+        }
+    }
+
+    /// Runs a recording to its end.
+    pub(crate) fn run(&self, recording: &Recording) -> Result<(), Fault> {
+        self.submit(&[recording]).and_then(|number| self.wait(number))
+    }
+
+    fn fault(&self, action: &str, result: vk::Result) -> Fault {
+        let fault = Fault::of(action, result);
+        if matches!(fault, Fault::Lost(_)) {
+            self.lost.store(true, Ordering::Relaxed);
+        }
+        fault
+    }
+
+    /// Whether it can no longer be used: what it holds is left to the system, for it may still be at work.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        if self.is_lost() {
+            return;
+        }
+        // SAFETY: buffers and recordings hold the device, so none is left.
+        unsafe {
+            let _ = self.device.device_wait_idle();
+            for pipeline in self.pipelines.lock().unwrap_or_else(PoisonError::into_inner).values() {
+                self.device.destroy_pipeline(pipeline.handle, None);
+                self.device.destroy_shader_module(pipeline.module, None);
+            }
+            self.device.destroy_pipeline_cache(self.pipeline_cache, None);
+            self.device.destroy_semaphore(self.done, None);
+            self.device.destroy_pipeline_layout(self.layout, None);
+            self.device.destroy_device(None);
+        }
+    }
+}

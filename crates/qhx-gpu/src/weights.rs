@@ -1,0 +1,276 @@
+//! Weights in the device's memory.
+
+use crate::vulkan::{Buffer, Command, Gpu, Recording, Use};
+use qhx_ir::{BlockEncoding, Checked, DeviceError, Encoding, Name, OpKind, Quants, ScaleType, WeightTensor, Weights};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+/// A weight as it is stored in a bundle, on the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Matrix {
+    pub(crate) encoding: Encoding,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) data: u64,
+    pub(crate) scales: u64,
+    pub(crate) minima: u64,
+    pub(crate) data_bytes: u32,
+    pub(crate) scale_bytes: u32,
+    pub(crate) min_bytes: u32,
+}
+
+impl Matrix {
+    /// Its encoding as the constants of `weight.glsl`.
+    pub(crate) fn constants(&self) -> [u32; 4] {
+        match self.encoding {
+            Encoding::F32 => [0, 0, 0, 0],
+            Encoding::F16 => [1, 0, 0, 0],
+            Encoding::Bf16 => [2, 0, 0, 0],
+            Encoding::I8Row => [3, 0, 0, 1],
+            Encoding::Block(BlockEncoding { quants, block, min, scale }) => {
+                let kind = match quants {
+                    Quants::I8 => 3,
+                    Quants::I6 => 4,
+                    Quants::I4 => 5,
+                };
+                [kind, block as u32, min as u32, (scale == ScaleType::F32) as u32]
+            }
+        }
+    }
+}
+
+/// All weights of a program on the device.
+pub(crate) struct DeviceWeights {
+    /// Weights that enter products and look-ups, as they are stored.
+    pub(crate) matrices: HashMap<Name, Matrix>,
+    /// Weights that are read as plain numbers, in f32.
+    pub(crate) plain: HashMap<Name, u64>,
+    /// Numbers that the program holds itself, by their use.
+    pub(crate) tables: HashMap<String, u64>,
+    /// The memory behind the addresses.
+    _buffers: Vec<Arc<Buffer>>,
+}
+
+/// Parts of weights begin at multiples of this.
+const ALIGNMENT: u64 = 256;
+const LARGEST_SLAB: u64 = 1 << 30;
+const STAGING: u64 = 32 << 20;
+
+/// Loads all weights of a program, and tables of numbers that it needs beside them.
+pub(crate) fn load(
+    gpu: &Arc<Gpu>,
+    program: &Checked,
+    weights: &Arc<dyn Weights>,
+    tables: BTreeMap<String, Vec<u8>>,
+) -> Result<DeviceWeights, DeviceError> {
+    let (matrices, plain) = uses(program);
+    let mut tensors = Vec::new();
+    for name in program.weights.keys() {
+        tensors.push((name, weights.declared(program, name)?));
+    }
+    let mut layout = Layout::default();
+    let largest = gpu.largest_buffer();
+    let mut placed = Vec::new();
+    for (name, tensor) in &tensors {
+        let sizes: [usize; 3] = [tensor.data(), tensor.scale(), tensor.min()].map(<[u8]>::len);
+        let too_large = |bytes: u64| {
+            DeviceError::Resources(format!("weight `{name}` has {bytes} bytes, but the GPU takes at most {largest} in one piece"))
+        };
+        let mut parts = [None; 3];
+        if matrices.contains(*name) {
+            for (part, &bytes) in parts.iter_mut().zip(&sizes) {
+                *part = layout.place(bytes as u64, largest).map_err(too_large)?;
+            }
+        }
+        let numbers = (plain.contains(*name)).then(|| 4 * (tensor.rows() * tensor.columns()) as u64);
+        let numbers = numbers.map(|bytes| layout.place(bytes, largest).map_err(too_large)).transpose()?.flatten();
+        placed.push((parts, numbers));
+    }
+    let mut table_places = Vec::new();
+    for (name, bytes) in &tables {
+        let too_large = |bytes: u64| {
+            DeviceError::Resources(format!("table `{name}` has {bytes} bytes, but the GPU takes at most {largest} in one piece"))
+        };
+        table_places.push(layout.place(bytes.len() as u64, largest).map_err(too_large)?);
+    }
+    let (needed, available) = (layout.bytes(), gpu.available());
+    if needed > available {
+        return Err(DeviceError::Resources(format!(
+            "program `{}` has {needed} bytes of weights, but only {available} bytes of the GPU's memory can be used",
+            program.name
+        )));
+    }
+    let purpose = if gpu.adapter.unified { Use::Unified } else { Use::Device };
+    let buffers = layout.slabs.iter().map(|&bytes| Buffer::new(gpu, bytes, purpose).map(Arc::new));
+    let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
+    let mut upload = Upload::new(gpu)?;
+    let address = |place: Place| buffers[place.slab].address() + place.offset;
+    let mut loaded = DeviceWeights { matrices: HashMap::new(), plain: HashMap::new(), tables: HashMap::new(), _buffers: buffers.clone() };
+    for ((name, tensor), (parts, numbers)) in tensors.iter().zip(placed) {
+        for (part, bytes) in parts.iter().zip([tensor.data(), tensor.scale(), tensor.min()]) {
+            if let Some(place) = *part {
+                upload.write(&buffers[place.slab], place.offset, bytes)?;
+            }
+        }
+        if matrices.contains(*name) {
+            let row = tensor.row_bytes();
+            let [data, scales, minima] = parts.map(|place| place.map_or(0, address));
+            let (encoding, rows, columns) = (tensor.encoding(), tensor.rows(), tensor.columns());
+            let [data_bytes, scale_bytes, min_bytes] = [row.data, row.scale, row.min].map(|bytes| bytes as u32);
+            let matrix = Matrix { encoding, rows, columns, data, scales, minima, data_bytes, scale_bytes, min_bytes };
+            loaded.matrices.insert((*name).clone(), matrix);
+        }
+        if let Some(place) = numbers {
+            upload.write(&buffers[place.slab], place.offset, bytemuck::cast_slice(&decoded(tensor)))?;
+            loaded.plain.insert((*name).clone(), address(place));
+        }
+    }
+    for ((name, bytes), place) in tables.into_iter().zip(table_places) {
+        if let Some(place) = place {
+            upload.write(&buffers[place.slab], place.offset, &bytes)?;
+            loaded.tables.insert(name, address(place));
+        }
+    }
+    upload.finish()?;
+    Ok(loaded)
+}
+
+/// The weights that enter products and look-ups, and those that are read as plain numbers.
+fn uses(program: &Checked) -> (BTreeSet<Name>, BTreeSet<Name>) {
+    let (mut matrices, mut plain) = (BTreeSet::new(), BTreeSet::new());
+    for op in &program.ops {
+        for (place, name) in op.op.weights().into_iter().enumerate() {
+            let matrix = match op.op {
+                OpKind::Embed { .. } | OpKind::Interpolate { .. } | OpKind::Experts { .. } => true,
+                OpKind::Linear { .. } => place == 0,
+                _ => false,
+            };
+            if matrix {
+                matrices.insert(name.clone())
+            } else {
+                plain.insert(name.clone())
+            };
+        }
+    }
+    (matrices, plain)
+}
+
+fn decoded(tensor: &WeightTensor) -> Vec<f32> {
+    let mut numbers = vec![0.0; tensor.rows() * tensor.columns()];
+    numbers.chunks_exact_mut(tensor.columns().max(1)).enumerate().for_each(|(row, out)| tensor.decode_row(row, out));
+    numbers
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    slab: usize,
+    offset: u64,
+}
+
+/// Which part of which buffer holds what.
+#[derive(Default)]
+struct Layout {
+    /// Bytes of each buffer.
+    slabs: Vec<u64>,
+}
+
+impl Layout {
+    /// A place for some bytes; none for none. The error is the number of bytes that no buffer can hold.
+    fn place(&mut self, bytes: u64, largest: u64) -> Result<Option<Place>, u64> {
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let size = bytes.next_multiple_of(ALIGNMENT);
+        if size > largest {
+            return Err(bytes);
+        }
+        match self.slabs.last_mut() {
+            Some(used) if *used + size <= largest.min(LARGEST_SLAB) => *used += size,
+            _ => self.slabs.push(size),
+        }
+        let slab = self.slabs.len() - 1;
+        Ok(Some(Place { slab, offset: self.slabs[slab] - size }))
+    }
+
+    fn bytes(&self) -> u64 {
+        self.slabs.iter().sum()
+    }
+}
+
+/// Brings bytes to the device: straight where the host sees its memory, else through two staging buffers, one of which is copied while the other is filled.
+struct Upload {
+    gpu: Arc<Gpu>,
+    staging: Vec<Stage>,
+    turn: usize,
+}
+
+struct Stage {
+    buffer: Arc<Buffer>,
+    used: u64,
+    commands: Vec<Command>,
+    under_way: Option<(u64, Recording)>,
+}
+
+impl Upload {
+    fn new(gpu: &Arc<Gpu>) -> Result<Self, DeviceError> {
+        Ok(Self { gpu: gpu.clone(), staging: Vec::new(), turn: 0 })
+    }
+
+    fn write(&mut self, to: &Arc<Buffer>, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        if to.is_mapped() {
+            to.write(offset, bytes);
+            return Ok(());
+        }
+        if self.staging.is_empty() {
+            for _ in 0..2 {
+                let buffer = Arc::new(Buffer::new(&self.gpu, STAGING, Use::Upload)?);
+                self.staging.push(Stage { buffer, used: 0, commands: Vec::new(), under_way: None });
+            }
+        }
+        let (mut done, mut offset) = (0, offset);
+        while done < bytes.len() {
+            if self.staging[self.turn].used == STAGING {
+                self.flush()?;
+            }
+            let stage = &mut self.staging[self.turn];
+            let size = (bytes.len() - done).min((STAGING - stage.used) as usize);
+            stage.buffer.write(stage.used, &bytes[done..done + size]);
+            let (from, from_offset) = (stage.buffer.clone(), stage.used);
+            stage.commands.push(Command::Copy { from, from_offset, to: to.clone(), to_offset: offset, bytes: size as u64 });
+            stage.used = (stage.used + size as u64).next_multiple_of(16).min(STAGING);
+            (done, offset) = (done + size, offset + size as u64);
+        }
+        Ok(())
+    }
+
+    /// Has the buffer at hand copied, and gets the other one ready.
+    fn flush(&mut self) -> Result<(), DeviceError> {
+        let stage = &mut self.staging[self.turn];
+        let recording = Recording::new(&self.gpu, std::mem::take(&mut stage.commands))?;
+        let number = self.gpu.submit(&[&recording])?;
+        stage.under_way = Some((number, recording));
+        self.turn = 1 - self.turn;
+        self.ready()
+    }
+
+    /// Waits until the buffer at hand is copied.
+    fn ready(&mut self) -> Result<(), DeviceError> {
+        let stage = &mut self.staging[self.turn];
+        if let Some((number, _)) = &stage.under_way {
+            self.gpu.wait(*number)?;
+        }
+        (stage.under_way, stage.used) = (None, 0);
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<(), DeviceError> {
+        if self.staging.is_empty() {
+            return Ok(());
+        }
+        self.flush()?;
+        self.turn = 1 - self.turn;
+        self.ready()
+    }
+}

@@ -1,0 +1,46 @@
+//! The conformance suite on the GPU that Vulkan offers: in CI, Mesa's software Vulkan with the validation layer. Run by `cargo xtask gpu`.
+
+use qhx_gpu::{Features, GpuDevice, GpuOptions};
+use qhx_ir::{Device, conformance};
+
+fn options() -> GpuOptions {
+    GpuOptions { validate: std::env::var_os("QHX_GPU_NO_VALIDATION").is_none(), ..Default::default() }
+}
+
+fn conforms(options: GpuOptions, suite: &conformance::Options) {
+    let device = GpuDevice::new(options);
+    println!("{:?}", device.open().unwrap().describe());
+    let summary = conformance::run(&device, suite, &mut |case| {
+        if matches!(case.outcome, conformance::Outcome::Failed(_)) {
+            println!("{case}");
+        }
+    });
+    println!("{summary}");
+    let messages = device.machine().unwrap().messages();
+    assert!(messages.is_empty(), "the validation layer says: {messages:#?}");
+    assert!(summary.failed.is_empty(), "{} cases failed", summary.failed.len());
+}
+
+#[test]
+#[ignore = "needs Vulkan: cargo xtask gpu"]
+fn agrees_with_the_reference() {
+    let suite = conformance::Options { strict: true, ..conformance::Options::from_environment() };
+    conforms(options(), &suite);
+}
+
+/// The ways that devices with fewer features take. Software Vulkan compiles shaders slowly, so that only some cases of each kind are run.
+#[test]
+#[ignore = "needs Vulkan: cargo xtask gpu"]
+fn agrees_with_the_reference_without_features() {
+    let without = |features: Features, names: &[&str]| {
+        for name in names {
+            let suite = conformance::Options { cases: 4, strict: true, only: Some((*name).into()), ..Default::default() };
+            conforms(GpuOptions { features, ..options() }, &suite);
+        }
+    };
+    let products = ["linear/1", "linear/9", "linear/20", "linear/45", "linear/60", "experts/8", "experts/14", "model.mixture"];
+    without(Features { integer_dot: false, cooperative_matrix: false, ..Default::default() }, &products);
+    let others = ["rms_norm", "layer_norm", "attend/0", "attend/1", "attend/2", "gated_delta/0", "gated_delta/1", "model.decoder/3"];
+    let plain = Features { subgroups: false, max_buffer: Some(4 << 20), ..Default::default() };
+    without(plain, &[&products[..], &others].concat());
+}

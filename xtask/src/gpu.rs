@@ -1,0 +1,121 @@
+//! The GPU's tools: a shader compiler, and Mesa's software Vulkan with the validation layer for tests. All come from Debian's packages.
+
+use crate::{Failure, debian, root, run, target};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// The compiler of shaders, with the C library that it was built for: the same bytes on every machine.
+const COMPILER: [&str; 5] =
+    ["glslang-tools=15.1.0+1.4.309.0-1", "spirv-tools=2025.1~rc1-1", "libc6/trixie", "libstdc++6/trixie", "libgcc-s1/trixie"];
+
+/// Software Vulkan, its loader and the validation layer.
+const DRIVER: [&str; 3] = ["mesa-vulkan-drivers/bookworm-backports", "libvulkan1/bookworm", "vulkan-validationlayers/bookworm"];
+
+/// Compiles `crates/qhx-gpu/shaders` to `crates/qhx-gpu/spirv`.
+pub(crate) fn shaders() -> Result<(), Failure> {
+    compile(&folder("spirv"))
+}
+
+/// Whether the committed SPIR-V is what the sources give.
+pub(crate) fn check_shaders() -> Result<(), Failure> {
+    let fresh = target().join("assets/spirv-check");
+    compile(&fresh)?;
+    let committed = folder("spirv");
+    let (fresh, committed) = (contents(&fresh)?, contents(&committed)?);
+    let differs = |(name, bytes): &&(String, Vec<u8>)| !committed.iter().any(|(own, old)| own == name && old == bytes);
+    let wrong: Vec<_> = fresh.iter().filter(differs).map(|(name, _)| name.as_str()).collect();
+    match wrong.is_empty() && fresh.len() == committed.len() {
+        true => Ok(()),
+        false => Err(format!(
+            "crates/qhx-gpu/spirv is not what crates/qhx-gpu/shaders gives ({} files, {} expected; differing: {wrong:?}): run `cargo xtask shaders`",
+            committed.len(),
+            fresh.len()
+        )),
+    }
+}
+
+/// Software Vulkan for a test run: variables of the environment.
+pub(crate) fn driver() -> Result<Vec<(&'static str, PathBuf)>, Failure> {
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        return Err("software Vulkan is fetched for Linux on x86-64 only".into());
+    }
+    let folder = target().join("assets/debian-vulkan");
+    if !folder.exists() {
+        eprintln!("fetching Mesa's software Vulkan (27 MB) …");
+        let releases = ["bookworm-backports"];
+        debian::unpack(&debian::Packages { releases: &releases, install: DRIVER.to_vec(), ..Default::default() }, &folder)?;
+    }
+    let libraries = folder.join("usr/lib/x86_64-linux-gnu");
+    Ok(vec![
+        ("LD_LIBRARY_PATH", libraries),
+        ("VK_DRIVER_FILES", folder.join("usr/share/vulkan/icd.d/lvp_icd.json")),
+        // The name of the same variable for older loaders.
+        ("VK_ICD_FILENAMES", folder.join("usr/share/vulkan/icd.d/lvp_icd.json")),
+        ("VK_LAYER_PATH", folder.join("usr/share/vulkan/explicit_layer.d")),
+        ("QHX_GPU_TESTS", "1".into()),
+    ])
+}
+
+fn folder(name: &str) -> PathBuf {
+    root().join("crates/qhx-gpu").join(name)
+}
+
+/// The files of a folder with their names, in order.
+fn contents(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, Failure> {
+    let io = |e: std::io::Error| format!("{}: {e}", folder.display());
+    let mut all = Vec::new();
+    for entry in fs::read_dir(folder).map_err(io)? {
+        let path = entry.map_err(io)?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        all.push((name, fs::read(&path).map_err(io)?));
+    }
+    all.sort();
+    Ok(all)
+}
+
+/// Compiles every `*.comp`, once for each of its lines `// variant NAME DEFINITION…`, or once if it has none.
+fn compile(out: &Path) -> Result<(), Failure> {
+    let tools = target().join("assets/debian-glslang");
+    if !tools.exists() {
+        eprintln!("fetching a shader compiler (10 MB) …");
+        debian::unpack(&debian::Packages { releases: &["trixie"], alone: COMPILER.to_vec(), ..Default::default() }, &tools)?;
+    }
+    let io = |e: std::io::Error| format!("{}: {e}", out.display());
+    let _ = fs::remove_dir_all(out);
+    fs::create_dir_all(out).map_err(io)?;
+    let libraries = tools.join("usr/lib/x86_64-linux-gnu");
+    let tool = |name: &str| {
+        let mut command = Command::new(libraries.join("ld-linux-x86-64.so.2"));
+        command.arg("--library-path").arg(&libraries).arg(tools.join("usr/bin").join(name));
+        command
+    };
+    let sources = contents(&folder("shaders"))?;
+    for (name, source) in sources.iter().filter(|(name, _)| name.ends_with(".comp")) {
+        let text = String::from_utf8_lossy(source);
+        let mut variants: Vec<Vec<&str>> =
+            text.lines().filter_map(|line| line.strip_prefix("// variant ")).map(|line| line.split_whitespace().collect()).collect();
+        if variants.is_empty() {
+            variants.push(vec![name.trim_end_matches(".comp")]);
+        }
+        for variant in variants {
+            let Some((own, definitions)) = variant.split_first() else { return Err(format!("{name}: a variant without a name")) };
+            let (raw, done) = (out.join(format!("{own}.raw")), out.join(format!("{own}.spv")));
+            let mut compiler = tool("glslangValidator");
+            compiler.args(["--quiet", "--target-env", "vulkan1.2"]).args(definitions.iter().map(|d| format!("-D{d}")));
+            run(compiler.arg("-o").arg(&raw).arg(folder("shaders").join(name)))?;
+            run(tool("spirv-opt").args(["-O", "--strip-debug"]).arg(&raw).arg("-o").arg(&done))?;
+            run(tool("spirv-val").args(["--target-env", "vulkan1.2"]).arg(&done))?;
+            fs::remove_file(&raw).map_err(io)?;
+        }
+    }
+    fs::write(out.join("SOURCES"), format!("{:016x}\n", fingerprint(&sources))).map_err(io)
+}
+
+/// FNV-1a over names and contents: a test compares it with the sources, so that it needs no compiler to see that one was changed alone.
+fn fingerprint(sources: &[(String, Vec<u8>)]) -> u64 {
+    let bytes = sources.iter().flat_map(|(name, content)| name.bytes().chain([0]).chain(content.iter().copied()).chain([0]));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ byte as u64).wrapping_mul(0x100_0000_01b3))
+}
