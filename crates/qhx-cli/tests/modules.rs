@@ -7,7 +7,7 @@ use std::{
 };
 
 /// The crates that are held to it.
-const CRATES: [&str; 6] = ["qhx-ir", "qhx-bundle", "qhx-cpu", "qhx-runtime", "qhx", "qhx-attack"];
+const CRATES: [&str; 7] = ["qhx-ir", "qhx-bundle", "qhx-cpu", "qhx-gpu", "qhx-runtime", "qhx", "qhx-attack"];
 
 /// Which modules each module uses.
 type Uses = BTreeMap<String, BTreeSet<String>>;

@@ -12,7 +12,7 @@ const uint GROUP = 128u;
 #include "reduce.glsl"
 layout(constant_id = 7) const uint DOWN = 0; // else gate and up
 layout(constant_id = 8) const uint FUNCTION = 0;
-const uint TEAM_OUTPUTS = 16u;
+layout(constant_id = 10) const uint TEAM_OUTPUTS = 16; // weight rows of a workgroup
 layout(push_constant) uniform Arguments {
     uint64_t x;
     uint64_t x_scales;

@@ -2,6 +2,7 @@
 layout(constant_id = 4) const uint FORM = 0; // how the other rows come: 0 floats, 1 int8 with a scale for each row, 2 int8 with a scale for each 32
 layout(constant_id = 5) const uint ROWS = 1; // rows that meet a weight row at once
 layout(constant_id = 6) const uint OUTPUTS = 1; // weight rows at once
+layout(constant_id = 9) const uint AHEAD = 1; // chunks that are loaded before the first is used
 
 #ifdef INTEGER_DOT
 #extension GL_EXT_integer_dot_product : require
@@ -38,9 +39,8 @@ vec4 bytes_as_floats(uint word) {
     return vec4(bitfieldExtract(int(word), 0, 8), bitfieldExtract(int(word), 8, 8), bitfieldExtract(int(word), 16, 8), int(word) >> 24);
 }
 
-void add_floats(uint64_t data, uint chunk, uint slot, uint first_row, uint rows, Rows x) {
+void add_floats(uvec4 raw, uint chunk, uint slot, uint first_row, uint rows, Rows x) {
     uint columns = ENCODING == 0u ? 4u : 8u;
-    uvec4 raw = Quads(data).at[chunk];
     vec4 low, high = vec4(0.0);
     if (ENCODING == 0u) low = uintBitsToFloat(raw);
     else if (ENCODING == 1u) {
@@ -67,15 +67,13 @@ void add_floats(uint64_t data, uint chunk, uint slot, uint first_row, uint rows,
     }
 }
 
-void add_integers(uint64_t data, uint64_t scale_row, uint64_t min_row, uint chunk, uint slot, uint first_row, uint rows, Rows x) {
+void add_integers(uvec4 raw, uint64_t data, uint64_t scale_row, uint64_t min_row, uint chunk, uint slot, uint first_row, uint rows, Rows x) {
     uint words = ENCODING == 3u ? 4u : 8u;
     uint q[8];
     if (ENCODING == 3u) {
-        uvec4 raw = Quads(data).at[chunk];
         q[0] = raw.x; q[1] = raw.y; q[2] = raw.z; q[3] = raw.w;
         q[4] = 0u; q[5] = 0u; q[6] = 0u; q[7] = 0u;
     } else if (ENCODING == 5u) {
-        uvec4 raw = Quads(data).at[chunk];
         [[unroll]] for (uint j = 0u; j < 4u; j++) {
             q[j] = centred(raw[j] & 0x0f0f0f0fu, 0x08080808u);
             q[4u + j] = centred(raw[j] >> 4 & 0x0f0f0f0fu, 0x08080808u);
@@ -84,9 +82,9 @@ void add_integers(uint64_t data, uint64_t scale_row, uint64_t min_row, uint chun
         uvec2 a = Pairs(data).at[chunk * 3u];
         uvec2 b = Pairs(data).at[chunk * 3u + 1u];
         uvec2 top = Pairs(data).at[chunk * 3u + 2u];
-        uint raw[4] = uint[](a.x, a.y, b.x, b.y);
+        uint half_bytes[4] = uint[](a.x, a.y, b.x, b.y);
         [[unroll]] for (uint j = 0u; j < 8u; j++) {
-            uint low = (j < 4u ? raw[j & 3u] : raw[j & 3u] >> 4) & 0x0f0f0f0fu;
+            uint low = (j < 4u ? half_bytes[j & 3u] : half_bytes[j & 3u] >> 4) & 0x0f0f0f0fu;
             q[j] = centred(low | (((j & 1u) == 0u ? top.x : top.y) >> (j / 2u * 2u) & 0x03030303u) << 4, 0x20202020u);
         }
     }
@@ -128,15 +126,30 @@ void add_integers(uint64_t data, uint64_t scale_row, uint64_t min_row, uint chun
 void add_products(Matrix m, Rows x, uint first_output, uint outputs, uint first_row, uint rows, uint lane, uint lanes) {
     uint columns = ENCODING == 0u ? 4u : ENCODING < 3u ? 8u : ENCODING == 3u ? 16u : 32u;
     uint chunks = (x.width + columns - 1u) / columns;
-    for (uint chunk = lane; chunk < chunks; chunk += lanes) {
-        [[unroll]] for (uint slot = 0u; slot < OUTPUTS; slot++) {
-            uint output_row = min(first_output + slot, outputs - 1u);
-            uint64_t data = m.data + uint64_t(output_row) * m.data_bytes;
-            if (ENCODING < 3u) add_floats(data, chunk, slot, first_row, rows, x);
-            else {
-                uint64_t scale_row = m.scales + uint64_t(output_row) * m.scale_bytes;
-                uint64_t min_row = m.minima + uint64_t(output_row) * m.min_bytes;
-                add_integers(data, scale_row, min_row, chunk, slot, first_row, rows, x);
+    // Several loads are under way before the first is used: memory answers late.
+    for (uint first = lane; first < chunks; first += AHEAD * lanes) {
+        uvec4 raw[AHEAD * OUTPUTS];
+        [[unroll]] for (uint ahead = 0u; ahead < AHEAD; ahead++) {
+            uint chunk = min(first + ahead * lanes, chunks - 1u);
+            [[unroll]] for (uint slot = 0u; slot < OUTPUTS; slot++) {
+                uint64_t data = m.data + uint64_t(min(first_output + slot, outputs - 1u)) * m.data_bytes;
+                // int6 has blocks of 24 bytes.
+                if (ENCODING != 4u) raw[ahead * OUTPUTS + slot] = Quads(data).at[chunk];
+            }
+        }
+        [[unroll]] for (uint ahead = 0u; ahead < AHEAD; ahead++) {
+            uint chunk = first + ahead * lanes;
+            if (chunk >= chunks) break;
+            [[unroll]] for (uint slot = 0u; slot < OUTPUTS; slot++) {
+                uint output_row = min(first_output + slot, outputs - 1u);
+                uvec4 own = raw[ahead * OUTPUTS + slot];
+                if (ENCODING < 3u) add_floats(own, chunk, slot, first_row, rows, x);
+                else {
+                    uint64_t data = m.data + uint64_t(output_row) * m.data_bytes;
+                    uint64_t scale_row = m.scales + uint64_t(output_row) * m.scale_bytes;
+                    uint64_t min_row = m.minima + uint64_t(output_row) * m.min_bytes;
+                    add_integers(own, data, scale_row, min_row, chunk, slot, first_row, rows, x);
+                }
             }
         }
     }

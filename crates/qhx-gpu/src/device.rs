@@ -2,7 +2,7 @@
 
 use crate::{
     executable::GpuExecutable,
-    vulkan::{Adapter, Driver, Gpu, Kind},
+    vulkan::{Adapter, Driver, Gpu, Kind, Profile},
 };
 use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Executable, Fact, LoadOptions, Machine, Op, OpKind, Weights};
 use std::{
@@ -27,6 +27,8 @@ pub struct GpuOptions {
     pub features: Features,
     /// Have every call checked by Vulkan's validation layer: see [`GpuMachine::messages`].
     pub validate: bool,
+    /// Time every dispatch: see [`GpuMachine::profile`]. It takes time itself.
+    pub profile: bool,
     /// For tests: this submission and all after it fail as if the GPU were lost.
     pub fails_at: Option<u64>,
 }
@@ -34,7 +36,7 @@ pub struct GpuOptions {
 impl Default for GpuOptions {
     fn default() -> Self {
         let (patience, features) = (Duration::from_secs(30), Features::default());
-        Self { number: 0, memory_limit: None, patience, cache: None, features, validate: false, fails_at: None }
+        Self { number: 0, memory_limit: None, patience, cache: None, features, validate: false, profile: false, fails_at: None }
     }
 }
 
@@ -89,7 +91,7 @@ impl GpuDevice {
         if let Some(machine) = &*opened {
             return Ok(machine.clone());
         }
-        let GpuOptions { number, memory_limit, patience, cache, features, validate, fails_at } = self.options.clone();
+        let GpuOptions { number, memory_limit, patience, cache, features, validate, profile, fails_at } = self.options.clone();
         let driver = Driver::open(validate).map_err(absent)?;
         let adapters = driver.adapters().map_err(absent)?;
         let count = adapters.len();
@@ -98,11 +100,13 @@ impl GpuDevice {
         if let Some(reason) = &adapter.lacks {
             return Err(absent(format!("{} cannot be used: {reason}", adapter.name)));
         }
+        // Software compiles shaders while it runs them.
+        let patience = if adapter.kind == Kind::Software { 10 * patience } else { patience };
         adapter.subgroups &= features.subgroups;
         adapter.integer_dot &= features.integer_dot;
         adapter.cooperative_matrix &= features.cooperative_matrix;
         adapter.max_allocation = adapter.max_allocation.min(features.max_buffer.unwrap_or(u64::MAX));
-        let gpu = Gpu::open(&driver, adapter, memory_limit, patience, fails_at, cache)?;
+        let gpu = Gpu::open(&driver, adapter, memory_limit, patience, fails_at, cache, profile)?;
         let machine = Arc::new(GpuMachine { gpu, number });
         *opened = Some(machine.clone());
         Ok(machine)
@@ -134,6 +138,12 @@ impl Device for GpuDevice {
 }
 
 impl GpuMachine {
+    /// Since the last time it was asked: by shader, how many dispatches there were and how many nanoseconds they took, with what was waited for before each.
+    pub fn profile(&self) -> BTreeMap<&'static str, (u64, f64)> {
+        let profile: Profile = self.gpu.take_profile();
+        profile
+    }
+
     /// What Vulkan's validation layer has said so far.
     pub fn messages(&self) -> Vec<String> {
         self.gpu.messages()
@@ -146,6 +156,7 @@ impl Machine for GpuMachine {
     }
 
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
+        self.gpu.check_alive()?;
         Ok(Box::new(GpuExecutable::new(&self.gpu, program, weights, options)?))
     }
 }

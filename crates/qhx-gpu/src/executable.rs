@@ -7,7 +7,7 @@ use crate::{
     parameters::{self, SegmentEntry},
     recorder::{Addresses, Recorder},
     state::{GpuState, SlotLayout},
-    vulkan::{Buffer, Command, Gpu, Recording, Use},
+    vulkan::{Buffer, Command, Gpu, Kind, Recording, Use},
     weights::{self, DeviceWeights},
 };
 use qhx_ir::{
@@ -36,6 +36,8 @@ pub(crate) struct GpuExecutable {
     recordings: HashMap<Shape, Recording>,
     /// Submissions that have not been waited for, with what was recorded for them alone.
     under_way: Option<u64>,
+    /// The shape that was submitted last.
+    last: Option<Shape>,
     errands: Vec<Recording>,
     /// The call that was submitted and not yet waited for.
     begun: Option<Begun>,
@@ -50,6 +52,8 @@ struct Shape {
     soft_rows: usize,
     wanted: usize,
     segments: usize,
+    /// The most keys that a row sees, rounded up to a power of two.
+    keys: usize,
     /// First and last of the steps.
     steps: (usize, usize),
     ending: Ending,
@@ -73,6 +77,9 @@ struct Begun {
     submitted: bool,
 }
 
+/// Queries that attention takes at once: as many as registers hold. Software Vulkan compiles such shaders for minutes.
+const MOST_QUERIES: usize = 16;
+const SOFTWARE_QUERIES: usize = 2;
 /// Parts of a row whose largest numbers are found side by side.
 const PARTS: usize = 64;
 
@@ -83,7 +90,8 @@ impl GpuExecutable {
         let max = Bindings { rows: limits.max_rows, soft_rows: limits.max_soft_rows, wanted: limits.max_wanted };
         let loaded = weights::load(gpu, program, weights, tables(program))?;
         let layout = Arc::new(SlotLayout::new(program));
-        let lowered = lower(program, &loaded, &layout, max)?;
+        let lowered =
+            lower(program, &loaded, &layout, max, if gpu.adapter.kind == Kind::Software { SOFTWARE_QUERIES } else { MOST_QUERIES })?;
         let too_large = |what: &str, bytes: u64| {
             DeviceError::Resources(format!(
                 "program `{}` needs {bytes} bytes for {what}, but the GPU takes at most {} in one piece: load it for fewer rows per call",
@@ -120,6 +128,7 @@ impl GpuExecutable {
             output_offsets,
             recordings: HashMap::new(),
             under_way: None,
+            last: None,
             errands: Vec::new(),
             begun: None,
             tickets: 0,
@@ -196,7 +205,7 @@ impl GpuExecutable {
     fn record(&self, shape: Shape) -> Result<Recording, DeviceError> {
         let addresses = self.addresses();
         let bindings = Bindings { rows: shape.rows, soft_rows: shape.soft_rows, wanted: shape.wanted };
-        let mut recorder = Recorder::new(&self.gpu, &addresses, bindings, shape.segments);
+        let mut recorder = Recorder::new(&self.gpu, &addresses, bindings, shape.segments, shape.keys);
         for step in &self.lowered.steps[shape.steps.0..shape.steps.1] {
             recorder.step(step)?;
         }
@@ -245,6 +254,7 @@ impl GpuExecutable {
         self.recording(shape)?;
         let recordings: Vec<&Recording> = self.errands.iter().chain([&self.recordings[&shape]]).collect();
         self.under_way = Some(self.gpu.submit(&recordings)?);
+        self.last = Some(shape);
         Ok(())
     }
 
@@ -252,6 +262,9 @@ impl GpuExecutable {
     fn settle(&mut self) -> Result<(), DeviceError> {
         if let Some(number) = self.under_way.take() {
             self.gpu.wait(number)?;
+            if let Some(recording) = self.last.and_then(|shape| self.recordings.get(&shape)) {
+                self.gpu.count_times(recording);
+            }
         }
         self.errands.clear();
         Ok(())
@@ -373,9 +386,9 @@ impl Executable for GpuExecutable {
 
     fn submit(&mut self, call: &mut Call<'_>) -> Result<Ticket, DeviceError> {
         self.check(call)?;
-        if self.begun.is_some() {
-            return Err(DeviceError::Call(format!("program `{}`: the last call was not waited for", self.program.name)));
-        }
+        // A call that nobody waited for.
+        self.begun = None;
+        self.settle()?;
         self.begin(call)?;
         let largest = !call.wants.is_empty() && call.wants.iter().all(|want| matches!(want, Want::Largest)) && call.taps.is_none();
         let ending = if largest { Ending::Largest } else { Ending::Values };
@@ -439,7 +452,9 @@ impl Drop for GpuExecutable {
 
 fn shape(call: &Call<'_>, bindings: &Bindings, steps: Range<usize>, ending: Ending) -> Shape {
     let Bindings { rows, soft_rows, wanted } = *bindings;
-    Shape { rows, soft_rows, wanted, segments: call.segments.len(), steps: (steps.start, steps.end), ending }
+    let keys = call.segments.iter().map(|segment| segment.valid_rows + segment.state.as_ref().map_or(0, |state| state.len()));
+    let keys = keys.max().unwrap_or(1).next_power_of_two();
+    Shape { rows, soft_rows, wanted, segments: call.segments.len(), keys, steps: (steps.start, steps.end), ending }
 }
 
 /// Bytes for the largest numbers of wanted rows and of their parts.

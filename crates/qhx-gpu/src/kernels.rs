@@ -37,16 +37,18 @@ macro_rules! kernels {
 
 kernels! {
     MAP: "map";
-    NORM: "norm", plain "norm_plain";
     ROWS: "rows";
     EMBED: "embed";
-    PREPARE: "prepare", plain "prepare_plain";
+    ROW: "row", plain "row_plain";
     LINEAR: "linear", no_dot "linear_no_dot", plain "linear_plain";
+    LINEAR_MATRIX: "linear_matrix";
     EXPERTS: "experts", no_dot "experts_no_dot", plain "experts_plain";
     ROTARY: "rotary";
-    ROPE: "rope";
+    ROPE: "rope", plain "rope_plain";
     KEEP: "keep";
     ATTEND: "attend", plain "attend_plain";
+    ATTEND_TILES: "attend_tiles", plain "attend_tiles_plain";
+    ATTEND_MERGE: "attend_merge";
     SHORT_CONV: "short_conv";
     DELTA_ROWS: "delta_rows", plain "delta_rows_plain";
     DELTA: "delta";

@@ -14,7 +14,11 @@ pub(crate) struct SegmentEntry {
     pub(crate) recurrent: Vec<[u64; 3]>,
 }
 
-const HEADER: usize = 4;
+const HEADER: usize = 16;
+/// Where the header lists tables of tiles.
+const TILES: usize = 4;
+/// Rows of a tile: attention takes so many rows of a segment at once. There is a table for each size.
+pub(crate) const TILE_ROWS: [usize; 4] = [1, 2, 4, 8];
 const SEGMENT: usize = 8;
 
 /// The words of a call of `rows` rows.
@@ -32,7 +36,22 @@ pub(crate) fn words(rows: usize, segments: &[SegmentEntry]) -> Vec<u32> {
             *word = number as u32;
         }
     }
+    for (number, size) in TILE_ROWS.into_iter().enumerate() {
+        let first = words.len();
+        for (segment, entry) in segments.iter().enumerate() {
+            for start in (0..entry.valid_rows).step_by(size) {
+                let count = size.min(entry.valid_rows - start);
+                words.extend([segment, entry.first_row + start, count].map(|n| n as u32));
+            }
+        }
+        (words[TILES + 2 * number], words[TILES + 2 * number + 1]) = (first as u32, ((words.len() - first) / 3) as u32);
+    }
     words
+}
+
+/// The most tiles of a size in a call of so many rows and segments.
+pub(crate) fn most_tiles(size: usize, rows: usize, segments: usize) -> usize {
+    rows.min(rows / size + segments)
 }
 
 /// Adds addresses; returns where they begin.

@@ -2,13 +2,13 @@
 
 use crate::{
     kernels::Kernel,
-    vulkan::{Command, Gpu},
+    vulkan::{Adapter, Command, Gpu},
 };
 use qhx_ir::{Bindings, DeviceError, Dim};
 use std::{ops::Range, sync::Arc};
 
 /// Something that steps read and write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Resource {
     /// A buffer of the plan.
     Buffer(usize),
@@ -41,6 +41,8 @@ pub(crate) struct Recorder<'a> {
     addresses: &'a Addresses,
     pub(crate) bindings: Bindings,
     pub(crate) segments: usize,
+    /// The most keys that a row sees, rounded up to a power of two.
+    pub(crate) keys: usize,
     commands: Vec<Command>,
     /// What was read and written since the last barrier.
     read: Vec<Range<u64>>,
@@ -48,11 +50,11 @@ pub(crate) struct Recorder<'a> {
 }
 
 /// Groups of a dispatch in a dimension, at most: what every device offers.
-const MOST_GROUPS: usize = 65535;
+pub(crate) const MOST_GROUPS: usize = 65535;
 
 impl<'a> Recorder<'a> {
-    pub(crate) fn new(gpu: &'a Arc<Gpu>, addresses: &'a Addresses, bindings: Bindings, segments: usize) -> Self {
-        Self { gpu, addresses, bindings, segments, commands: Vec::new(), read: Vec::new(), written: Vec::new() }
+    pub(crate) fn new(gpu: &'a Arc<Gpu>, addresses: &'a Addresses, bindings: Bindings, segments: usize, keys: usize) -> Self {
+        Self { gpu, addresses, bindings, segments, keys, commands: Vec::new(), read: Vec::new(), written: Vec::new() }
     }
 
     /// Adds a step, behind a barrier where it reads what was written, or writes what was read or written.
@@ -86,6 +88,10 @@ impl<'a> Recorder<'a> {
 
     pub(crate) fn finish(self) -> Vec<Command> {
         self.commands
+    }
+
+    pub(crate) fn adapter(&self) -> &Adapter {
+        &self.gpu.adapter
     }
 
     /// The value of a dimension.

@@ -3,10 +3,34 @@
 use super::{Lowering, buffers, simple::function};
 use crate::{
     kernels,
-    recorder::{Resource, fold},
+    parameters::{TILE_ROWS, most_tiles},
+    recorder::{Recorder, Resource, bind, fold},
     state::Held,
 };
-use qhx_ir::{DeviceError, KvType, Mask, Name, OpKind};
+use qhx_ir::{DeviceError, Dim, KvType, Mask, Name, OpKind};
+
+/// Calls of more rows have enough tiles for every processor of a GPU.
+const SPLIT_ROWS: usize = 64;
+const MOST_SPLITS: usize = 32;
+/// Workgroups that keep a large GPU busy.
+const SPLIT_GROUPS: usize = 264;
+
+/// Attention whose rows have whole octets of numbers.
+struct Tiles {
+    from: usize,
+    to: usize,
+    /// Keys and values of the call, where there is no slot.
+    free: Option<(usize, usize)>,
+    offset: u64,
+    kind: u32,
+    masked: u32,
+    window: usize,
+    heads: usize,
+    kv_heads: usize,
+    dim: usize,
+    scale: f32,
+    cap: f32,
+}
 
 /// "No slot" in `short_conv.comp`.
 const NONE: u32 = u32::MAX;
@@ -51,7 +75,14 @@ impl Lowering<'_> {
         let (from, to, scale, cap) = (q.buffer, y.buffer, *scale, softcap.unwrap_or(0.0));
         let free = kv.filter(|_| slot.is_none()).map(|[k, v]| (k.buffer, v.buffer));
         let reads = [from].into_iter().chain(free.into_iter().flat_map(|(k, v)| [k, v])).map(Resource::Buffer).chain(slot_resource);
-        let reads = reads.collect();
+        let reads: Vec<Resource> = reads.collect();
+        let share = heads / kv_heads;
+        if per_row == 1 && dim % 8 == 0 && dim <= 512 && relative == 0 && share <= self.most_queries {
+            let tiles = Tiles { from, to, free, offset, kind, masked, window, heads, kv_heads, dim, scale, cap };
+            self.attend_tiles(rows, reads, tiles);
+            self.define(path, y);
+            return Ok(());
+        }
         self.step(reads, buffers([to]), move |r| {
             let rows = r.bind(rows);
             let (k, v) = free.map_or((0, 0), |(k, v)| (r.address(k), r.address(v)));
@@ -63,6 +94,50 @@ impl Lowering<'_> {
         });
         self.define(path, y);
         Ok(())
+    }
+
+    /// Attention by tiles of queries; where there are few, their keys are split among workgroups.
+    fn attend_tiles(&mut self, rows: Dim, reads: Vec<Resource>, t: Tiles) {
+        let Tiles { from, to, free, offset, kind, masked, window, heads, kv_heads, dim, scale, cap } = t;
+        let share = heads / kv_heads;
+        let most_queries = self.most_queries;
+        let split_rows = bind(rows, &self.max).min(SPLIT_ROWS);
+        let parts = self.buffer(4 * (split_rows * heads * MOST_SPLITS * (dim + 2)) as u64);
+        let plan = move |r: &Recorder<'_>| {
+            let rows = r.bind(rows);
+            // Queries that meet a key at once: as many as registers and shared memory hold.
+            let fits = |tile: usize| {
+                let queries = tile * share;
+                queries <= most_queries
+                    && queries * (dim * 4 + 512) + 4096 + 1024 + 512 <= (r.adapter().shared_memory as usize).min(48 << 10)
+            };
+            let each = rows.div_ceil(r.segments.max(1)).next_power_of_two();
+            let tile = TILE_ROWS.into_iter().rev().find(|&tile| tile <= each && fits(tile)).unwrap_or(1);
+            let tiles = most_tiles(tile, rows, r.segments);
+            let splits = match rows <= SPLIT_ROWS && masked != 0 {
+                true => (SPLIT_GROUPS / (tiles * kv_heads).max(1)).clamp(1, r.keys.div_ceil(128).clamp(1, MOST_SPLITS)),
+                false => 1,
+            };
+            (tile, tiles, splits)
+        };
+        self.step(reads, buffers([to, parts]), move |r| {
+            let (tile, tiles, splits) = plan(r);
+            let table = TILE_ROWS.iter().position(|&rows| rows == tile).unwrap_or(0) as u32;
+            let (k, v) = free.map_or((0, 0), |(k, v)| (r.address(k), r.address(v)));
+            let out = if splits == 1 { to } else { parts };
+            let addresses = [r.call(), r.address(from), k, v, r.address(out), offset];
+            let numbers = [heads, kv_heads, window, splits].map(|n| n as u32);
+            let numbers = [&numbers[..], &[scale.to_bits(), cap.to_bits()]].concat();
+            let constants = [kind, masked, dim as u32, tile as u32, share as u32, table];
+            r.dispatch(kernels::ATTEND_TILES, &constants, [tiles, kv_heads, splits], &addresses, &numbers)?;
+            if splits > 1 {
+                r.inner_barrier();
+                let rows = r.bind(rows);
+                let numbers = [rows, heads, dim, splits].map(|n| n as u32);
+                r.dispatch(kernels::ATTEND_MERGE, &[], [rows, heads, 1], &[r.call(), r.address(parts), r.address(to)], &numbers)?;
+            }
+            Ok(())
+        });
     }
 
     pub(super) fn short_conv(&mut self, path: &Name, op: &OpKind) -> Result<(), DeviceError> {

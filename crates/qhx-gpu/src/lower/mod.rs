@@ -1,6 +1,8 @@
 //! From a checked program to steps: names become buffers, views cost nothing, every op becomes a few dispatches.
 
+mod fusion;
 mod mixing;
+mod order;
 mod products;
 mod simple;
 
@@ -11,7 +13,10 @@ use crate::{
     weights::{DeviceWeights, Matrix},
 };
 use qhx_ir::{ActivationForm, Bindings, Checked, DType, DeviceError, Dim, Name, OpKind, Shape, Symbol};
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 pub(crate) use simple::tables;
 
@@ -74,20 +79,28 @@ struct Buffer {
     bytes: u64,
 }
 
-/// Lowers `program` for calls up to `max`.
-pub(crate) fn lower(program: &Checked, weights: &DeviceWeights, slots: &Arc<SlotLayout>, max: Bindings) -> Result<Lowered, DeviceError> {
+/// Lowers `program` for calls up to `max`. Attention takes at most `most_queries` queries at once.
+pub(crate) fn lower(
+    program: &Checked,
+    weights: &DeviceWeights,
+    slots: &Arc<SlotLayout>,
+    max: Bindings,
+    most_queries: usize,
+) -> Result<Lowered, DeviceError> {
     let mut lowering = Lowering {
         program,
         weights,
         slots: slots.clone(),
         max,
+        most_queries,
         values: HashMap::new(),
         buffers: Vec::new(),
         steps: Vec::new(),
-        wanted_from: None,
+        wanted: HashSet::new(),
         taps: Vec::new(),
         prepared: HashMap::new(),
         turns: HashMap::new(),
+        done: HashSet::new(),
     };
     for (place, input) in program.inputs.iter().enumerate() {
         let bytes = lowering.bytes(&input.shape);
@@ -95,8 +108,10 @@ pub(crate) fn lower(program: &Checked, weights: &DeviceWeights, slots: &Arc<Slot
         let view = View { buffer: lowering.buffers.len() - 1, shape: input.shape.clone(), dtype: input.dtype };
         lowering.define(&input.name, view);
     }
-    for op in &program.ops {
-        lowering.op(&op.path, &op.op)?;
+    for (place, op) in program.ops.iter().enumerate() {
+        if !lowering.done.contains(&place) {
+            lowering.op(&op.path, &op.op)?;
+        }
     }
     Ok(lowering.finish())
 }
@@ -106,15 +121,20 @@ struct Lowering<'a> {
     weights: &'a DeviceWeights,
     slots: Arc<SlotLayout>,
     max: Bindings,
+    /// Queries that attention takes at once.
+    most_queries: usize,
     values: HashMap<Name, View>,
     buffers: Vec<Buffer>,
     steps: Vec<Step>,
-    wanted_from: Option<usize>,
+    /// Buffers with a row for each wanted one.
+    wanted: HashSet<usize>,
     taps: Vec<Tapped>,
     /// Rows as they enter products, by buffer, width, form and bounds.
     prepared: HashMap<(usize, usize, ActivationForm, [u32; 2]), Prepared>,
     /// Cosines and sines by positions and rotary.
     turns: HashMap<(Name, Name), usize>,
+    /// Ops that were lowered together with an earlier one.
+    done: HashSet<usize>,
 }
 
 /// Rows as they enter products.
@@ -149,6 +169,7 @@ impl Lowering<'_> {
             OpKind::Concat { .. } | OpKind::Slice { .. } | OpKind::Gather { .. } => self.moved(path, op),
             OpKind::ScatterRows { x, rows, at } => self.scatter(path, x, rows, at, false),
             OpKind::ScatterAddRows { x, rows, at } => self.scatter(path, x, rows, at, true),
+            OpKind::GateAct { .. } if self.gated(path, op) => Ok(()),
             OpKind::GateAct { .. }
             | OpKind::Activate { .. }
             | OpKind::Add { .. }
@@ -206,18 +227,22 @@ impl Lowering<'_> {
 
     /// Gives a value its name: it was made by the steps so far.
     fn define(&mut self, name: &Name, view: View) {
-        if matches!(view.shape.first(), Some(Dim::Symbol(Symbol::L))) && !self.steps.is_empty() && self.wanted_from.is_none() {
-            self.wanted_from = Some(self.steps.len() - 1);
+        if matches!(view.shape.first(), Some(Dim::Symbol(Symbol::L))) {
+            self.wanted.insert(view.buffer);
         }
         for &stage in self.program.stages_shown_by(name) {
-            self.taps.push(Tapped { after: self.steps.len(), stage, view: view.clone() });
+            let writes = |step: &Step| step.writes.contains(&Resource::Buffer(view.buffer));
+            let after = self.steps.iter().rposition(writes).map_or(0, |step| step + 1);
+            self.taps.push(Tapped { after, stage, view: view.clone() });
         }
         self.values.insert(name.clone(), view);
     }
 
-    fn finish(self) -> Lowered {
+    fn finish(mut self) -> Lowered {
         let steps = self.steps.len();
-        let wanted_from = self.wanted_from.unwrap_or(steps);
+        order::by_level(&mut self.steps, &mut self.taps);
+        let wanted = |step: &Step| step.writes.iter().any(|r| matches!(r, Resource::Buffer(buffer) if self.wanted.contains(buffer)));
+        let wanted_from = self.steps.iter().position(wanted).unwrap_or(steps);
         let mut lives = vec![usize::MAX..0; self.buffers.len()];
         for (number, step) in self.steps.iter().enumerate() {
             for resource in step.reads.iter().chain(&step.writes) {

@@ -1,14 +1,16 @@
 //! Look-ups and products with weights.
 
-use super::{Lowering, Prepared, View, buffers, simple::function};
+use super::{Lowering, Prepared, View, buffers, fusion::reads_of, simple::function};
 use crate::{
     kernels,
-    recorder::{Recorder, Resource},
+    recorder::{MOST_GROUPS, Recorder, Resource},
+    vulkan::Kind,
+    weights::Matrix,
 };
-use qhx_ir::{ActivationForm, Clip, DeviceError, Dim, Name, OpKind};
+use qhx_ir::{ActivationForm, DeviceError, Dim, Encoding, Name, OpKind};
 
-/// Weight rows of a workgroup of `linear.comp`.
-const TEAM_OUTPUTS: usize = 16;
+/// From so many rows on, products are those of small matrices.
+const MATRIX_ROWS: usize = 17;
 
 impl Lowering<'_> {
     pub(super) fn embed(&mut self, path: &Name, op: &OpKind) -> Result<(), DeviceError> {
@@ -31,58 +33,29 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Rows as they enter a product: as they are where that will do, else made once for all products that read them so.
-    fn prepared(&mut self, x: &View, form: ActivationForm, clip: Option<[f32; 2]>) -> Prepared {
-        let width = x.width();
-        let [low, high] = clip.unwrap_or([f32::NEG_INFINITY, f32::INFINITY]);
-        if form == ActivationForm::F32 && width % 32 == 0 && low == f32::NEG_INFINITY && high == f32::INFINITY {
-            return Prepared { numbers: x.buffer, scales: None, stride: width };
-        }
-        let key = (x.buffer, width, form, [low, high].map(f32::to_bits));
-        if let Some(&prepared) = self.prepared.get(&key) {
-            return prepared;
-        }
-        let (blocks, outer) = (width.div_ceil(32), x.outer().to_vec());
-        let rows = self.bytes(&outer) / 4;
-        let (number_bytes, scales) = match form {
-            ActivationForm::F32 | ActivationForm::F16 => (4, 0),
-            ActivationForm::I8Row => (1, 1),
-            ActivationForm::I8Block32 => (1, blocks),
-        };
-        let constant = match form {
-            ActivationForm::F32 => 0,
-            ActivationForm::F16 => 1,
-            ActivationForm::I8Row => 2,
-            ActivationForm::I8Block32 => 3,
-        };
-        let numbers = self.buffer(rows * 32 * (blocks * number_bytes) as u64);
-        let scales = (scales > 0).then(|| self.buffer(4 * rows * scales as u64));
-        let from = x.buffer;
-        let writes = [numbers].into_iter().chain(scales).map(Resource::Buffer).collect();
-        self.step(buffers([from]), writes, move |r| {
-            let rows = r.volume(&outer);
-            let addresses = [r.address(from), r.address(numbers), scales.map_or(0, |s| r.address(s))];
-            r.flat(kernels::PREPARE, &[constant], rows, 1, &addresses, &[rows as u32, width as u32, low.to_bits(), high.to_bits()])
-        });
-        let prepared = Prepared { numbers, scales, stride: blocks * 32 };
-        self.prepared.insert(key, prepared);
-        prepared
-    }
-
     pub(super) fn linear(&mut self, path: &Name, op: &OpKind) -> Result<(), DeviceError> {
         let OpKind::Linear { x, weight, bias, activation, clip } = op else { unreachable!("a linear") };
         let (x, m, bias) = (self.view(x), self.matrix(weight), self.plain(bias.as_ref()));
-        let p = self.prepared(&x, *activation, clip.as_ref().map(|Clip { input, .. }| *input));
+        let p = self.prepared(&x, *activation, clip.as_ref());
+        let added = self.added(path);
+        let path = added.as_ref().map_or(path, |(sum, _)| sum);
         let y = self.result(path);
+        let added = added.as_ref().map(|(_, view)| view.buffer);
         let [low, high] = clip.map_or([f32::NEG_INFINITY, f32::INFINITY], |clip| clip.output);
         let (to, outer, form) = (y.buffer, x.outer().to_vec(), form_constant(*activation));
-        let reads = [p.numbers].into_iter().chain(p.scales).map(Resource::Buffer).collect();
+        let as_matrices = m.encoding == Encoding::I8Row && *activation == ActivationForm::I8Row;
+        let mut reads = reads_of(p);
+        reads.extend(added.map(Resource::Buffer));
         self.step(reads, buffers([to]), move |r: &mut Recorder<'_>| {
             let rows = r.volume(&outer);
             let together = [1, 2, 4, 8].into_iter().find(|&n| n >= rows).unwrap_or(8);
-            let constants = [&m.constants()[..], &[form, together as u32, 1, TEAM_OUTPUTS as u32]].concat();
-            let addresses =
-                [r.address(p.numbers), p.scales.map_or(0, |s| r.address(s)), m.data, m.scales, m.minima, bias, 0, r.address(to)];
+            let (ahead, team) = shape_of_work(r, together, m.rows);
+            let place = |buffer: Option<usize>| buffer.map_or(0, |buffer| r.address(buffer));
+            let addresses = [r.address(p.numbers), place(p.scales), m.data, m.scales, m.minima, bias, place(added), r.address(to)];
+            if as_matrices && rows >= MATRIX_ROWS && r.adapter().cooperative_matrix {
+                return matrix_product(r, m, p, rows, [bias, place(added), r.address(to)], [low, high]);
+            }
+            let constants = [&m.constants()[..], &[form, together as u32, 1, team as u32, 0, ahead]].concat();
             let numbers = [
                 rows as u32,
                 m.columns as u32,
@@ -94,7 +67,7 @@ impl Lowering<'_> {
                 low.to_bits(),
                 high.to_bits(),
             ];
-            let groups = [m.rows.div_ceil(TEAM_OUTPUTS), rows.div_ceil(together), 1];
+            let groups = [m.rows.div_ceil(team), rows.div_ceil(together), 1];
             r.dispatch(kernels::LINEAR, &constants, groups, &addresses, &numbers)
         });
         self.define(path, y);
@@ -113,7 +86,7 @@ impl Lowering<'_> {
         let inner_bytes = self.bytes(&[rows, choices.into(), ffn.into()]);
         let inner = View { buffer: self.buffer(inner_bytes), shape: vec![rows, choices.into(), ffn.into()], dtype: x.dtype };
         let (at, to) = (chosen.buffer, inner.buffer);
-        let constants = [&gate.constants()[..], &[form_number, 1, 1, 0, function(*activation)]].concat();
+        let act = function(*activation);
         let reads = [p.numbers, at].into_iter().chain(p.scales).map(Resource::Buffer).collect();
         self.step(reads, buffers([to]), move |r| {
             let pairs = r.bind(rows) * choices;
@@ -130,15 +103,16 @@ impl Lowering<'_> {
                 0,
                 r.address(to),
             ];
+            let (ahead, team) = shape_of_work(r, 1, ffn);
+            let constants = [&gate.constants()[..], &[form_number, 1, 1, 0, act, ahead, team as u32]].concat();
             let numbers = [hidden, p.stride, ffn, count, choices].map(|n| n as u32);
             let numbers = [&numbers[..], &[gate.data_bytes, gate.scale_bytes, gate.min_bytes]].concat();
             let [b, c] = crate::recorder::fold(pairs);
-            r.dispatch(kernels::EXPERTS, &constants, [ffn.div_ceil(16), b, c], &addresses, &numbers)
+            r.dispatch(kernels::EXPERTS, &constants, [ffn.div_ceil(team), b, c], &addresses, &numbers)
         });
         let p = self.prepared(&inner, *form, None);
         let y = self.result(path);
         let (by, to) = (factors.buffer, y.buffer);
-        let constants = [&down.constants()[..], &[form_number, 1, 1, 1, 0]].concat();
         let reads = [p.numbers, at, by].into_iter().chain(p.scales).map(Resource::Buffer).collect();
         self.step(reads, buffers([to]), move |r| {
             let addresses = [
@@ -154,10 +128,12 @@ impl Lowering<'_> {
                 r.address(by),
                 r.address(to),
             ];
+            let (ahead, team) = shape_of_work(r, 1, hidden);
+            let constants = [&down.constants()[..], &[form_number, 1, 1, 1, 0, ahead, team as u32]].concat();
             let numbers = [ffn, p.stride, hidden, count, choices].map(|n| n as u32);
             let numbers = [&numbers[..], &[down.data_bytes, down.scale_bytes, down.min_bytes]].concat();
             let [b, c] = crate::recorder::fold(r.bind(rows));
-            r.dispatch(kernels::EXPERTS, &constants, [hidden.div_ceil(16), b, c], &addresses, &numbers)
+            r.dispatch(kernels::EXPERTS, &constants, [hidden.div_ceil(team), b, c], &addresses, &numbers)
         });
         self.define(path, y);
         Ok(())
@@ -170,6 +146,32 @@ impl Lowering<'_> {
             _ => unreachable!("checked: a number"),
         }
     }
+}
+
+/// How many chunks of a weight row are loaded ahead, and how many weight rows a workgroup takes, where so many rows of the call meet them at once.
+fn shape_of_work(r: &Recorder<'_>, together: usize, outputs: usize) -> (u32, usize) {
+    // Software compiles what is unrolled for long, and has nothing to wait for. Few weight rows in a workgroup keep all processors busy; with many rows of the
+    // call there are enough workgroups.
+    let few = together <= 2 && r.adapter().kind != Kind::Software;
+    // A grid has at most 65535 workgroups in a row.
+    let team = if few && outputs <= 1 << 17 { 4 } else { 16.max(outputs.div_ceil(MOST_GROUPS).next_power_of_two()) };
+    (if few { 4 } else { 1 }, team)
+}
+
+/// Rows of a call times an int8 weight, by products of small matrices.
+fn matrix_product(
+    r: &mut Recorder<'_>,
+    m: Matrix,
+    p: Prepared,
+    rows: usize,
+    [bias, added, y]: [u64; 3],
+    [low, high]: [f32; 2],
+) -> Result<(), DeviceError> {
+    let addresses = [r.address(p.numbers), p.scales.map_or(0, |s| r.address(s)), m.data, m.scales, bias, added, y];
+    let numbers = [rows, m.columns, p.stride, m.rows].map(|n| n as u32);
+    let numbers = [&numbers[..], &[m.data_bytes, low.to_bits(), high.to_bits()]].concat();
+    let groups = [m.rows.div_ceil(128), rows.div_ceil(64), 1];
+    r.dispatch(kernels::LINEAR_MATRIX, &[], groups, &addresses, &numbers)
 }
 
 /// The form of rows as `product.glsl` names it.

@@ -1,6 +1,6 @@
 //! Ops that work on one row at a time, or move rows.
 
-use super::{Lowering, View, buffers};
+use super::{Lowering, View, buffers, fusion::RowWork};
 use crate::{
     kernels,
     recorder::{Resource, fold},
@@ -98,41 +98,49 @@ impl Lowering<'_> {
     }
 
     pub(super) fn norm(&mut self, path: &Name, op: &OpKind) -> Result<(), DeviceError> {
-        let (x, weight, bias, eps, mean) = match op {
-            OpKind::RmsNorm { x, weight, eps } => (x, weight.as_ref(), None, *eps, 0),
-            OpKind::LayerNorm { x, weight, bias, eps } => (x, Some(weight), bias.as_ref(), *eps, 1),
+        let (x, weight, bias, eps, norm) = match op {
+            OpKind::RmsNorm { x, weight, eps } => (x, weight.as_ref(), None, *eps, 1),
+            OpKind::LayerNorm { x, weight, bias, eps } => (x, Some(weight), bias.as_ref(), *eps, 2),
             _ => unreachable!("a norm"),
         };
+        if self.norm_before_rope(path, op) {
+            return Ok(());
+        }
         let (x, y) = (self.view(x), self.result(path));
-        let (weight, bias, width) = (self.plain(weight), self.plain(bias), x.width());
-        let (from, to, outer) = (x.buffer, y.buffer, x.outer().to_vec());
-        self.step(buffers([from]), buffers([to]), move |r| {
-            let rows = r.volume(&outer);
-            let addresses = [r.address(from), weight, bias, r.address(to)];
-            r.flat(kernels::NORM, &[mean], rows, 1, &addresses, &[rows as u32, width as u32, eps.to_bits()])
-        });
+        let wanted = self.wanted_form(path, x.width());
+        let result = Some(y.buffer).filter(|_| wanted.is_none_or(|(_, others)| others));
+        let form = wanted.map(|(form, _)| (form, [f32::NEG_INFINITY, f32::INFINITY]));
+        let (weight, bias) = (self.plain(weight), self.plain(bias));
+        let prepared = self.row_step(&x, RowWork { norm, weight, bias, eps, result, form, ..RowWork::plain() });
+        if let Some((form, _)) = wanted {
+            self.remember(&y, form, prepared);
+        }
         self.define(path, y);
         Ok(())
     }
 
     pub(super) fn rope(&mut self, path: &Name, x: &Name, positions: &Name, rotary: &Name) -> Result<(), DeviceError> {
+        let x = self.view(x);
+        self.turned(path, &x, positions, rotary, None);
+        Ok(())
+    }
+
+    /// Heads, normed where `norm` gives a weight and the number under the root, then turned.
+    pub(super) fn turned(&mut self, path: &Name, x: &View, positions: &Name, rotary: &Name, norm: Option<(u64, f32)>) {
         let turns = self.turns(positions, rotary);
-        let (x, y) = (self.view(x), self.result(path));
-        let dim = x.width();
-        let heads = match x.shape[1] {
-            qhx_ir::Dim::Fixed(heads) => heads,
-            _ => unreachable!("checked: [rows, heads, dim]"),
-        };
+        let y = self.result(path);
+        let (heads, dim) = (Self::fixed(x.shape[1]), x.width());
         let roles = self.table(&format!("roles {rotary} {dim}"));
         let frequencies = self.program.rotaries[rotary].variants[0].inv_freq.len() as u32;
-        let (from, to, shape) = (x.buffer, y.buffer, y.shape.clone());
+        let (from, to, outer) = (x.buffer, y.buffer, y.outer().to_vec());
+        let constants = [dim as u32, norm.is_some() as u32];
+        let (weight, eps) = norm.unwrap_or((0, 0.0));
         self.step(buffers([from, turns]), buffers([to]), move |r| {
-            let count = r.volume(&shape);
-            let addresses = [r.address(from), r.address(turns), roles, r.address(to)];
-            r.flat(kernels::ROPE, &[], count, 256, &addresses, &[count as u32, heads as u32, dim as u32, frequencies])
+            let count = r.volume(&outer);
+            let addresses = [r.address(from), weight, r.address(turns), roles, r.address(to)];
+            r.flat(kernels::ROPE, &constants, count, 1, &addresses, &[count as u32, heads as u32, frequencies, eps.to_bits()])
         });
         self.define(path, y);
-        Ok(())
     }
 
     /// The cosines and sines of a rotary for all rows, made once.

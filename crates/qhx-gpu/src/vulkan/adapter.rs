@@ -54,6 +54,8 @@ pub(crate) struct Adapter {
     pub(crate) shared_memory: u32,
     pub(crate) max_allocation: u64,
     pub(super) queue_family: u32,
+    /// Nanoseconds of a tick of its clock.
+    pub(super) tick_ns: f32,
     /// Why it cannot be used.
     pub(crate) lacks: Option<String>,
 }
@@ -177,7 +179,12 @@ impl Driver {
             integer_dot = dot.shader_integer_dot_product == vk::TRUE && newest;
             float16 = v12.shader_float16 == vk::TRUE;
             storage16 = v11.storage_buffer16_bit_access == vk::TRUE;
-            cooperative_matrix = matrix.cooperative_matrix == vk::TRUE && v12.vulkan_memory_model == vk::TRUE;
+            cooperative_matrix = matrix.cooperative_matrix == vk::TRUE
+                && v12.vulkan_memory_model == vk::TRUE
+                && v12.shader_int8 == vk::TRUE
+                // The shader has four subgroups in a workgroup of 128.
+                && subgroups.subgroup_size == 32
+                && self.multiplies_bytes(handle);
             let needed = [
                 (v12.buffer_device_address == vk::TRUE, "buffer device addresses"),
                 (v12.timeline_semaphore == vk::TRUE, "timeline semaphores"),
@@ -211,8 +218,22 @@ impl Driver {
             shared_memory: properties.limits.max_compute_shared_memory_size,
             max_allocation: maintenance.max_memory_allocation_size,
             queue_family: queue_family.unwrap_or(0) as u32,
+            tick_ns: properties.limits.timestamp_period,
             lacks,
         }
+    }
+
+    /// Whether it multiplies matrices of 16 x 32 and 32 x 16 int8.
+    fn multiplies_bytes(&self, handle: vk::PhysicalDevice) -> bool {
+        let functions = khr::cooperative_matrix::Instance::new(&self._entry, &self.instance);
+        // SAFETY: the device has the extension.
+        let kinds = unsafe { functions.get_physical_device_cooperative_matrix_properties(handle) }.unwrap_or_default();
+        kinds.iter().any(|kind| {
+            (kind.m_size, kind.n_size, kind.k_size) == (16, 16, 32)
+                && [kind.a_type, kind.b_type] == [vk::ComponentTypeKHR::SINT8; 2]
+                && [kind.c_type, kind.result_type] == [vk::ComponentTypeKHR::SINT32; 2]
+                && kind.scope == vk::ScopeKHR::SUBGROUP
+        })
     }
 
     pub(super) fn extensions(&self, handle: vk::PhysicalDevice) -> Vec<std::ffi::CString> {

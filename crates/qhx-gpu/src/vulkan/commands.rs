@@ -24,7 +24,9 @@ pub(crate) struct Recording {
     gpu: Arc<Gpu>,
     pool: vk::CommandPool,
     pub(super) buffer: vk::CommandBuffer,
-    _commands: Vec<Command>,
+    /// Times after each dispatch, where the device is profiled.
+    times: Option<vk::QueryPool>,
+    commands: Vec<Command>,
 }
 
 impl Recording {
@@ -36,12 +38,27 @@ impl Recording {
         unsafe {
             let pool = vk::CommandPoolCreateInfo::default().queue_family_index(gpu.queue_family);
             let pool = device.create_command_pool(&pool, None).map_err(wrong)?;
-            let mut recording = Self { gpu: gpu.clone(), pool, buffer: vk::CommandBuffer::null(), _commands: Vec::new() };
+            let mut recording = Self { gpu: gpu.clone(), pool, buffer: vk::CommandBuffer::null(), times: None, commands: Vec::new() };
             let allocate = vk::CommandBufferAllocateInfo::default().command_pool(pool).command_buffer_count(1);
             let buffer = device.allocate_command_buffers(&allocate).map_err(wrong)?[0];
             recording.buffer = buffer;
             device.begin_command_buffer(buffer, &vk::CommandBufferBeginInfo::default()).map_err(wrong)?;
+            let dispatches = commands.iter().filter(|command| matches!(command, Command::Dispatch { .. })).count() as u32;
+            if gpu.is_profiled() && dispatches > 0 {
+                let create = vk::QueryPoolCreateInfo::default().query_type(vk::QueryType::TIMESTAMP).query_count(dispatches + 1);
+                let pool = device.create_query_pool(&create, None).map_err(wrong)?;
+                recording.times = Some(pool);
+                device.cmd_reset_query_pool(buffer, pool, 0, dispatches + 1);
+            }
             barrier(gpu, buffer);
+            let mut stamps = 0;
+            let mut stamp = |times: Option<vk::QueryPool>| {
+                if let Some(pool) = times {
+                    device.cmd_write_timestamp(buffer, vk::PipelineStageFlags::BOTTOM_OF_PIPE, pool, stamps);
+                    stamps += 1;
+                }
+            };
+            stamp(recording.times);
             let mut bound = vk::Pipeline::null();
             for command in &commands {
                 match command {
@@ -53,6 +70,7 @@ impl Recording {
                         }
                         device.cmd_push_constants(buffer, gpu.layout, vk::ShaderStageFlags::COMPUTE, 0, arguments);
                         device.cmd_dispatch(buffer, groups[0], groups[1], groups[2]);
+                        stamp(recording.times);
                     }
                     Command::Barrier => barrier(gpu, buffer),
                     Command::Copy { from, from_offset, to, to_offset, bytes } => {
@@ -68,9 +86,27 @@ impl Recording {
             let work = vk::PipelineStageFlags::COMPUTE_SHADER | vk::PipelineStageFlags::TRANSFER;
             device.cmd_pipeline_barrier(buffer, work, vk::PipelineStageFlags::HOST, Default::default(), &[to_host], &[], &[]);
             device.end_command_buffer(buffer).map_err(wrong)?;
-            recording._commands = commands;
+            recording.commands = commands;
             Ok(recording)
         }
+    }
+
+    /// Of a submission that has ended: the name of each dispatch's shader, and the nanoseconds from the end of the one before to its own.
+    pub(super) fn times(&self) -> Vec<(&'static str, f64)> {
+        let Some(pool) = self.times else { return Vec::new() };
+        let names = self.commands.iter().filter_map(|command| match command {
+            Command::Dispatch { pipeline, .. } => Some(pipeline.name),
+            _ => None,
+        });
+        let names: Vec<_> = names.collect();
+        let mut ticks = vec![0u64; names.len() + 1];
+        // SAFETY: the pool has as many queries, all of them written, and lives as long as the recording.
+        let read = unsafe { self.gpu.device.get_query_pool_results(pool, 0, &mut ticks, vk::QueryResultFlags::TYPE_64) };
+        if read.is_err() {
+            return Vec::new();
+        }
+        let tick = f64::from(self.gpu.adapter.tick_ns);
+        names.into_iter().zip(ticks.windows(2).map(|pair| pair[1].saturating_sub(pair[0]) as f64 * tick)).collect()
     }
 }
 
@@ -92,6 +128,11 @@ impl Drop for Recording {
             return;
         }
         // SAFETY: owners wait for their submissions before they let go of a recording.
-        unsafe { self.gpu.device.destroy_command_pool(self.pool, None) };
+        unsafe {
+            self.gpu.device.destroy_command_pool(self.pool, None);
+            if let Some(times) = self.times {
+                self.gpu.device.destroy_query_pool(times, None);
+            }
+        }
     }
 }

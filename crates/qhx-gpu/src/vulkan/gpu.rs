@@ -4,7 +4,7 @@ use super::{Adapter, Driver, Fault, Recording};
 use crate::cache;
 use ash::{khr, vk};
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
@@ -35,8 +35,13 @@ pub(crate) struct Gpu {
     /// For tests: the number of the submission that fails.
     fails_at: Option<u64>,
     cache_folder: Option<PathBuf>,
+    /// Where dispatches are timed: how many of each shader there were, and their nanoseconds.
+    profile: Option<Mutex<Profile>>,
     driver: Arc<Driver>,
 }
+
+/// By shader.
+pub(crate) type Profile = BTreeMap<&'static str, (u64, f64)>;
 
 struct Queue {
     handle: vk::Queue,
@@ -46,6 +51,7 @@ struct Queue {
 /// A shader that is ready to run.
 pub(crate) struct Pipeline {
     pub(super) handle: vk::Pipeline,
+    pub(super) name: &'static str,
     module: vk::ShaderModule,
 }
 
@@ -58,6 +64,7 @@ impl Gpu {
         patience: Duration,
         fails_at: Option<u64>,
         cache_folder: Option<PathBuf>,
+        profiled: bool,
     ) -> Result<Arc<Self>, Fault> {
         let wrong = |e| Fault::of("opening the device", e);
         let newest = adapter.vulkan.split('.').nth(1).and_then(|minor| minor.parse::<u32>().ok()).is_some_and(|minor| minor >= 3);
@@ -68,6 +75,7 @@ impl Gpu {
             .buffer_device_address(true)
             .timeline_semaphore(true)
             .shader_float16(adapter.float16)
+            .shader_int8(adapter.cooperative_matrix)
             .vulkan_memory_model(adapter.cooperative_matrix);
         let mut v13 = vk::PhysicalDeviceVulkan13Features::default()
             .subgroup_size_control(adapter.subgroup_control)
@@ -116,6 +124,7 @@ impl Gpu {
                 lost: AtomicBool::new(false),
                 fails_at,
                 cache_folder,
+                profile: profiled.then(Mutex::default),
                 adapter,
                 driver: driver.clone(),
             }))
@@ -179,7 +188,7 @@ impl Gpu {
             let create = vk::ComputePipelineCreateInfo::default().stage(stage).layout(self.layout);
             let made = self.device.create_compute_pipelines(self.pipeline_cache, &[create], None);
             match made {
-                Ok(handles) => Pipeline { handle: handles[0], module },
+                Ok(handles) => Pipeline { handle: handles[0], name, module },
                 Err((_, e)) => {
                     self.device.destroy_shader_module(module, None);
                     return Err(wrong(e));
@@ -193,6 +202,9 @@ impl Gpu {
 
     /// Writes the pipelines that were compiled to the cache on disk.
     pub(crate) fn keep_pipelines(&self) {
+        if self.cache_folder.is_none() || self.is_lost() {
+            return;
+        }
         // SAFETY: the device lives.
         if let Ok(data) = unsafe { self.device.get_pipeline_cache_data(self.pipeline_cache) } {
             cache::store(self.cache_folder.as_deref(), &self.adapter.identity, &data);
@@ -201,9 +213,7 @@ impl Gpu {
 
     /// Begins to run recordings, in order, after everything that was submitted before. Returns the number to wait for.
     pub(crate) fn submit(&self, recordings: &[&Recording]) -> Result<u64, Fault> {
-        if self.lost.load(Ordering::Relaxed) {
-            return Err(Fault::Lost("it was lost before".into()));
-        }
+        self.check_alive()?;
         let buffers: Vec<_> = recordings.iter().map(|recording| recording.buffer).collect();
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let number = queue.submitted + 1;
@@ -249,6 +259,36 @@ impl Gpu {
         fault
     }
 
+    pub(super) fn is_profiled(&self) -> bool {
+        self.profile.is_some()
+    }
+
+    /// Counts the times of a recording's last submission, which has ended.
+    pub(crate) fn count_times(&self, recording: &Recording) {
+        let Some(profile) = &self.profile else { return };
+        let mut profile = profile.lock().unwrap_or_else(PoisonError::into_inner);
+        for (name, time) in recording.times() {
+            let entry = profile.entry(name).or_default();
+            *entry = (entry.0 + 1, entry.1 + time);
+        }
+    }
+
+    /// What was counted since the last time.
+    pub(crate) fn take_profile(&self) -> Profile {
+        self.profile
+            .as_ref()
+            .map(|profile| std::mem::take(&mut *profile.lock().unwrap_or_else(PoisonError::into_inner)))
+            .unwrap_or_default()
+    }
+
+    /// The error where it can no longer be used.
+    pub(crate) fn check_alive(&self) -> Result<(), Fault> {
+        match self.is_lost() {
+            true => Err(Fault::Lost("it was lost before".into())),
+            false => Ok(()),
+        }
+    }
+
     /// Whether it can no longer be used: what it holds is left to the system, for it may still be at work.
     pub(super) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
@@ -258,6 +298,8 @@ impl Gpu {
 impl Drop for Gpu {
     fn drop(&mut self) {
         if self.is_lost() {
+            // What is left of it needs the library and the instance.
+            std::mem::forget(self.driver.clone());
             return;
         }
         // SAFETY: buffers and recordings hold the device, so none is left.

@@ -12,7 +12,7 @@ mod gpu;
 pub(crate) use adapter::{Adapter, Driver, Kind};
 pub(crate) use buffer::{Buffer, Use};
 pub(crate) use commands::{Command, Recording};
-pub(crate) use gpu::{Gpu, Pipeline};
+pub(crate) use gpu::{Gpu, Pipeline, Profile};
 
 use ash::vk;
 
