@@ -243,34 +243,35 @@ impl Lowering<'_> {
         order::by_level(&mut self.steps, &mut self.taps);
         let wanted = |step: &Step| step.writes.iter().any(|r| matches!(r, Resource::Buffer(buffer) if self.wanted.contains(buffer)));
         let wanted_from = self.steps.iter().position(wanted).unwrap_or(steps);
-        let mut lives = vec![usize::MAX..0; self.buffers.len()];
+        // Of each buffer: the first step that needs it, and the one behind the last.
+        let mut lives = vec![(usize::MAX, 0); self.buffers.len()];
         for (number, step) in self.steps.iter().enumerate() {
             for resource in step.reads.iter().chain(&step.writes) {
                 if let Resource::Buffer(buffer) = *resource {
-                    let life = &mut lives[buffer];
-                    *life = life.start.min(number)..life.end.max(number + 1);
+                    let (first, end) = &mut lives[buffer];
+                    (*first, *end) = ((*first).min(number), (*end).max(number + 1));
                     // What the repeated steps read from before them stays as it is.
-                    if number >= wanted_from && life.start < wanted_from {
-                        life.end = steps + 1;
+                    if number >= wanted_from && *first < wanted_from {
+                        *end = steps + 1;
                     }
                 }
             }
         }
         for tapped in &self.taps {
-            let life = &mut lives[tapped.view.buffer];
-            life.end = life.end.max(tapped.after);
+            let (_, end) = &mut lives[tapped.view.buffer];
+            *end = (*end).max(tapped.after);
         }
         let outputs: Vec<View> = self.program.outputs.iter().map(|output| self.values[&output.value].clone()).collect();
         for output in &outputs {
-            lives[output.buffer].end = steps + 1;
+            lives[output.buffer].1 = steps + 1;
         }
         let lifetimes: Vec<Lifetime> = self
             .buffers
             .iter()
             .zip(lives)
-            .map(|(buffer, life)| Lifetime {
+            .map(|(buffer, (first, end))| Lifetime {
                 bytes: if buffer.input.is_some() { 0 } else { buffer.bytes },
-                steps: life.start.min(life.end)..life.end,
+                steps: first.min(end)..end,
             })
             .collect();
         let (offsets, arena) = plan::place(&lifetimes);

@@ -24,7 +24,7 @@ pub(crate) struct Gpu {
     done: vk::Semaphore,
     memory: vk::PhysicalDeviceMemoryProperties,
     pipeline_cache: vk::PipelineCache,
-    pipelines: Mutex<HashMap<(&'static str, Vec<u32>), Arc<Pipeline>>>,
+    pipelines: Mutex<Pipelines>,
     /// Bytes of buffers on the device.
     pub(super) used: AtomicU64,
     /// No more than this is allocated.
@@ -39,6 +39,9 @@ pub(crate) struct Gpu {
     profile: Option<Mutex<Profile>>,
     driver: Arc<Driver>,
 }
+
+/// By shader and constants.
+type Pipelines = HashMap<(&'static str, Vec<u32>), Arc<Pipeline>>;
 
 /// By shader.
 pub(crate) type Profile = BTreeMap<&'static str, (u64, f64)>;
