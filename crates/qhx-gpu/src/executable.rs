@@ -289,7 +289,7 @@ impl GpuExecutable {
             let numbers = self.numbers(call, &tapped.view)?;
             let dims: Vec<usize> = tapped.view.shape.iter().map(|&dim| crate::recorder::bind(dim, &call.bindings)).collect();
             if let Some(taps) = &mut call.taps {
-                taps(Tap { stage: &self.program.stages[tapped.stage].name, shape: &dims, values: &numbers });
+                Tap::show(&self.program.stages[tapped.stage], &dims, &numbers, *taps);
             }
             if call.is_cancelled() {
                 return Err(DeviceError::Cancelled);
