@@ -92,6 +92,8 @@ pub(crate) fn gpu(driver: &[(&'static str, PathBuf)]) -> Result<(), Failure> {
     gpu::check_shaders()?;
     let mut test = cargo_test();
     test.args(["--test", "gpu", "--", "--ignored"]);
+    // Software Vulkan is slow: fewer cases of each kind.
+    test.env("QHX_CONFORMANCE_CASES", "8");
     run(test.envs(driver.iter().map(|(name, value)| (name, value))))
 }
 
