@@ -37,7 +37,7 @@ use std::{
 };
 pub use target::TargetWriter;
 pub use tensors::TensorSpec;
-use tensors::WeightFiles;
+use tensors::{PartSum, PartSums, WeightFiles, sum_of_rows};
 
 /// How a bundle is written.
 #[derive(Clone, Debug)]
@@ -67,6 +67,8 @@ pub struct BundleWriter {
 pub struct Staged {
     folder: TemporaryFolder,
     manifest: Manifest,
+    /// Of the weights as they were given.
+    sums: PartSums,
 }
 
 impl BundleWriter {
@@ -117,13 +119,14 @@ impl BundleWriter {
     pub fn stage(self, manifest: Manifest) -> Result<Staged, BundleError> {
         self.listed.check_cancel()?;
         let Self { listed: Listed { folder, programs, mut files, cancel }, weights, .. } = self;
+        let sums = weights.as_ref().map(WeightFiles::sums).unwrap_or_default();
         let weights = match weights {
             Some(weights) => weights.complete(&folder, cancel.as_deref())?,
             None => Vec::new(),
         };
         let names = weights.iter().map(|(path, _)| path.clone()).collect();
         files.extend(weights);
-        let staged = Staged { folder, manifest: Manifest { programs, weights: names, files, ..manifest } };
+        let staged = Staged { folder, manifest: Manifest { programs, weights: names, files, ..manifest }, sums };
         staged.write_manifest()?;
         Ok(staged)
     }
@@ -150,6 +153,25 @@ impl Staged {
     /// Opens it with every check but the sums of large files, which were taken a moment ago.
     pub fn open(&self) -> Result<Bundle, BundleError> {
         Bundle::open_with(self.path(), &OpenOptions { verify: Verify::Written, cache_dir: None, cancel: None })
+    }
+
+    /// A weight, and the part of it, whose bytes in the files are not those that were given to the writer; none where all are.
+    pub fn changed_weight(&self) -> Result<Option<(&str, Part)>, BundleError> {
+        let bundle = self.open()?;
+        for (name, parts) in &self.sums {
+            let Some(tensor) = bundle.weights().tensor(name) else { continue };
+            for &PartSum { part, row_bytes, sum } in parts {
+                let bytes = match part {
+                    Part::Data => tensor.data(),
+                    Part::Scale => tensor.scale(),
+                    Part::Min => tensor.min(),
+                };
+                if sum_of_rows(0, row_bytes, bytes) != sum {
+                    return Ok(Some((name, part)));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// Adds, or replaces, what the gates measured.

@@ -11,11 +11,12 @@ use qhx_ir::{ALIGNMENT, Encoding, Program, WeightTensor};
 use std::{
     collections::{BTreeMap, HashMap},
     fs::{File, OpenOptions},
+    hash::{DefaultHasher, Hasher},
     io::{self, Seek},
     ops::Range,
     sync::{
         Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
 };
@@ -67,6 +68,8 @@ struct PlacedPart {
     /// Counted from the start of the file.
     offset: usize,
     written: Mutex<Rows>,
+    /// Of the rows as they were given.
+    sum: AtomicU64,
 }
 
 impl WeightFiles {
@@ -91,7 +94,12 @@ impl WeightFiles {
             let file = file.map_err(BundleError::io("create", &place))?;
             write_at(&file, &header, 0).map_err(BundleError::io("write", &place))?;
             for (spec, parts) in plan.tensors {
-                let place = |(stored, offset)| PlacedPart { stored, offset: header.len() + offset, written: Mutex::default() };
+                let place = |(stored, offset)| PlacedPart {
+                    stored,
+                    offset: header.len() + offset,
+                    written: Mutex::default(),
+                    sum: AtomicU64::new(0),
+                };
                 let columns = spec.shape.last().copied().unwrap_or(0);
                 let parts = parts.into_iter().map(place).collect();
                 let tensor = Tensor { encoding: spec.encoding, columns, file: self.files.len(), parts };
@@ -146,6 +154,7 @@ impl WeightFiles {
             return Err(wrong(format!("rows {range:?} are beyond its {rows}")));
         }
         placed.written.lock().unwrap_or_else(|e| e.into_inner()).add(range).map_err(|row| wrong(format!("row {row} is written twice")))?;
+        placed.sum.fetch_add(sum_of_rows(first_row, row_bytes, bytes), Ordering::Relaxed);
         let (path, file, _) = &self.files[tensor.file];
         for (step, bytes) in bytes.chunks(STEP).enumerate() {
             let written = check_cancel().and_then(|()| {
@@ -167,6 +176,16 @@ impl WeightFiles {
         (expected != found).then(|| {
             format!("weight `{name}`: expected {} rows of {} numbers, found {} rows of {}", expected.0, expected.1, found.0, found.1)
         })
+    }
+
+    /// The sums of all parts of the weights, of what was given so far.
+    pub(super) fn sums(&self) -> PartSums {
+        let sum = |placed: &PlacedPart| PartSum {
+            part: placed.stored.part,
+            row_bytes: placed.stored.row_bytes,
+            sum: placed.sum.load(Ordering::Relaxed),
+        };
+        self.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.parts.iter().map(sum).collect())).collect()
     }
 
     /// Waits until all files are complete on the disk, and takes their sums.
@@ -216,6 +235,27 @@ impl WeightFiles {
         done.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(done)
     }
+}
+
+/// For each weight the sums of its parts.
+pub(super) type PartSums = BTreeMap<String, Vec<PartSum>>;
+
+/// One part of a weight, and the sum of its rows.
+pub(super) struct PartSum {
+    pub(super) part: Part,
+    pub(super) row_bytes: usize,
+    pub(super) sum: u64,
+}
+
+/// A sum of rows and their numbers that does not depend on the order in which they come. It finds mistakes, not forgers.
+pub(super) fn sum_of_rows(first_row: usize, row_bytes: usize, bytes: &[u8]) -> u64 {
+    let sum = |(row, bytes): (usize, &[u8])| {
+        let mut hasher = DefaultHasher::new();
+        hasher.write_usize(first_row + row);
+        hasher.write(bytes);
+        hasher.finish()
+    };
+    bytes.chunks(row_bytes).enumerate().map(sum).fold(0, u64::wrapping_add)
 }
 
 /// One file: its tensors with the places of their parts, counted from the start of the data, and everything that stands in its header.

@@ -1,7 +1,8 @@
 //! Every stored weight beside the numbers it was made from.
 //!
 //! Tokens show what a mistake does to answers; one wrong scale among millions does little to them, and rounding to few bits hides it. Here nothing is hidden: of every group of numbers that shares a
-//! scale, the stored numbers must be as large as the originals and point the same way. Calibrated rounding moves single numbers on purpose, so there the group is the row.
+//! scale, the stored numbers must be as large as the originals and point the same way. Calibrated rounding moves single numbers on purpose, so there the group is the row; that nothing smaller
+//! went wrong on the way to the files is seen by the sums of what the rounding gave.
 
 use super::Gate;
 use crate::{
@@ -11,30 +12,44 @@ use crate::{
     forge::weights,
     numbers::{Numbers, weight_rows},
 };
-use qhx_bundle::{Manifest, Staged, manifest::Rounding};
+use qhx_bundle::{Manifest, Staged, layout::Part, manifest::Rounding};
 use qhx_ir::{Encoding, Weight, WeightTensor};
 use std::{fmt, ops::Range, panic::resume_unwind, thread};
 
 /// Groups with less than this share of the mean energy of their neighbours are too small to matter, and what rounding leaves of them says nothing.
 const LEAST_ENERGY: f64 = 1e-4;
 
-/// A group of stored numbers that is not what it was made from.
+/// A weight that is not stored as it should be.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Damage {
-    weight: String,
-    row: usize,
-    columns: Range<usize>,
-    /// How large the stored numbers are, as a multiple of the originals.
-    gain: f64,
+pub(super) enum Damage {
+    /// A group of numbers that is not what it was made from.
+    Numbers {
+        weight: String,
+        row: usize,
+        columns: Range<usize>,
+        /// How large the stored numbers are, as a multiple of the originals.
+        gain: f64,
+    },
+    /// Bytes that are not those that rounding gave.
+    Bytes { weight: String, part: Part },
 }
 
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { weight, row, columns, gain } = self;
-        write!(f, "the weight `{weight}` is not the checkpoint's: in row {row}, columns {} to {}, ", columns.start, columns.end - 1)?;
-        match gain.is_finite() {
-            true => write!(f, "the stored numbers are {gain:.2} times the original ones"),
-            false => write!(f, "a stored number is no number"),
+        match self {
+            Self::Numbers { weight, row, columns, gain } => {
+                write!(
+                    f,
+                    "the weight `{weight}` is not the checkpoint's: in row {row}, columns {} to {}, ",
+                    columns.start,
+                    columns.end - 1
+                )?;
+                match gain.is_finite() {
+                    true => write!(f, "the stored numbers are {gain:.2} times the original ones"),
+                    false => write!(f, "a stored number is no number"),
+                }
+            }
+            Self::Bytes { weight, part } => write!(f, "the stored tensor `{}` is not as it was rounded", part.stored_name(weight)),
         }
     }
 }
@@ -45,7 +60,7 @@ pub(super) fn is_calibrated(manifest: &Manifest) -> bool {
 }
 
 impl Gate<'_, '_> {
-    /// The first group of numbers that a bundle does not store as it should; none where all are right.
+    /// The first weight that a bundle does not store as it should; none where all are right.
     pub(super) fn damage(&mut self, staged: &Staged, programs: &Programs) -> Result<Option<Damage>, ForgeError> {
         let bundle = staged.open()?;
         let stored = bundle.weights();
@@ -67,10 +82,11 @@ impl Gate<'_, '_> {
                 Ok(())
             })?;
             if let Some((row, columns, gain)) = found {
-                return Ok(Some(Damage { weight: name.to_string(), row, columns, gain }));
+                return Ok(Some(Damage::Numbers { weight: name.to_string(), row, columns, gain }));
             }
         }
-        Ok(None)
+        let changed = staged.changed_weight()?;
+        Ok(changed.map(|(weight, part)| Damage::Bytes { weight: weight.to_string(), part }))
     }
 }
 
@@ -148,13 +164,8 @@ fn compare_rows(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ForgeOptions, GateOptions, GateProgress, Material, Precision, gate::suite::GivenPrompt, plan::PrecisionPlan};
-    use qhx_bundle::{
-        Digest,
-        layout::{Part, stored_parts},
-        manifest::FileEntry,
-        safetensors::read_header,
-    };
+    use crate::{Calibration, ForgeOptions, GateOptions, GateProgress, Material, Precision, gate::suite::GivenPrompt, mixture};
+    use qhx_bundle::{Digest, layout::stored_parts, manifest::FileEntry, safetensors::read_header};
     use std::{fs, path::Path};
 
     /// A bundle under a temporary name, to be spoiled and mended.
@@ -186,17 +197,27 @@ mod tests {
         }
     }
 
-    /// Runs `test` on a staged bundle of a fixture.
+    /// Runs `test` on a staged bundle of a fixture, rounded to the nearest.
     fn with(name: &str, precision: Precision, test: impl FnOnce(&mut Gate<'_, '_>, &Victim<'_>)) {
+        with_calibration(name, precision, None, test);
+    }
+
+    /// Runs `test` on a staged bundle of a fixture.
+    fn with_calibration(
+        name: &str,
+        precision: Precision,
+        calibration: Option<Calibration>,
+        test: impl FnOnce(&mut Gate<'_, '_>, &Victim<'_>),
+    ) {
         let folder = tempfile::tempdir().unwrap();
         let material = Material::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)).unwrap();
         let out = folder.path().join("model");
-        let mut options = ForgeOptions::new(&out, precision);
+        let mut options = ForgeOptions { calibration, ..ForgeOptions::new(&out, precision) };
         let prompts = [3usize, 60].map(|n| GivenPrompt::Ids((0..n as u32).map(|i| i * 37 % 300).collect()));
         let mut silent = |_: GateProgress<'_>| {};
         let options_of_gate = GateOptions { prompts: Some(prompts.to_vec()), ..GateOptions::new(&mut silent) };
         let mut gate = Gate::new(&material, &options, options_of_gate).unwrap();
-        let plan = PrecisionPlan::from(precision);
+        let plan = mixture::plan(&material, &mut options).unwrap();
         let programs = material.programs(&plan).unwrap();
         let staged = material.stage(&plan, &programs, &mut options).unwrap();
         let whole = fs::read(staged.path().join(staged.manifest().weights[0].as_str())).unwrap();
@@ -209,6 +230,15 @@ mod tests {
             Precision::F16 => (Part::Data, 2),
             Precision::W8 => (Part::Scale, 4),
             _ => (Part::Scale, 2),
+        }
+    }
+
+    /// The damage that is found, which must be to the numbers of that row, with its gain.
+    fn numbers_of_row(gate: &mut Gate<'_, '_>, victim: &Victim<'_>, weight: &str, row: usize) -> (Damage, f64) {
+        let damage = gate.damage(victim.staged, victim.programs).unwrap();
+        match damage {
+            Some(Damage::Numbers { weight: ref found, row: at, gain, .. }) if found == weight && at == row => (damage.unwrap(), gain),
+            other => panic!("expected damage to row {row} of {weight}, found {other:?}"),
         }
     }
 
@@ -247,8 +277,8 @@ mod tests {
                     bytes[spoiled.clone()].chunks_exact_mut(size).filter(|x| x.iter().any(|&b| b != 0)).for_each(scale_by_two)
                 };
                 victim.write(doubled);
-                let damage = gate.damage(victim.staged, victim.programs).unwrap().unwrap();
-                assert!(damage.weight == weight && damage.row == 7 && (1.8..2.2).contains(&damage.gain), "{precision}: {damage}");
+                let (damage, gain) = numbers_of_row(gate, victim, weight, 7);
+                assert!((1.8..2.2).contains(&gain), "{precision}: {damage}");
                 assert!(damage.to_string().contains("times the original ones"), "{damage}");
                 let tokens = gate.measure(victim.staged).unwrap().gate;
                 println!("{precision}, a scale doubled: {damage}; by tokens alone: {}", tokens.result);
@@ -257,15 +287,32 @@ mod tests {
                 let (byte, bits) = if size == 4 { (row.start + 2, 0x80u8) } else { (row.start + 1, 0x04) };
                 if part == Part::Scale {
                     victim.write(|bytes| bytes[byte] ^= bits);
-                    let damage = gate.damage(victim.staged, victim.programs).unwrap().unwrap();
-                    assert!(damage.row == 7 && (damage.gain > 1.8 || damage.gain < 0.55), "{precision}: {damage}");
+                    let (damage, gain) = numbers_of_row(gate, victim, weight, 7);
+                    assert!(gain > 1.8 || gain < 0.55, "{precision}: {damage}");
                 }
                 // The highest bit of a number's or a scale's exponent.
                 victim.write(|bytes| bytes[row.start + size - 1] ^= 0x40);
-                let damage = gate.damage(victim.staged, victim.programs).unwrap().unwrap();
-                assert!(damage.weight == weight && damage.row == 7, "{precision}: {damage}");
+                numbers_of_row(gate, victim, weight, 7);
                 victim.write(|_| {});
                 assert_eq!(gate.damage(victim.staged, victim.programs).unwrap(), None, "mended");
+            });
+        }
+    }
+
+    #[test]
+    fn one_changed_bit_of_a_calibrated_bundle_is_found_at_every_precision() {
+        let weight = "layers.1.mlp.down_proj.weight";
+        for precision in [Precision::W8, Precision::W4, Precision::Bits("6".parse().unwrap())] {
+            with_calibration("llama", precision, Some(Calibration::default()), |gate, victim| {
+                assert!(is_calibrated(victim.staged.manifest()), "{precision}");
+                assert_eq!(gate.damage(victim.staged, victim.programs).unwrap(), None, "{precision}");
+                // The lowest bit of a block's or a row's scale, and of a quant: too little for any measurement of numbers or tokens.
+                for part in [Part::Scale, Part::Data] {
+                    let place = victim.row(weight, part, 7).start;
+                    victim.write(|bytes| bytes[place] ^= 1);
+                    let damage = gate.damage(victim.staged, victim.programs).unwrap();
+                    assert_eq!(damage, Some(Damage::Bytes { weight: weight.into(), part }), "{precision}");
+                }
             });
         }
     }
@@ -288,8 +335,8 @@ mod tests {
                         bytes[expert(1)].copy_from_slice(&first);
                     }
                 });
-                let damage = gate.damage(victim.staged, victim.programs).unwrap().unwrap();
-                assert!(damage.weight == **name && damage.gain.abs() < 0.55, "{precision}: {damage}");
+                let (damage, gain) = numbers_of_row(gate, victim, name, 0);
+                assert!(gain.abs() < 0.55, "{precision}: {damage}");
                 let tokens = gate.measure(victim.staged).unwrap().gate;
                 println!("{precision}, experts exchanged: {damage}; by tokens alone: {}", tokens.result);
             });
