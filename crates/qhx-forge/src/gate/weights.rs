@@ -288,7 +288,7 @@ mod tests {
                 if part == Part::Scale {
                     victim.write(|bytes| bytes[byte] ^= bits);
                     let (damage, gain) = numbers_of_row(gate, victim, weight, 7);
-                    assert!(gain > 1.8 || gain < 0.55, "{precision}: {damage}");
+                    assert!(!(0.55..=1.8).contains(&gain), "{precision}: {damage}");
                 }
                 // The highest bit of a number's or a scale's exponent.
                 victim.write(|bytes| bytes[row.start + size - 1] ^= 0x40);
