@@ -1,6 +1,7 @@
 //! One answer: made, streamed to stdout as it comes, and its cost told on stderr.
 
 use crate::{
+    draft::DraftChoice,
     failure::Failure,
     input::Input,
     interrupt::Interrupt,
@@ -30,6 +31,7 @@ pub(crate) struct Request<'a> {
     pub(crate) model: Option<&'a Path>,
     pub(crate) load: LoadOptions,
     pub(crate) options: GenerateOptions,
+    pub(crate) draft: &'a DraftChoice,
     pub(crate) media: &'a MediaFlags,
     pub(crate) sessions: Option<&'a SessionFlags>,
     pub(crate) tools: Option<Value>,
@@ -62,6 +64,7 @@ impl Request<'_> {
         self.load.media = windows.media(&input);
         let read_time = started.elapsed();
         let model = load_model(bundle, &self.load)?;
+        self.options.draft = self.draft.source(&model, &self.load, interrupt)?;
         let load_time = opened.time + started.elapsed() - read_time;
         let mut session = match self.sessions {
             Some(sessions) => sessions.begin(&model, &mut input)?,
@@ -169,6 +172,9 @@ fn timing_line(timing: &Timing, load_time: Option<Duration>, has_media: bool) ->
         parts.push(show_speed(timing.decode_tokens_per_second));
     }
     parts.push(show_number(timing.generated_tokens, "token"));
+    if timing.drafted > 0 {
+        parts.push(format!("{} of {} drafted tokens right", timing.accepted, timing.drafted));
+    }
     if has_media {
         parts.push(format!("{} encode", show_seconds(timing.encode_ms / 1e3)));
         parts.push(format!("{} prefill", show_seconds(timing.prefill_ms / 1e3)));

@@ -1,6 +1,7 @@
 //! Flags that several commands share, and what they become for the libraries.
 
 use crate::{
+    draft::DraftChoice,
     environment,
     failure::Failure,
     output,
@@ -153,6 +154,10 @@ pub(crate) struct DecodingFlags {
     /// Answer with text that follows this grammar, in llguidance's variant of Lark; `start: /REGEX/` for a regular expression
     #[arg(long, value_name = "FILE.lark")]
     grammar: Option<PathBuf>,
+    /// Where guesses at the next tokens come from, which are computed together where that is faster and never change an answer: `lookup` (what followed the same words before),
+    /// `none`, or a smaller model with the same tokenizer
+    #[arg(long, value_name = "SOURCE", default_value = "lookup")]
+    pub(crate) draft: DraftChoice,
 }
 
 impl DecodingFlags {

@@ -9,6 +9,7 @@ mod answer;
 mod commands;
 mod contexts;
 mod cost;
+mod draft;
 mod environment;
 mod failure;
 mod flags;

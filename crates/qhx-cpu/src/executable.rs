@@ -241,6 +241,10 @@ impl Executable for CpuExecutable {
         true
     }
 
+    fn is_batch_invariant(&self) -> bool {
+        true
+    }
+
     fn state_bytes(&self) -> Option<StateBytes> {
         Some(self.workshop.pages.bytes())
     }

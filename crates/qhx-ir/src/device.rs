@@ -259,6 +259,11 @@ pub trait Executable: Send {
         false
     }
 
+    /// Whether a row is computed alike, bit by bit, whatever else is in its call. Only then can drafts be computed beside other rows without ever changing an answer.
+    fn is_batch_invariant(&self) -> bool {
+        false
+    }
+
     /// Bytes that all states of this executable hold together, what they share counted once; `None` if the device does not count.
     fn state_bytes(&self) -> Option<StateBytes> {
         None

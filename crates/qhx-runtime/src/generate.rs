@@ -1,7 +1,8 @@
 //! The generate loop: a prompt's ids in, tokens and text out, one by one.
 
 use crate::{
-    Cancel, Error, FinishReason, GenerateOptions, Generation, LogitProcessor, Model, NextToken, Piece, Prompt, Session, StageRuns, Work,
+    Cancel, Error, FinishReason, GenerateOptions, Generation, LogitProcessor, Model, Piece, Prompt, Session, StageRuns, Work,
+    drafter::Drafter,
     placement::{Fallback, PlacedStage, Placement},
     timing::{PrefillPath, Timing, milliseconds},
     writer::Writer,
@@ -33,8 +34,9 @@ pub fn generate_with(
     on_piece: &mut dyn FnMut(Piece<'_>),
 ) -> Result<Generation, Error> {
     let writer = Writer::new(session.model(), prompt, options, processors)?;
+    let drafter = Drafter::new(session.model(), prompt, options)?;
     session.want_largest_only(writer.wants_largest());
-    let generation = answer(session, prompt, writer, cancel, on_piece);
+    let generation = answer(session, prompt, writer, drafter, cancel, on_piece);
     session.want_largest_only(false);
     generation
 }
@@ -43,6 +45,7 @@ fn answer(
     session: &mut Session,
     prompt: &Prompt,
     mut writer: Writer,
+    mut drafter: Drafter,
     cancel: &Cancel,
     on_piece: &mut dyn FnMut(Piece<'_>),
 ) -> Result<Generation, Error> {
@@ -61,12 +64,13 @@ fn answer(
             let encode_time = session.work().encode - before.encode;
             timing.encode_ms += milliseconds(encode_time);
             timing.prefill_ms = milliseconds(started.elapsed() - encode_time);
-            let head_before = session.work().last_stage;
+            let (head_before, most_drafts) = (session.work().last_stage, session.model().room_for_drafts(1));
             while writer.finish_reason.is_none() {
-                let next = session.next_token().unwrap_or(NextToken::Logits(&[]));
-                let Some(id) = writer.choose(next, session.ids(), session.context(), on_piece)? else { break };
-                match session.append(&[id], cancel) {
-                    Ok(_) => {}
+                let Some(id) = drafter.choose(session, &mut writer, on_piece)? else { break };
+                session.put_last(id)?;
+                drafter.draft(session, &writer, 0, most_drafts);
+                match session.compute_last(cancel) {
+                    Ok(()) => {}
                     Err(Error::Cancelled) => writer.finish_reason = Some(FinishReason::Cancelled),
                     Err(error) => return Err(error),
                 }
@@ -77,6 +81,7 @@ fn answer(
         Err(error) => return Err(error),
     }
     timing.end(prompt, started, writer.first_token, writer.ids.len());
+    drafter.tell(&mut timing);
     writer.flush(on_piece)?;
     let (stages, fallbacks) = where_it_ran(session, prompt, before);
     Ok(Generation {
@@ -88,7 +93,7 @@ fn answer(
         prefill_path,
         stages,
         fallbacks,
-        note: writer.note.or_else(|| note(session.model(), loads)),
+        note: writer.note.or_else(|| drafter.note()).or_else(|| note(session.model(), loads)),
         stop_string: writer.stop_string,
         log_probs: writer.log_probs,
         media: prompt.media().len(),

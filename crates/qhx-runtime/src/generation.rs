@@ -2,6 +2,7 @@
 
 use crate::{
     Prompt, Structure, TokenLogProbs,
+    draft::DraftSource,
     placement::Fallback,
     sample::SamplerConfig,
     timing::{PrefillPath, Timing},
@@ -27,6 +28,8 @@ pub struct GenerateOptions {
     pub structure: Structure,
     /// Special tokens that are part of the text all the same: marks around reasoning and tool calls.
     pub shown_special: Vec<u32>,
+    /// Where guesses at the next tokens come from, which are computed together where that is faster. They never change an answer.
+    pub draft: DraftSource,
 }
 
 impl Default for GenerateOptions {
@@ -40,6 +43,7 @@ impl Default for GenerateOptions {
             log_probs: None,
             structure: Structure::default(),
             shown_special: Vec::new(),
+            draft: DraftSource::default(),
         }
     }
 }

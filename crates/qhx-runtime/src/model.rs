@@ -7,7 +7,7 @@ use crate::{
     Cancel, DeviceChoice, Encoded, Error, Language, LoadOptions, Medium, ModelParts,
     encoder::Encoders,
     memory::{MemoryEstimate, TowerNeed},
-    options::{DEFAULT_CONTEXT, MAX_SESSIONS},
+    options::{DEFAULT_CONTEXT, MAX_SESSIONS, MOST_DRAFTS},
     placement::{self, Placement},
     registry::{self, NpuSettings},
     runner::Runner,
@@ -37,6 +37,7 @@ struct Loaded {
     placement: Placement,
     memory: MemoryEstimate,
     wanted: usize,
+    can_draft: bool,
     sessions: usize,
     fingerprint: String,
     encoders: Encoders,
@@ -83,7 +84,7 @@ impl LoadPlan {
         let context = between("context", options.context.unwrap_or(DEFAULT_CONTEXT.min(context_limit)), context_limit)?;
         let chunk = between("chunk", options.chunk, 1 << 20)?.min(context);
         let sessions = between("sessions", options.sessions, MAX_SESSIONS)?;
-        let wanted = between("wanted", options.wanted, 1 << 20)?.max(sessions).min(chunk);
+        let wanted = between("wanted", options.wanted, 1 << 20)?.max(sessions + MOST_DRAFTS).min(chunk);
         let memory = MemoryEstimate::of(program, context, chunk, wanted);
         let (device, placement) = placement::place(program, options.device, options.placement.as_ref(), candidates)?;
         Ok(Self { memory: memory.with_copies(program, placement.copies.iter().map(|copy| &*copy.slot)), placement, device })
@@ -169,13 +170,14 @@ impl Model {
         let load = qhx_ir::LoadOptions {
             max_rows: memory.chunk,
             max_soft_rows,
-            max_wanted: wanted,
+            max_wanted: wanted.max(sessions + MOST_DRAFTS).min(memory.chunk),
             max_segments: sessions,
             max_state_bytes: options.state_bytes,
             artifacts: artifacts.clone(),
         };
         let machine = device.open()?;
         let executable = machine.load(&program, &weights, &load)?;
+        let can_draft = executable.commits_partly() && executable.is_batch_invariant();
         let runner = Mutex::new(Runner::new(executable, program.clone(), language.placeholders().clone(), language.vocabulary().logits));
         let origin = Origin { devices: candidates.to_vec(), weights: weights.clone(), options: load };
         let encoders = Encoders::new(language.towers.clone(), weights, candidates.to_vec(), artifacts, options);
@@ -188,6 +190,7 @@ impl Model {
             placement,
             memory,
             wanted,
+            can_draft,
             sessions,
             fingerprint,
             encoders,
@@ -234,6 +237,21 @@ impl Model {
     /// The most rows per call whose logits are wanted.
     pub fn wanted(&self) -> usize {
         self.0.wanted
+    }
+
+    /// Whether drafts may be computed beside other rows: a row must be the same, bit by bit, whatever else is in its call.
+    pub(crate) fn can_draft(&self) -> bool {
+        self.0.can_draft
+    }
+
+    /// Drafts for which there is room in a call with so many answers.
+    pub(crate) fn room_for_drafts(&self, answers: usize) -> usize {
+        if self.can_draft() { MOST_DRAFTS.min(self.chunk().saturating_sub(answers)) } else { 0 }
+    }
+
+    /// Whether two are the same loaded model.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// How many sessions may share a call.

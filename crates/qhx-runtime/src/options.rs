@@ -13,6 +13,8 @@ use std::sync::Arc;
 pub const DEFAULT_CONTEXT: usize = 4096;
 /// Rows per call in prefill when nobody asks for another number.
 pub const DEFAULT_CHUNK: usize = 256;
+/// The most rows that drafts add to a call.
+pub(crate) const MOST_DRAFTS: usize = 7;
 /// The most sessions that may share a call.
 pub(crate) const MAX_SESSIONS: usize = 256;
 

@@ -5,6 +5,7 @@
 use crate::{
     Error,
     inputs::{Inputs, Placeholders, RowSpan},
+    row_costs::RowCosts,
     sequence::Sequence,
 };
 use qhx_ir::{Call, Checked, DeviceError, Executable, IdMask, Outputs, Phase, RowResult, Segment, Tap, Want};
@@ -12,6 +13,7 @@ use std::{
     iter::repeat_n,
     ops::Range,
     sync::{OnceLock, atomic::AtomicBool},
+    time::Instant,
 };
 
 /// The loaded text program with the buffers of its calls.
@@ -27,6 +29,8 @@ pub(crate) struct Runner {
     pub(crate) loads: u64,
     /// What happened then.
     pub(crate) moved: Option<String>,
+    /// What decode steps take.
+    pub(crate) costs: RowCosts,
 }
 
 /// Rows of a sequence that a call computes. Those of which something is wanted are the last ones.
@@ -54,8 +58,8 @@ impl<'a> Span<'a> {
 
     /// The segment of a call whose first row is row `first` of the call.
     fn segment(&mut self, first: usize) -> Segment<'_> {
-        let Sequence { state, epoch, .. } = &mut *self.sequence;
-        Segment { epoch: *epoch, ..Segment::new(Some(&mut **state), first, self.rows.len()) }
+        let Sequence { state, epoch, drafts, .. } = &mut *self.sequence;
+        Segment { epoch: *epoch, partial: *drafts > 0, ..Segment::new(Some(&mut **state), first, self.rows.len()) }
     }
 }
 
@@ -82,18 +86,28 @@ pub(crate) struct Watch<'a> {
 impl Runner {
     pub(crate) fn new(executable: Box<dyn Executable>, program: Checked, placeholders: Placeholders, width: usize) -> Self {
         let (inputs, outputs) = (Inputs::default(), Outputs::new());
-        Self { executable, program, placeholders, width, inputs, outputs, loads: 0, moved: None }
+        Self { executable, program, placeholders, width, inputs, outputs, loads: 0, moved: None, costs: RowCosts::default() }
     }
 
     /// From now on calls go to a program that was loaded anew.
     pub(crate) fn replace(&mut self, executable: Box<dyn Executable>, why: String) {
         (self.executable, self.outputs) = (executable, Outputs::new());
-        self.loads += 1;
+        (self.loads, self.costs) = (self.loads + 1, RowCosts::default());
         self.moved = Some(why);
     }
 
-    /// One call over rows of several sequences. The rows are committed; the last row's logits are kept where a span ends with its sequence's last row.
+    /// One call over rows of several sequences. The rows are committed, unless there are drafts among them; the last row's logits, and those of drafts, are kept where a span
+    /// ends with its sequence's last row.
     pub(crate) fn call(&mut self, spans: &mut [Span<'_>], purpose: &Purpose<'_>, watch: &mut Watch<'_>) -> Result<(), Error> {
+        let started = Instant::now();
+        self.compute(spans, purpose, watch)?;
+        if purpose.phase == Phase::Decode {
+            self.costs.learn(spans.iter().map(|span| span.rows.len()).sum(), started.elapsed());
+        }
+        self.deliver(spans, purpose, watch)
+    }
+
+    fn compute(&mut self, spans: &mut [Span<'_>], purpose: &Purpose<'_>, watch: &mut Watch<'_>) -> Result<(), Error> {
         let Self { executable, program, placeholders, inputs, outputs, .. } = self;
         inputs.fill(program, placeholders, spans.iter().map(Span::row_span));
         let all_logits = watch.logits.is_some();
@@ -137,7 +151,7 @@ impl Runner {
             }
             executable.run(&mut call)
         })?;
-        self.deliver(spans, purpose, watch)
+        Ok(())
     }
 
     /// Hands out what a call gave, and commits its rows.
@@ -147,23 +161,28 @@ impl Runner {
         let mut results = self.outputs.rows().iter();
         let last_stage = self.executable.last_stage_time().unwrap_or_default();
         for Span { sequence, rows, wanted, .. } in spans {
-            sequence.state.commit(rows.len())?;
+            if sequence.drafts == 0 {
+                sequence.state.commit(rows.len())?;
+            }
             sequence.work.add(purpose.phase, rows.len(), last_stage);
+            if rows.end == sequence.rows.len() && *wanted > 0 {
+                sequence.forget_logits();
+            }
             for number in 0..*wanted {
                 let row = rows.end - *wanted + number;
-                // Only the last row of all is kept: until then the step may still fail.
-                let is_last = row + 1 == sequence.rows.len();
+                // Only the last row of all is kept, and the drafts before it: until then the step may still fail.
+                let is_kept = row + 1 + sequence.drafts >= sequence.rows.len();
                 match results.next() {
                     Some(RowResult::Logits(at)) if logits.len() >= (at + 1) * width => {
                         let logits = &logits[at * width..][..width];
-                        if is_last {
-                            sequence.set_logits(logits);
+                        if is_kept {
+                            sequence.logits.extend_from_slice(logits);
                         }
                         if let Some(show) = &mut watch.logits {
                             show(row, logits);
                         }
                     }
-                    Some(RowResult::Largest { id, value }) if is_last => sequence.set_largest(*id, *value),
+                    Some(RowResult::Largest { id, value }) if is_kept => sequence.largest.push((*id, *value)),
                     Some(RowResult::Largest { .. }) => {}
                     _ => return Err(self.wrong_output(*wanted)),
                 }

@@ -11,10 +11,12 @@ pub(crate) struct Sequence {
     pub(crate) state: Box<dyn State>,
     /// The program's epoch for which `state` was computed.
     pub(crate) epoch: usize,
-    /// Of the last row; empty when they are not known.
+    /// Rows at the end that are guesses: computed, not committed, until [`Sequence::accept`].
+    pub(crate) drafts: usize,
+    /// Of the last row, and with drafts of the row before them and of each of them; empty when they are not known.
     pub(crate) logits: Vec<f32>,
-    /// The id and the value of the largest logit of the last row, where nothing else was wanted.
-    pub(crate) largest: Option<(u32, f32)>,
+    /// The ids and the values of the largest logits of the same rows, where nothing else was wanted.
+    pub(crate) largest: Vec<(u32, f32)>,
     /// Whether only the largest of them is wanted.
     pub(crate) largest_only: bool,
     pub(crate) work: Work,
@@ -78,8 +80,9 @@ impl Sequence {
             rows: Rows::with_capacity(context),
             state,
             epoch: 0,
+            drafts: 0,
             logits: Vec::with_capacity(logits),
-            largest: None,
+            largest: Vec::with_capacity(1),
             largest_only: false,
             work: Work::default(),
         }
@@ -87,7 +90,13 @@ impl Sequence {
 
     /// An independent one that holds the same.
     pub(crate) fn fork(&self, context: usize) -> Result<Self, Error> {
-        Ok(Self { rows: self.rows.copy_with_capacity(context), state: self.state.fork()?, logits: self.logits.clone(), ..*self })
+        Ok(Self {
+            rows: self.rows.copy_with_capacity(context),
+            state: self.state.fork()?,
+            logits: self.logits.clone(),
+            largest: self.largest.clone(),
+            ..*self
+        })
     }
 
     /// The logits of the last row, if they are known.
@@ -95,27 +104,44 @@ impl Sequence {
         (!self.logits.is_empty()).then_some(&self.logits[..])
     }
 
-    /// What is known of the token after the last row.
+    /// What is known of the token after the last row, or with drafts after the row before them.
     pub(crate) fn next_token(&self) -> Option<NextToken<'_>> {
-        match self.largest {
-            Some((id, value)) => Some(NextToken::Largest { id, value }),
-            None => self.logits().map(NextToken::Logits),
+        self.token_after(0)
+    }
+
+    /// What is known of the token after so many drafts.
+    pub(crate) fn token_after(&self, drafts: usize) -> Option<NextToken<'_>> {
+        match self.largest.get(drafts) {
+            Some(&(id, value)) => Some(NextToken::Largest { id, value }),
+            None => {
+                let width = self.logits.len() / (self.drafts + 1);
+                self.logits.get(drafts * width..(drafts + 1) * width).filter(|row| !row.is_empty()).map(NextToken::Logits)
+            }
         }
-    }
-
-    pub(crate) fn set_logits(&mut self, logits: &[f32]) {
-        self.largest = None;
-        self.logits.clear();
-        self.logits.extend_from_slice(logits);
-    }
-
-    pub(crate) fn set_largest(&mut self, id: u32, value: f32) {
-        self.logits.clear();
-        self.largest = Some((id, value));
     }
 
     pub(crate) fn forget_logits(&mut self) {
         self.logits.clear();
-        self.largest = None;
+        self.largest.clear();
+    }
+
+    /// Puts in guesses at what follows the last row.
+    pub(crate) fn draft(&mut self, ids: &[u32]) {
+        self.rows.extend(ids, &[]);
+        self.drafts = ids.len();
+    }
+
+    /// The first `accepted` drafts, which were computed with the row before them, are right; the others are forgotten.
+    pub(crate) fn accept(&mut self, accepted: usize) -> Result<(), Error> {
+        let wrong = std::mem::take(&mut self.drafts) - accepted;
+        self.rows.truncate(self.rows.len() - wrong);
+        self.state.commit(self.rows.len() - self.state.len())?;
+        Ok(())
+    }
+
+    /// Forgets drafts that were not computed.
+    pub(crate) fn forget_drafts(&mut self) {
+        let drafts = std::mem::take(&mut self.drafts);
+        self.rows.truncate(self.rows.len() - drafts);
     }
 }

@@ -32,6 +32,13 @@ pub struct Timing {
     /// Tokens after the first, by the time from the first to the last; 0 where there is only one.
     #[serde(serialize_with = "rounded")]
     pub decode_tokens_per_second: f64,
+    /// Guesses at tokens that were computed beside others.
+    pub drafted: usize,
+    /// Those of them that were right.
+    pub accepted: usize,
+    /// About the time that they have saved; negative where they have cost more.
+    #[serde(serialize_with = "rounded")]
+    pub saved_ms: f64,
     /// The most memory that this process has held; 0 where the system does not tell.
     pub peak_rss_bytes: u64,
 }
@@ -79,6 +86,9 @@ impl Timing {
         self.lm_head_ms += next.lm_head_ms;
         self.prompt_tokens += next.prompt_tokens;
         self.generated_tokens += next.generated_tokens;
+        self.drafted += next.drafted;
+        self.accepted += next.accepted;
+        self.saved_ms += next.saved_ms;
         self.decode_tokens_per_second = if time > 0.0 { tokens / time } else { 0.0 };
         self.peak_rss_bytes = self.peak_rss_bytes.max(next.peak_rss_bytes);
     }
@@ -128,7 +138,7 @@ mod tests {
         let value = serde_json::to_value(timing).unwrap();
         let fields: Vec<&str> = value.as_object().unwrap().keys().map(String::as_str).collect();
         let expected = "load_ms encode_ms prefill_ms ttft_ms decode_ms lm_head_ms prompt_tokens generated_tokens decode_tokens_per_second \
-                        peak_rss_bytes";
+                        drafted accepted saved_ms peak_rss_bytes";
         assert_eq!(fields.join(" "), expected);
         assert_eq!(value["load_ms"], 1.235);
         let one = Timing { decode_ms: 500.0, decode_tokens_per_second: 10.0, generated_tokens: 6, ttft_ms: 3.0, ..Timing::default() };

@@ -90,6 +90,11 @@ impl Writer {
         }
     }
 
+    /// Tokens that may still be chosen.
+    pub(crate) fn left(&self) -> usize {
+        self.max_new - self.ids.len()
+    }
+
     /// Chooses the token after `ids`, gives out the text that is certain now, and says whether the answer goes on.
     pub(crate) fn choose(
         &mut self,

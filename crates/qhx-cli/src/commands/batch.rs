@@ -55,10 +55,11 @@ pub(crate) struct Batch {
 
 impl Batch {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
-        let options = self.decoding.generate_options(self.max_new)?;
+        let mut options = self.decoding.generate_options(self.max_new)?;
         let load = LoadOptions { sessions: self.parallel, ..self.execution.load_options()? };
         let bundle = open_model(Some(&self.model), self.execution.machine.device, interrupt)?.bundle;
         let model = load_model(&bundle, &load)?;
+        options.draft = self.decoding.draft.source(&model, &load, interrupt)?;
         let engine = Engine::start(model, EngineOptions::default())?;
         let mut work = Work::new(&engine, &bundle);
         (work.options, work.cancel) = (options, interrupt.cancel().clone());

@@ -77,10 +77,11 @@ pub(crate) struct Chat {
 impl Chat {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
         let load_options = self.execution.load_options()?;
-        let settings = Settings { options: self.decoding.generate_options(self.max_new)?, context_shift: self.context_shift };
+        let mut settings = Settings { options: self.decoding.generate_options(self.max_new)?, context_shift: self.context_shift };
         let bundle = open_model(self.model.as_deref(), load_options.device, interrupt)?.bundle;
         needs_template(&bundle)?;
         let model = load_model(&bundle, &load_options)?;
+        settings.options.draft = self.decoding.draft.source(&model, &load_options, interrupt)?;
         let conversation = Conversation::new(&model, conversation(self.system.as_deref()))?;
         let mut talk = Talk { bundle, model, conversation, attached: Vec::new(), settings, turns: self.json.then(Vec::new), interrupt };
         // An editor would write its prompt to stdout.

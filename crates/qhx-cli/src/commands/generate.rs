@@ -63,8 +63,16 @@ impl Generate {
         let load = self.execution.load_options()?;
         let input = self.input.read()?;
         let tools = self.tools.as_deref().map(read_json).transpose()?;
-        let request =
-            Request { model: Some(&self.model), load, options, media: &self.media, sessions: Some(&self.sessions), tools, json: self.json };
+        let request = Request {
+            model: Some(&self.model),
+            load,
+            options,
+            draft: &self.decoding.draft,
+            media: &self.media,
+            sessions: Some(&self.sessions),
+            tools,
+            json: self.json,
+        };
         let mut answered = request.answer(|_| Ok(input), interrupt)?;
         if let Some(path) = &self.logits {
             tensors::write(path, &[step_logits(&mut answered.generation, answered.model.vocabulary().logits)])?;

@@ -70,7 +70,16 @@ impl Run {
         let options = self.decoding.generate_options(self.max_new)?;
         let (model, prompt) = self.model_and_prompt()?;
         let tools = self.tools.as_deref().map(read_json).transpose()?;
-        let request = Request { model: model.map(Path::new), load, options, media: &self.media, sessions: None, tools, json: self.json };
+        let request = Request {
+            model: model.map(Path::new),
+            load,
+            options,
+            draft: &self.decoding.draft,
+            media: &self.media,
+            sessions: None,
+            tools,
+            json: self.json,
+        };
         request.answer(|bundle| Input::of_text(bundle, prompt, self.system.as_deref()), interrupt)?.finish()
     }
 

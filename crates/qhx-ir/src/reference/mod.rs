@@ -140,6 +140,10 @@ impl Executable for ReferenceExecutable {
         true
     }
 
+    fn is_batch_invariant(&self) -> bool {
+        true
+    }
+
     fn scratch_bytes(&self) -> u64 {
         self.scratch_bytes
     }

@@ -28,7 +28,7 @@ mod task;
 
 pub use answer::{Answer, AnswerPiece};
 
-use crate::{Cancel, Error, GenerateOptions, LogitProcessor, Model, Prompt, Session, rows::MediumSpan};
+use crate::{Cancel, Error, GenerateOptions, LogitProcessor, Model, Prompt, Session, draft::Draft, rows::MediumSpan};
 use answer::Sender;
 use scheduler::Scheduler;
 use std::{
@@ -67,6 +67,8 @@ pub struct Request {
     pub options: GenerateOptions,
     /// In front of the sampler, in order.
     pub processors: Vec<Box<dyn LogitProcessor>>,
+    /// Guesses at what comes next, instead of those that the options name. All of them are computed, whether that pays or not.
+    pub draft: Option<Box<dyn Draft>>,
     /// Set from any thread to stop.
     pub cancel: Cancel,
     /// Only requests of the same scope share what was computed: how long a prompt takes tells whether somebody asked it before.
@@ -78,7 +80,15 @@ pub struct Request {
 impl Request {
     /// A prompt, answered as by default.
     pub fn new(prompt: Prompt) -> Self {
-        Self { prompt, options: GenerateOptions::default(), processors: Vec::new(), cancel: Cancel::new(), scope: 0, alone: false }
+        Self {
+            prompt,
+            options: GenerateOptions::default(),
+            processors: Vec::new(),
+            draft: None,
+            cancel: Cancel::new(),
+            scope: 0,
+            alone: false,
+        }
     }
 
     /// The same with other options.
@@ -90,6 +100,12 @@ impl Request {
     /// The same with one more processor.
     pub fn with_processor(mut self, processor: impl LogitProcessor + 'static) -> Self {
         self.processors.push(Box::new(processor));
+        self
+    }
+
+    /// The same with guesses of the caller's own, all of which are computed.
+    pub fn with_draft(mut self, draft: impl Draft + 'static) -> Self {
+        self.draft = Some(Box::new(draft));
         self
     }
 }

@@ -145,6 +145,7 @@ impl Scheduler {
         self.drop_cancelled();
         self.admit();
         self.refresh();
+        self.prepare_choices();
         let decodes = self.active.iter().any(Task::decodes);
         let planned = self.plan();
         if planned.is_empty() {
@@ -187,8 +188,7 @@ impl Scheduler {
             };
             match begun {
                 Ok((session, reused)) => {
-                    let mut task = job.begin(session, reused);
-                    task.prepare_choice();
+                    let task = job.begin(session, reused);
                     self.shared.queue().stats.reused_rows += reused as u64;
                     self.active.push(task);
                 }
@@ -253,16 +253,16 @@ impl Scheduler {
     /// The rows of the next step: one of each answer that is being made, then rows of prompts, first come, first served.
     fn plan(&self) -> Vec<Planned> {
         let mut planned: Vec<Planned> = Vec::new();
-        for (task, decoding) in self.active.iter().enumerate().filter(|(_, task)| task.decodes() && task.left() == 1) {
+        for (task, decoding) in self.active.iter().enumerate().filter(|(_, task)| task.is_decode_step()) {
             planned.push(Planned { task, rows: decoding.done()..decoding.session.len(), phase: Phase::Decode });
         }
-        let decoding = planned.len();
+        let decoding = planned.iter().map(|planned| planned.rows.len()).sum();
         let mut room = self.model.chunk().saturating_sub(if self.phases_apart || !self.batches { 0 } else { decoding });
         if decoding > 0 {
             room = room.min(self.pace.rows_within(self.shared.options.step_time, self.model.chunk()));
         }
         // Also answers whose rows have to be computed again.
-        for (task, reading) in self.active.iter().enumerate().filter(|(_, task)| !task.decodes() || task.left() > 1) {
+        for (task, reading) in self.active.iter().enumerate().filter(|(_, task)| !task.is_decode_step()) {
             if room == 0 {
                 break;
             }
@@ -303,7 +303,7 @@ impl Scheduler {
             let mut spans = Vec::with_capacity(planned.len());
             for Planned { task, rows, .. } in planned {
                 let Some(Task { session, mask, .. }) = by_task[*task].take() else { continue };
-                let wanted = usize::from(rows.end == session.len());
+                let wanted = if rows.end == session.len() { 1 + session.sequence.drafts } else { 0 };
                 spans.push(Span { sequence: &mut session.sequence, rows: rows.clone(), wanted, mask: mask.as_ref() });
             }
             let purpose = Purpose { phase, cancel: alone.as_ref().map(|cancel| cancel.flag()) };
@@ -324,10 +324,24 @@ impl Scheduler {
         }
     }
 
+    /// Guesses at what follows the rows of answers, and asks what may.
+    fn prepare_choices(&mut self) {
+        let mut decoding = self.active.iter().filter(|task| task.is_decode_step()).count();
+        let others = if self.batches { decoding.saturating_sub(1) } else { 0 };
+        let mut room = self.model.room_for_drafts(self.active.len());
+        for task in &mut self.active {
+            // What is left is shared by those that are left.
+            let most = room.div_ceil(decoding.max(1));
+            decoding -= usize::from(task.is_decode_step());
+            room -= task.prepare_choice(others, most);
+        }
+    }
+
     /// Ends tasks whose calls failed: where memory is short, the last that began; else all that were in the call. Who was cancelled ends with the next step.
     fn give_up(&mut self, failed: &[(&Vec<Planned>, Error)]) {
         let mut ended: Vec<(usize, &Error)> = Vec::new();
         for (call, error) in failed {
+            call.iter().for_each(|planned| self.active[planned.task].session.sequence.forget_drafts());
             match error {
                 Error::Cancelled => {}
                 Error::Device(DeviceError::StatesFull { .. }) => ended.extend(call.iter().map(|p| p.task).max().map(|task| (task, error))),
@@ -367,9 +381,9 @@ impl Scheduler {
     /// Chooses tokens for the tasks whose rows are all computed; those that end make place.
     fn choose(&mut self) {
         let mut ended = Vec::new();
-        for (place, task) in self.active.iter_mut().enumerate().filter(|(_, task)| task.left() == 0) {
+        for (place, task) in self.active.iter_mut().enumerate().filter(|(_, task)| task.is_computed()) {
             match task.choose() {
-                Ok(true) => task.prepare_choice(),
+                Ok(true) => {}
                 Ok(false) => ended.push((place, None)),
                 Err(error) => ended.push((place, Some(error))),
             }

@@ -2,7 +2,8 @@
 
 use super::{Request, answer::Sender};
 use crate::{
-    Cancel, Error, FinishReason, Generation, Model, NextToken, Piece, PlacedMedium, Prompt, Session, Work,
+    Cancel, Error, FinishReason, Generation, Model, Piece, PlacedMedium, Prompt, Session, Work,
+    drafter::Drafter,
     generate::{note, where_it_ran},
     rows::{MediumSpan, Rows},
     timing::{PrefillPath, Timing, milliseconds},
@@ -31,6 +32,7 @@ pub(super) struct Job {
     pub(super) cancel: Cancel,
     sender: Sender,
     writer: Writer,
+    drafter: Drafter,
     encode_time: Duration,
     asked: Instant,
 }
@@ -38,12 +40,16 @@ pub(super) struct Job {
 impl Job {
     /// Checks a request and encodes its media.
     pub(super) fn new(model: &Model, request: Request, sender: Sender, asked: Instant) -> Result<Self, Error> {
-        let Request { prompt, options, processors, cancel, scope, alone } = request;
+        let Request { prompt, options, processors, draft, cancel, scope, alone } = request;
         model.check_prompt(prompt.ids())?;
         let writer = Writer::new(model, &prompt, &options, processors)?;
+        let drafter = match draft {
+            Some(own) => Drafter::of(own),
+            None => Drafter::new(model, &prompt, &options)?,
+        };
         let began = Instant::now();
         let media = encode(model, &prompt, &cancel)?;
-        Ok(Self { prompt, media, scope, alone, cancel, sender, writer, encode_time: began.elapsed(), asked })
+        Ok(Self { prompt, media, scope, alone, cancel, sender, writer, drafter, encode_time: began.elapsed(), asked })
     }
 
     /// Ends it before it began.
@@ -55,7 +61,7 @@ impl Job {
 
     /// Begins to answer on a session that holds the first `reused` rows of the prompt; the others are put in, to be computed.
     pub(super) fn begin(self, mut session: Session, reused: usize) -> Task {
-        let Self { prompt, media, scope, alone, cancel, sender, writer, encode_time, asked } = self;
+        let Self { prompt, media, scope, alone, cancel, sender, writer, drafter, encode_time, asked } = self;
         session.put_in(prompt.ids(), &media, reused);
         session.want_largest_only(writer.wants_largest());
         let mut timing = Timing::of_prompt(session.model(), &prompt);
@@ -63,7 +69,26 @@ impl Job {
         let (before, loads) = (session.work(), session.model().runner().loads);
         let began = Instant::now();
         let keep_at = BTreeSet::from([prompt.stable_rows()]);
-        Task { session, prompt, scope, alone, cancel, reused, keep_at, mask: None, sender, writer, before, loads, timing, asked, began }
+        let (mask, is_prepared) = (None, false);
+        Task {
+            session,
+            prompt,
+            scope,
+            alone,
+            cancel,
+            reused,
+            keep_at,
+            mask,
+            is_prepared,
+            sender,
+            writer,
+            drafter,
+            before,
+            loads,
+            timing,
+            asked,
+            began,
+        }
     }
 
     /// Ends it with an error.
@@ -86,8 +111,11 @@ pub(super) struct Task {
     pub(super) keep_at: BTreeSet<usize>,
     /// What may be chosen next, where the device chooses among some ids.
     pub(super) mask: Option<OnceLock<IdMask>>,
+    /// Whether it is known what may follow.
+    is_prepared: bool,
     sender: Sender,
     writer: Writer,
+    drafter: Drafter,
     before: Work,
     /// How often the program had been loaded when it began.
     loads: u64,
@@ -124,11 +152,28 @@ impl Task {
         self.cancel.is_cancelled()
     }
 
-    /// Asks the processors what may follow. They may take their time: the device is not waiting for the answer yet.
-    pub(super) fn prepare_choice(&mut self) {
-        let mask = self.writer.mask(self.session.ids());
+    /// Puts drafts behind a row that was chosen, in a step with so many rows of other answers and room for `most` more, and asks the processors what may follow. Gives the
+    /// number of drafts.
+    pub(super) fn prepare_choice(&mut self, others: usize, most: usize) -> usize {
+        if std::mem::replace(&mut self.is_prepared, true) {
+            return 0;
+        }
+        let drafts = if self.is_decode_step() { self.drafter.draft(&mut self.session, &self.writer, others, most) } else { 0 };
+        // What may follow a draft is known when it was chosen: then the logits decide.
+        let mask = if drafts == 0 { self.writer.mask(self.session.ids()) } else { None };
         self.session.want_largest_only(mask.is_some() || self.writer.wants_largest());
         self.mask = mask.map(OnceLock::from);
+        drafts
+    }
+
+    /// Whether the next step computes the row of a token that was chosen.
+    pub(super) fn is_decode_step(&self) -> bool {
+        self.decodes() && self.left() == 1 + self.session.sequence.drafts
+    }
+
+    /// Whether all rows are computed, and a token is to be chosen.
+    pub(super) fn is_computed(&self) -> bool {
+        self.left() == 0 || self.session.sequence.drafts > 0
     }
 
     /// All rows are computed: chooses the next token and puts it in. Whether the answer goes on.
@@ -141,10 +186,10 @@ impl Task {
         }
         let sender = &self.sender;
         let mut send = |piece: Piece<'_>| sender.send(piece.into());
-        let next = self.session.next_token().unwrap_or(NextToken::Logits(&[]));
-        let chosen = self.writer.choose(next, self.session.ids(), self.session.context(), &mut send)?;
+        let chosen = self.drafter.choose(&mut self.session, &mut self.writer, &mut send)?;
         if let Some(id) = chosen {
-            self.session.sequence.rows.extend(&[id], &[]);
+            self.session.put_last(id)?;
+            self.is_prepared = false;
         }
         Ok(chosen.is_some())
     }
@@ -155,6 +200,7 @@ impl Task {
             self.writer.finish_reason = Some(FinishReason::Cancelled);
         }
         self.timing.end(&self.prompt, self.asked, self.writer.first_token, self.writer.ids.len());
+        self.drafter.tell(&mut self.timing);
         let sender = &self.sender;
         let flushed = self.writer.flush(&mut |piece| sender.send(piece.into()));
         let (stages, fallbacks) = where_it_ran(&self.session, &self.prompt, self.before);
@@ -172,7 +218,7 @@ impl Task {
             prefill_path: PrefillPath::of(prefilled, calls),
             stages,
             fallbacks,
-            note: end.or_else(|| note(self.session.model(), self.loads)),
+            note: end.or_else(|| self.drafter.note()).or_else(|| note(self.session.model(), self.loads)),
             stop_string,
             log_probs,
             media: self.prompt.media().len(),

@@ -134,6 +134,55 @@ impl Session {
         Ok(&self.sequence.logits)
     }
 
+    /// The part of `most` guesses that may be put in behind the last row: within the context and the program's epoch.
+    pub(crate) fn room_for_drafts(&self, most: usize) -> usize {
+        let (program, len) = (self.model.program(), self.len());
+        let most = most.min(self.context().saturating_sub(len));
+        (0..=most).rev().find(|more| program.epoch(len + more) == program.epoch(len)).unwrap_or(0)
+    }
+
+    /// Puts in the row of a token that was chosen, to be computed.
+    pub(crate) fn put_last(&mut self, id: u32) -> Result<(), Error> {
+        self.check_ids(&[id], self.len())?;
+        self.sequence.rows.extend(&[id], &[]);
+        Ok(())
+    }
+
+    /// Computes the row that was put in last, with the drafts behind it. On an error it is taken out again.
+    pub(crate) fn compute_last(&mut self, cancel: &Cancel) -> Result<(), Error> {
+        let computed = self.compute_drafted(cancel).and_then(|computed| match computed {
+            true => Ok(()),
+            false => self.compute(self.len() - 1, cancel, &mut Watch::default()),
+        });
+        if computed.is_err() {
+            self.sequence.forget_drafts();
+            self.sequence.rows.truncate(self.len() - 1);
+            self.settle();
+        }
+        computed
+    }
+
+    /// Computes the last row and its drafts; false where there are none, or where the state was lost and more than these rows are to be computed.
+    fn compute_drafted(&mut self, cancel: &Cancel) -> Result<bool, Error> {
+        let wanted = 1 + self.sequence.drafts;
+        if wanted == 1 {
+            return Ok(false);
+        }
+        self.refresh()?;
+        let rows = self.sequence.state.len()..self.len();
+        if rows.len() == wanted {
+            let model = self.model.clone();
+            let purpose = Purpose { phase: Phase::Decode, cancel: Some(cancel.flag()) };
+            let mut spans = [Span { sequence: &mut self.sequence, rows, wanted, mask: None }];
+            match model.runner().call(&mut spans, &purpose, &mut Watch::default()) {
+                Err(Error::Device(lost @ DeviceError::Lost { .. })) => model.recover(lost)?,
+                result => return result.map(|()| true),
+            }
+        }
+        self.sequence.forget_drafts();
+        Ok(false)
+    }
+
     /// Puts an id into each of several sessions of one model, in one call. On an error none of them has changed.
     pub(crate) fn append_together(sessions: &mut [Self], ids: &[u32], cancel: &Cancel) -> Result<(), Error> {
         let Some(model) = sessions.first().map(|session| session.model.clone()) else { return Ok(()) };
@@ -228,7 +277,7 @@ impl Session {
     fn prepare_rows(&mut self, ids: &[u32], media: &[MediumSpan], cancel: &Cancel) -> Result<PromptReuse, Error> {
         self.check_ids(ids, 0)?;
         let common = self.sequence.rows.common_prefix(ids, media).min(ids.len() - 1);
-        let replaced = (self.sequence.rows.clone(), self.sequence.logits.clone(), self.sequence.largest);
+        let replaced = (self.sequence.rows.clone(), self.sequence.logits.clone(), self.sequence.largest.clone());
         let before = self.sequence.work;
         self.rollback(common)?;
         let new = |media: &'_ [MediumSpan]| media.iter().position(|medium| medium.end() > common).unwrap_or(media.len());

@@ -170,6 +170,10 @@ impl Executable for Parts {
         self.parts.iter().all(|part| part.executable.commits_partly())
     }
 
+    fn is_batch_invariant(&self) -> bool {
+        self.parts.iter().all(|part| part.executable.is_batch_invariant())
+    }
+
     fn state_bytes(&self) -> Option<StateBytes> {
         self.parts.iter().map(|part| part.executable.state_bytes()).sum()
     }

@@ -74,6 +74,10 @@ impl Executable for Phases {
         self.executables.iter().all(|executable| executable.commits_partly())
     }
 
+    fn is_batch_invariant(&self) -> bool {
+        self.executables.iter().all(|executable| executable.is_batch_invariant())
+    }
+
     fn state_bytes(&self) -> Option<StateBytes> {
         self.executables.iter().map(|executable| executable.state_bytes()).sum()
     }
