@@ -12,7 +12,7 @@ use std::time::Instant;
 
 /// Answers `prompt` on `session`, which keeps what it has in common with it. Each piece goes to `on_piece` as soon as it is certain.
 ///
-/// Afterwards the session holds the prompt and all chosen tokens but the last. Cancelled while the prompt is read, it holds what it held. Many answers at once are
+/// Afterwards the session holds the prompt and all chosen tokens but those of the last step, which is one unless a structure forced more. Cancelled while the prompt is read, it holds what it held. Many answers at once are
 /// the business of the [`crate::engine`].
 pub fn generate(
     session: &mut Session,
@@ -66,10 +66,13 @@ fn answer(
             timing.prefill_ms = milliseconds(started.elapsed() - encode_time);
             let (head_before, most_drafts) = (session.work().last_stage, session.model().room_for_drafts(1));
             while writer.finish_reason.is_none() {
-                let Some(id) = drafter.choose(session, &mut writer, on_piece)? else { break };
-                session.put_last(id)?;
+                let chosen = drafter.choose(session, &mut writer, on_piece)?;
+                if chosen.is_empty() {
+                    break;
+                }
+                session.put_last(&chosen)?;
                 drafter.draft(session, &writer, 0, most_drafts);
-                match session.compute_last(cancel) {
+                match session.compute_last(chosen.len(), cancel) {
                     Ok(()) => {}
                     Err(Error::Cancelled) => writer.finish_reason = Some(FinishReason::Cancelled),
                     Err(error) => return Err(error),
@@ -82,6 +85,7 @@ fn answer(
     }
     timing.end(prompt, started, writer.first_token, writer.ids.len());
     drafter.tell(&mut timing);
+    timing.shaped(writer.mask_time, writer.forced_tokens);
     writer.flush(on_piece)?;
     let (stages, fallbacks) = where_it_ran(session, prompt, before);
     Ok(Generation {

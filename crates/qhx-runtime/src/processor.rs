@@ -27,6 +27,12 @@ pub trait LogitProcessor: Send {
     fn mask(&mut self, _ids: &[u32]) -> Option<IdMask> {
         None
     }
+
+    /// The tokens that must follow `chosen`, which was chosen after `ids`, because this processor allows nothing else at their places. They are taken without asking the model, and
+    /// computed together.
+    fn forced(&mut self, _ids: &[u32], _chosen: u32) -> Vec<u32> {
+        Vec::new()
+    }
 }
 
 /// Adds to the logits of some ids.

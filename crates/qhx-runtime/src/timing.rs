@@ -39,6 +39,12 @@ pub struct Timing {
     /// About the time that they have saved; negative where they have cost more.
     #[serde(serialize_with = "rounded")]
     pub saved_ms: f64,
+    /// The part of decoding spent on what may be chosen: a grammar, for one. Not written where it is 0.
+    #[serde(serialize_with = "rounded", skip_serializing_if = "is_zero")]
+    pub mask_ms: f64,
+    /// Tokens about which a structure left no choice, so that they were not computed one by one. Not written where there are none.
+    #[serde(skip_serializing_if = "is_none")]
+    pub forced_tokens: usize,
     /// The most memory that this process has held; 0 where the system does not tell.
     pub peak_rss_bytes: u64,
 }
@@ -68,6 +74,11 @@ impl Timing {
         self.peak_rss_bytes = peak_rss_bytes();
     }
 
+    /// What may be chosen took so long to find out, and forced so many tokens.
+    pub(crate) fn shaped(&mut self, mask_time: Duration, forced_tokens: usize) {
+        (self.mask_ms, self.forced_tokens) = (milliseconds(mask_time), forced_tokens);
+    }
+
     /// Counts time that making rows took before the request was made: reading and scaling media.
     pub fn add_encode_time(&mut self, time: Duration) {
         self.encode_ms += milliseconds(time);
@@ -84,6 +95,8 @@ impl Timing {
         self.prefill_ms += next.prefill_ms;
         self.decode_ms = time;
         self.lm_head_ms += next.lm_head_ms;
+        self.mask_ms += next.mask_ms;
+        self.forced_tokens += next.forced_tokens;
         self.prompt_tokens += next.prompt_tokens;
         self.generated_tokens += next.generated_tokens;
         self.drafted += next.drafted;
@@ -126,6 +139,14 @@ pub fn milliseconds(time: Duration) -> f64 {
 /// Microseconds are enough for people and keep the output readable.
 fn rounded<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64((value * 1e3).round() / 1e3)
+}
+
+fn is_zero(milliseconds: &f64) -> bool {
+    *milliseconds == 0.0
+}
+
+fn is_none(count: &usize) -> bool {
+    *count == 0
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use crate::{
     text::{Detokenizer, StopStrings},
 };
 use qhx_ir::IdMask;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// An answer in the making.
 pub(crate) struct Writer {
@@ -27,6 +27,10 @@ pub(crate) struct Writer {
     /// The stop string that ended the answer.
     pub(crate) stop_string: Option<String>,
     pub(crate) ids: Vec<u32>,
+    /// How many of them were forced.
+    pub(crate) forced_tokens: usize,
+    /// Spent on finding out what may be chosen.
+    pub(crate) mask_time: Duration,
     /// When the first of them was known.
     pub(crate) first_token: Option<Instant>,
     pub(crate) text: String,
@@ -63,6 +67,8 @@ impl Writer {
             log_probs: Vec::new(),
             stop_string: None,
             ids: Vec::with_capacity(options.max_new.min(model.context())),
+            forced_tokens: 0,
+            mask_time: Duration::ZERO,
             first_token: None,
             text: String::new(),
             step_logits: Vec::new(),
@@ -85,7 +91,12 @@ impl Writer {
     pub(crate) fn mask(&mut self, ids: &[u32]) -> Option<IdMask> {
         let largest_decides = self.largest_decides();
         match &mut self.processors[..] {
-            [only] if largest_decides => only.mask(ids),
+            [only] if largest_decides => {
+                let began = Instant::now();
+                let mask = only.mask(ids);
+                self.mask_time += began.elapsed();
+                mask
+            }
             _ => None,
         }
     }
@@ -95,20 +106,46 @@ impl Writer {
         self.max_new - self.ids.len()
     }
 
-    /// Chooses the token after `ids`, gives out the text that is certain now, and says whether the answer goes on.
+    /// Chooses the token after `ids`, gives out the text that is certain now, and tells what is to be computed next: that token and those that must follow it. Nothing at the end of the
+    /// answer.
     pub(crate) fn choose(
         &mut self,
         next: NextToken<'_>,
         ids: &[u32],
         context: usize,
         on_piece: &mut dyn FnMut(Piece<'_>),
-    ) -> Result<Option<u32>, Error> {
-        let id = match next {
-            NextToken::Largest { value, .. } if value == f32::NEG_INFINITY => return Err(SampleError::AllForbidden { rows: 1 }.into()),
-            NextToken::Largest { id, value } if !value.is_finite() => {
-                return Err(SampleError::NotANumber { id: id as usize, value }.into());
+    ) -> Result<Vec<u32>, Error> {
+        let id = self.pick(next, ids)?;
+        let mut chosen = Vec::new();
+        let goes_on = self.add(id, ids.len(), context, on_piece)?;
+        chosen.extend(goes_on.then_some(id));
+        for id in if goes_on { self.forced(ids, id) } else { Vec::new() } {
+            self.forced_tokens += 1;
+            if !self.add(id, ids.len() + chosen.len(), context, on_piece)? {
+                return Ok(Vec::new());
             }
-            NextToken::Largest { id, .. } => id,
+            chosen.push(id);
+        }
+        Ok(chosen)
+    }
+
+    /// The tokens that must follow `chosen`. Where the probabilities of tokens are asked for, each is computed.
+    fn forced(&mut self, ids: &[u32], chosen: u32) -> Vec<u32> {
+        let began = Instant::now();
+        let forced = match self.processors.last_mut() {
+            Some(last) if !self.keep_logits && self.top_log_probs.is_none() => last.forced(ids, chosen),
+            _ => Vec::new(),
+        };
+        self.mask_time += began.elapsed();
+        forced
+    }
+
+    /// The token after `ids`.
+    fn pick(&mut self, next: NextToken<'_>, ids: &[u32]) -> Result<u32, Error> {
+        match next {
+            NextToken::Largest { value, .. } if value == f32::NEG_INFINITY => Err(SampleError::AllForbidden { rows: 1 }.into()),
+            NextToken::Largest { id, value } if !value.is_finite() => Err(SampleError::NotANumber { id: id as usize, value }.into()),
+            NextToken::Largest { id, .. } => Ok(id),
             NextToken::Logits(logits) => {
                 if self.keep_logits {
                     self.step_logits.extend_from_slice(logits);
@@ -118,32 +155,38 @@ impl Writer {
                     false => {
                         self.processed.clear();
                         self.processed.extend_from_slice(logits);
+                        let began = Instant::now();
                         self.processors.iter_mut().for_each(|processor| processor.process(ids, &mut self.processed));
+                        self.mask_time += began.elapsed();
                         &self.processed
                     }
                 };
                 let id = self.sampler.sample(processed, ids, ids.len())?;
                 self.log_probs.extend(self.top_log_probs.map(|top| TokenLogProbs::of(logits, id, top)));
-                id
+                Ok(id)
             }
-        };
+        }
+    }
+
+    /// Takes a token that stands behind `before` others. Whether the answer goes on.
+    fn add(&mut self, id: u32, before: usize, context: usize, on_piece: &mut dyn FnMut(Piece<'_>)) -> Result<bool, Error> {
         self.ids.push(id);
         self.first_token.get_or_insert_with(Instant::now);
         if self.eos.contains(&id) {
             on_piece(Piece { id: Some(id), text: "", log_probs: self.log_probs.last() });
             self.finish_reason = Some(FinishReason::Stop);
-            return Ok(None);
+            return Ok(false);
         }
         self.show(id, on_piece)?;
         if self.stopped {
             self.finish_reason = Some(FinishReason::Stop);
         } else if self.ids.len() >= self.max_new {
             self.finish_reason = Some(FinishReason::Length);
-        } else if ids.len() >= context {
+        } else if before >= context {
             self.finish_reason = Some(FinishReason::Length);
             self.note = Some(format!("the context of {context} tokens is full: the answer may be cut short"));
         }
-        Ok(self.finish_reason.is_none().then_some(id))
+        Ok(self.finish_reason.is_none())
     }
 
     fn show(&mut self, id: u32, on_piece: &mut dyn FnMut(Piece<'_>)) -> Result<(), Error> {

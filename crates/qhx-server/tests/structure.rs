@@ -93,7 +93,10 @@ fn content_follows_a_regular_expression_or_a_grammar() {
 fn grammars_that_cannot_be_followed_are_refused() {
     for (format, expected) in [
         (json!({ "type": "json_schema", "json_schema": { "schema": { "type": "objekt" } } }), "objekt"),
-        (json!({ "type": "json_schema", "json_schema": { "schema": { "type": "string", "not": { "minLength": 3 } } } }), "not"),
+        (
+            json!({ "type": "json_schema", "json_schema": { "schema": { "type": "string", "not": { "minLength": 3 } } } }),
+            "not supported: not",
+        ),
         (json!({ "type": "json_schema", "json_schema": { "schema": { "$ref": "https://host/x" } } }), "https://host/x"),
         (json!({ "type": "json_schema", "json_schema": { "schema": 1 } }), "schema"),
         (json!({ "type": "json_schema", "json_schema": {} }), "json_schema.schema"),
@@ -210,4 +213,46 @@ fn reasoning_is_apart_and_limited_and_before_what_has_a_form() {
     let off = ask(json!({ "reasoning_effort": "none", "temperature": 0 }));
     assert!(content(&off).contains("Madrid"));
     assert!(off["choices"][0]["message"].get("reasoning_content").is_none());
+}
+
+/// What a grammar leaves no choice about is not computed token by token, and the answer is the same as if it were: asked for probabilities, the engine computes each.
+#[test]
+fn forced_tokens_change_the_speed_and_not_the_answer() {
+    let schema = json!({
+        "type": "object",
+        "properties": { "the_temperature_of_the_water": { "enum": ["below freezing", "above boiling"] }, "certain": { "type": "boolean" } },
+        "required": ["the_temperature_of_the_water", "certain"],
+        "additionalProperties": false,
+    });
+    let format = json!({ "type": "json_schema", "json_schema": { "schema": schema } });
+    let told = |more: Value| {
+        let mut request = json!({ "messages": [{ "role": "user", "content": "Hi" }], "temperature": 1.5, "stream": true, "details": true });
+        more.as_object().unwrap().iter().for_each(|(name, value)| request[name] = value.clone());
+        let frames = SERVER.stream("/v1/chat/completions", request);
+        let text: String = frames.iter().filter_map(|frame| frame["choices"][0]["delta"]["content"].as_str()).collect();
+        let timing = frames.iter().find_map(|frame| frame["details"]["timing"].as_object()).unwrap().clone();
+        let number = |name: &str| timing.get(name).and_then(Value::as_u64).unwrap_or(0);
+        (text, number("generated_tokens"), number("forced_tokens"))
+    };
+    for seed in 0..6 {
+        let quick = told(json!({ "response_format": format, "seed": seed }));
+        let slow = told(json!({ "response_format": format, "seed": seed, "logprobs": true }));
+        assert_eq!((&quick.0, quick.1, slow.2), (&slow.0, slow.1, 0));
+        assert!(quick.2 * 2 > quick.1, "most of {quick:?} was forced");
+    }
+    // The end of reasoning that has spent its budget is forced, too; greedy answers as well.
+    let thinking = json!({ "enable_thinking": true });
+    let reasoned = json!({ "chat_template_kwargs": thinking, "reasoning_budget": 6, "temperature": 0, "response_format": format });
+    let mut slow = reasoned.clone();
+    slow["logprobs"] = true.into();
+    let (quick, slow) = (told(reasoned), told(slow));
+    assert_eq!((&quick.0, quick.1), (&slow.0, slow.1));
+    assert!(quick.2 > 0 && slow.2 == 0, "{quick:?} {slow:?}");
+    // An answer may end among them.
+    for limit in 2..12 {
+        let (text, tokens, _) = told(json!({ "response_format": format, "max_tokens": limit }));
+        assert!(tokens == limit && text.starts_with('{'), "{text}");
+    }
+    let (text, ..) = told(json!({ "response_format": format, "stop": "temperature" }));
+    assert_eq!(text, "{\"the_");
 }

@@ -77,6 +77,9 @@ impl Drafter {
     /// number.
     pub(crate) fn draft(&mut self, session: &mut Session, writer: &Writer, others: usize, most: usize) -> usize {
         (self.others, self.guessing) = (others, Duration::ZERO);
+        if session.len() != session.sequence.state.len() + 1 {
+            return 0;
+        }
         let most = session.room_for_drafts(most.min(writer.left().saturating_sub(1)));
         if most == 0 {
             return 0;
@@ -109,14 +112,14 @@ impl Drafter {
         Ok(drafts)
     }
 
-    /// Chooses what follows the row that was computed, and what follows the drafts behind it as long as they are right. The token that is to be put in next; none where the
+    /// Chooses what follows the row that was computed, and what follows the drafts behind it as long as they are right. The tokens that are to be put in next; none where the
     /// answer has ended.
     pub(crate) fn choose(
         &mut self,
         session: &mut Session,
         writer: &mut Writer,
         on_piece: &mut dyn FnMut(Piece<'_>),
-    ) -> Result<Option<u32>, Error> {
+    ) -> Result<Vec<u32>, Error> {
         let (drafts, context) = (session.sequence.drafts, session.context());
         let first = session.len() - drafts;
         let mut accepted = 0;
@@ -124,8 +127,14 @@ impl Drafter {
             let next = session.sequence.token_after(accepted).unwrap_or(NextToken::Logits(&[]));
             let ids = session.ids();
             match writer.choose(next, &ids[..first + accepted], context, on_piece) {
-                Ok(Some(id)) if ids.get(first + accepted) == Some(&id) => accepted += 1,
-                Ok(chosen) => break chosen,
+                Ok(mut chosen) => {
+                    let right = chosen.iter().zip(&ids[first + accepted..]).take_while(|(id, draft)| id == draft).count();
+                    accepted += right;
+                    chosen.drain(..right);
+                    if right == 0 || !chosen.is_empty() {
+                        break chosen;
+                    }
+                }
                 Err(error) => {
                     session.sequence.forget_drafts();
                     return Err(error);

@@ -176,7 +176,7 @@ impl Task {
         self.left() == 0 || self.session.sequence.drafts > 0
     }
 
-    /// All rows are computed: chooses the next token and puts it in. Whether the answer goes on.
+    /// All rows are computed: chooses the next token, and puts it in with those that must follow it. Whether the answer goes on.
     pub(super) fn choose(&mut self) -> Result<bool, Error> {
         if !self.decodes() && self.writer.first_token.is_none() {
             self.timing.prefill_ms = milliseconds(self.began.elapsed());
@@ -187,11 +187,11 @@ impl Task {
         let sender = &self.sender;
         let mut send = |piece: Piece<'_>| sender.send(piece.into());
         let chosen = self.drafter.choose(&mut self.session, &mut self.writer, &mut send)?;
-        if let Some(id) = chosen {
-            self.session.put_last(id)?;
+        if !chosen.is_empty() {
+            self.session.put_last(&chosen)?;
             self.is_prepared = false;
         }
-        Ok(chosen.is_some())
+        Ok(!chosen.is_empty())
     }
 
     /// Ends the answer, and gives back the session.
@@ -201,6 +201,7 @@ impl Task {
         }
         self.timing.end(&self.prompt, self.asked, self.writer.first_token, self.writer.ids.len());
         self.drafter.tell(&mut self.timing);
+        self.timing.shaped(self.writer.mask_time, self.writer.forced_tokens);
         let sender = &self.sender;
         let flushed = self.writer.flush(&mut |piece| sender.send(piece.into()));
         let (stages, fallbacks) = where_it_ran(&self.session, &self.prompt, self.before);

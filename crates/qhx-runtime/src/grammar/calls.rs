@@ -1,6 +1,6 @@
 //! Grammars of tool calls, in the format of the model's own template.
 
-use super::{Grammars, written};
+use super::{Grammars, schema::written};
 use crate::{
     Error,
     text::{

@@ -3,7 +3,11 @@
 //! Owns the table of the tokens' bytes and what grammars are compiled to. Knows nothing of devices and sessions.
 
 mod calls;
+mod schema;
 mod shape;
+#[cfg(test)]
+mod tests;
+mod words;
 
 pub(crate) use shape::Shape;
 
@@ -11,13 +15,15 @@ use crate::{Constraint, Error, text::Tokenizer};
 use llguidance::{
     Matcher, ParserFactory,
     api::{GrammarWithLexer, TopLevelGrammar},
-    toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie},
+    toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie},
 };
-use serde_json::{Value, json};
+use schema::written;
+use serde_json::json;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
 };
+use words::Words;
 
 /// Tokens with more bytes are never chosen where a grammar is followed.
 const LONGEST_TOKEN: usize = 250;
@@ -36,7 +42,12 @@ pub(crate) struct Grammars {
 fn wrong(problem: impl std::fmt::Display) -> Error {
     // The library's messages may show all it knows; the first line says what is wrong.
     let text = problem.to_string();
-    Error::Grammar { problem: text.lines().next().unwrap_or_default().to_owned() }
+    let first = text.lines().next().unwrap_or_default();
+    let problem = match first.strip_prefix("Unimplemented keys: ") {
+        Some(keys) => format!("these keywords of its JSON schema are not supported: {}", keys.replace(['[', ']', '"'], "")),
+        None => first.to_owned(),
+    };
+    Error::Grammar { problem }
 }
 
 /// The library reports some faults by panics.
@@ -64,7 +75,7 @@ impl Grammars {
             .collect();
         guarded(|| {
             let trie = TokTrie::from(&TokRxInfo::new(width as u32, first_eos), &words).with_eos_tokens(&eos);
-            let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+            let environment: TokEnv = Arc::new(Words::new(trie, tokenizer.clone()));
             let slices = llguidance::earley::SlicedBiasComputer::general_slices();
             let mut factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &slices).map_err(wrong)?;
             factory.quiet();
@@ -104,19 +115,5 @@ impl Grammars {
             Constraint::Regex(text) => TopLevelGrammar::from_grammar(GrammarWithLexer::from_regex(text)),
             Constraint::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
         })
-    }
-}
-
-/// A schema with a say in how JSON is written: with single spaces, so that no answer is lost in blanks.
-fn written(schema: Value) -> Result<Value, Error> {
-    let how = json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
-    match schema {
-        Value::Object(mut fields) => {
-            fields.entry("x-guidance").or_insert(how);
-            Ok(Value::Object(fields))
-        }
-        // Everything.
-        Value::Bool(true) => Ok(json!({ "x-guidance": how })),
-        other => Err(wrong(format!("a JSON schema is an object, found {other}"))),
     }
 }

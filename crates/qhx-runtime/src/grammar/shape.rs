@@ -144,7 +144,17 @@ impl Shape {
         }
     }
 
+    /// Where the reasoning has spent its budget, what ends it comes next.
+    fn end_spent_reasoning(&mut self) {
+        let Stage::Reasoning { tokens, forced, .. } = &mut self.stage else { return };
+        if forced.is_none() && self.budget.is_some_and(|budget| *tokens >= budget) {
+            let close = self.close.as_ref().map_or(String::new(), |marks| format!("\n{}\n\n", marks.close));
+            *forced = self.tokenizer.encode(&close, false, SpecialTokens::Parse).ok().map(VecDeque::from);
+        }
+    }
+
     fn next(&mut self) -> Next {
+        self.end_spent_reasoning();
         let (eos, width) = (&self.eos, self.width);
         let only = |ids: &[u32]| {
             let mut mask = IdMask::none(width);
@@ -152,18 +162,12 @@ impl Shape {
             Next::Ids(mask)
         };
         match &mut self.stage {
-            Stage::Reasoning { tokens, forced, .. } => {
-                if forced.is_none() && self.budget.is_some_and(|budget| *tokens >= budget) {
-                    let close = self.close.as_ref().map_or(String::new(), |marks| format!("\n{}\n\n", marks.close));
-                    *forced = self.tokenizer.encode(&close, false, SpecialTokens::Parse).ok().map(VecDeque::from);
-                }
-                match forced.as_ref().and_then(VecDeque::front) {
-                    Some(id) => only(&[*id]),
-                    // An answer that ends in its reasoning would be empty.
-                    None if !matches!(self.content, Content::Free | Content::Calls(_)) => Next::MoreOfIt,
-                    None => Next::Anything,
-                }
-            }
+            Stage::Reasoning { forced, .. } => match forced.as_ref().and_then(VecDeque::front) {
+                Some(id) => only(&[*id]),
+                // An answer that ends in its reasoning would be empty.
+                None if !matches!(self.content, Content::Free | Content::Calls(_)) => Next::MoreOfIt,
+                None => Next::Anything,
+            },
             Stage::Content => match &mut self.content {
                 Content::Free => Next::Anything,
                 Content::Follows(matcher) => {
@@ -209,6 +213,11 @@ fn has_come(tail: &mut Vec<u8>, bytes: &[u8], mark: &[u8]) -> bool {
     let found = tail.windows(mark.len().max(1)).any(|window| window == mark);
     tail.drain(..tail.len().saturating_sub(mark.len()));
     found
+}
+
+/// The ids that a grammar leaves no choice about.
+fn forced(matcher: &mut Matcher) -> Vec<u32> {
+    if matcher.is_stopped() || matcher.is_error() { Vec::new() } else { matcher.compute_ff_tokens() }
 }
 
 /// The ids that a grammar allows next. Where it has failed none is, and the answer ends with an error.
@@ -286,6 +295,21 @@ impl LogitProcessor for Shape {
             Next::Ids(mask) => Some(mask),
             // There is nothing to forbid, or little: the logits themselves are looked at.
             Next::Anything | Next::MoreOfIt => None,
+        }
+    }
+
+    fn forced(&mut self, ids: &[u32], chosen: u32) -> Vec<u32> {
+        self.take(ids);
+        self.take_one(chosen);
+        self.taken = Some(ids.len() + 1);
+        self.end_spent_reasoning();
+        match (&mut self.stage, &mut self.content) {
+            (Stage::Reasoning { forced: end, .. }, _) => end.iter().flatten().copied().collect(),
+            // Reasoning may begin instead.
+            (Stage::Content, _) if self.open.is_some() => Vec::new(),
+            (Stage::Content, Content::Follows(matcher)) => forced(matcher),
+            (Stage::Content, Content::Calls(calls)) => calls.running.as_mut().map(forced).unwrap_or_default(),
+            (Stage::Content, Content::Free) => Vec::new(),
         }
     }
 }

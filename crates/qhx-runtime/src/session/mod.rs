@@ -141,22 +141,22 @@ impl Session {
         (0..=most).rev().find(|more| program.epoch(len + more) == program.epoch(len)).unwrap_or(0)
     }
 
-    /// Puts in the row of a token that was chosen, to be computed.
-    pub(crate) fn put_last(&mut self, id: u32) -> Result<(), Error> {
-        self.check_ids(&[id], self.len())?;
-        self.sequence.rows.extend(&[id], &[]);
+    /// Puts in the rows of tokens that were chosen, to be computed.
+    pub(crate) fn put_last(&mut self, ids: &[u32]) -> Result<(), Error> {
+        self.check_ids(ids, self.len())?;
+        self.sequence.rows.extend(ids, &[]);
         Ok(())
     }
 
-    /// Computes the row that was put in last, with the drafts behind it. On an error it is taken out again.
-    pub(crate) fn compute_last(&mut self, cancel: &Cancel) -> Result<(), Error> {
+    /// Computes the so many rows that were put in last, with the drafts behind them. On an error they are taken out again.
+    pub(crate) fn compute_last(&mut self, rows: usize, cancel: &Cancel) -> Result<(), Error> {
         let computed = self.compute_drafted(cancel).and_then(|computed| match computed {
             true => Ok(()),
             false => self.compute(self.len() - 1, cancel, &mut Watch::default()),
         });
         if computed.is_err() {
             self.sequence.forget_drafts();
-            self.sequence.rows.truncate(self.len() - 1);
+            self.sequence.rows.truncate(self.len() - rows);
             self.settle();
         }
         computed

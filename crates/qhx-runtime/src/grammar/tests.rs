@@ -1,0 +1,147 @@
+//! Answers that follow a grammar, drawn at random among all that it allows, with tokenizers of several kinds.
+
+use super::{Grammars, Shape};
+use crate::{
+    Constraint, LogitProcessor, Structure,
+    text::{
+        Tokenizer,
+        reply::{Reasoning, ReplyFormat, Tools},
+    },
+};
+use qhx_ir::{IdMask, random::uniform};
+use serde_json::{Value, json};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+/// What an answer follows.
+fn structures() -> Vec<Structure> {
+    let person = json!({
+        "type": "object",
+        "properties": {
+            "name": { "type": "string", "maxLength": 40 },
+            "größe_in_centimetres": { "type": "integer", "minimum": 0, "maximum": 300 },
+            "born": { "type": "string", "format": "date" },
+            "state": { "enum": ["employed", "employed part-time", "unemployed", "\u{00fc}ber 65"] },
+            "address": { "type": "object", "properties": { "street": { "type": "string", "pattern": "^[A-Z][a-z]+ [0-9]+$" } }, "required": ["street"], "additionalProperties": false },
+            "tags": { "type": "array", "items": { "type": "string", "maxLength": 12 }, "maxItems": 4 },
+        },
+        "required": ["name", "größe_in_centimetres", "born", "state", "address", "tags"],
+        "additionalProperties": false,
+    });
+    let tools = json!([{ "type": "function", "function": { "name": "tell_the_weather", "parameters": person } }]);
+    let constrained = |constraint| {
+        let mut structure = Structure::default();
+        structure.constraint = Some(constraint);
+        structure
+    };
+    let mut calls = Structure::default();
+    calls.tools = Some(Tools::from_json(&tools).unwrap());
+    (calls.tool_choice, calls.one_call) = (crate::ToolChoice::Required, true);
+    vec![constrained(Constraint::JsonSchema(person)), constrained(Constraint::JsonObject), calls]
+}
+
+fn grammars(tokenizer: &Tokenizer) -> Grammars {
+    let eos = tokenizer.special_ids().iter().copied().find(|id| tokenizer.token_bytes(*id).is_some()).unwrap();
+    Grammars::new(tokenizer, tokenizer.id_limit(), &[eos]).unwrap()
+}
+
+fn shape(grammars: &Grammars, structure: &Structure) -> Shape {
+    let format = ReplyFormat { reasoning: None, calls: None };
+    Shape::new(grammars, &format, structure, Reasoning::Over).unwrap().unwrap()
+}
+
+/// One of the ids that are allowed.
+fn drawn(mask: &IdMask, seed: u64, draw: u64) -> u32 {
+    let allowed: Vec<u32> = (0..mask.0.len() as u32 * 32).filter(|id| mask.allows(*id)).collect();
+    allowed[(uniform(seed, draw) * allowed.len() as f64) as usize]
+}
+
+#[test]
+fn what_is_forced_is_all_that_may_come() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
+    for family in ["qwen3", "gemma4", "llama", "phimoe"] {
+        let tokenizer = Tokenizer::from_bytes(&fs::read(fixtures.join(family).join("tokenizer.json")).unwrap()).unwrap();
+        let grammars = grammars(&tokenizer);
+        let (mut forced_tokens, mut finished) = (0, 0);
+        for (number, structure) in structures().iter().enumerate() {
+            for seed in 0..4 {
+                // The same answer, with what is forced taken at once and asked for token by token.
+                let (mut quick, mut slow) = (shape(&grammars, structure), shape(&grammars, structure));
+                let mut ids = vec![0];
+                while ids.len() < 600 {
+                    let mask = slow.mask(&ids).unwrap();
+                    assert_eq!(quick.mask(&ids).unwrap().0, mask.0);
+                    let id = drawn(&mask, seed, ids.len() as u64);
+                    if grammars.eos.contains(&id) {
+                        finished += 1;
+                        break;
+                    }
+                    let forced = quick.forced(&ids, id);
+                    ids.push(id);
+                    forced_tokens += forced.len();
+                    for id in forced {
+                        let mask = slow.mask(&ids).unwrap();
+                        assert_eq!(mask.0.iter().map(|word| word.count_ones()).sum::<u32>(), 1, "{family}: more than {id} is allowed");
+                        assert!(mask.allows(id));
+                        ids.push(id);
+                    }
+                }
+                let bytes: Vec<u8> = ids[1..].iter().flat_map(|id| tokenizer.token_bytes(*id).unwrap()).collect();
+                if number == 0 && ids.len() < 600 {
+                    let value: Value = serde_json::from_slice(&bytes).unwrap();
+                    assert!(value["größe_in_centimetres"].is_u64(), "{value}");
+                }
+            }
+        }
+        assert!(forced_tokens > 100 && finished > 4, "{family}: {forced_tokens} tokens forced, {finished} answers finished");
+    }
+}
+
+/// How long it takes to find out what may come next, with vocabularies of real size. Run by hand:
+///
+/// `QHX_REAL_TOKENIZERS=target/assets/real-tokenizers-3.7.2 cargo test --release -p qhx-runtime --lib masks_take -- --ignored --nocapture`
+#[test]
+#[ignore = "measures, and needs real tokenizers"]
+fn masks_take_little_time() {
+    let folder = PathBuf::from(std::env::var_os("QHX_REAL_TOKENIZERS").expect("QHX_REAL_TOKENIZERS names the folder"));
+    for name in ["qwen3", "gemma3"] {
+        let tokenizer = Tokenizer::from_bytes(&fs::read(folder.join(format!("{name}.json"))).unwrap()).unwrap();
+        let began = Instant::now();
+        let grammars = grammars(&tokenizer);
+        println!("{name}: {} ids, table made in {:.0?}", tokenizer.id_limit(), began.elapsed());
+        for structure in structures() {
+            let (mut times, mut begins): (Vec<Duration>, Vec<Duration>) = (Vec::new(), Vec::new());
+            for seed in 0..20 {
+                let began = Instant::now();
+                let mut shape = shape(&grammars, &structure);
+                begins.push(began.elapsed());
+                let mut ids = vec![0];
+                while ids.len() < 300 {
+                    let began = Instant::now();
+                    let mask = shape.mask(&ids).unwrap();
+                    times.push(began.elapsed());
+                    let id = drawn(&mask, seed, ids.len() as u64);
+                    if grammars.eos.contains(&id) {
+                        break;
+                    }
+                    ids.push(id);
+                }
+            }
+            times.sort();
+            begins.sort();
+            let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize];
+            println!(
+                "  {} masks: median {:.0?}, p99 {:.0?}, longest {:.0?}; a grammar is compiled in {:.0?}",
+                times.len(),
+                at(0.5),
+                at(0.99),
+                at(1.0),
+                begins[begins.len() / 2]
+            );
+            assert!(at(0.99) < Duration::from_millis(2), "p99 is {:?}", at(0.99));
+        }
+    }
+}
