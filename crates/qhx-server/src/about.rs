@@ -13,6 +13,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use qhx::{Model, engine::EngineStats, runtime::memory::peak_rss_bytes};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -89,9 +90,10 @@ pub(crate) async fn server_info(State(app): State<Arc<App>>) -> Json<Value> {
 }
 
 /// `POST /verify`
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct VerifyRequest {
+    /// One that `/v1/models` lists; absent: the first.
     model: Option<String>,
 }
 

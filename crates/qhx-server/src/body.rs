@@ -22,10 +22,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Json<T> {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         let bytes = whole(request, app.options.body_bytes).await?;
-        match serde_json::from_slice(&bytes) {
-            Ok(value) => Ok(Self(value)),
-            Err(error) => Err(wrong(&error)),
-        }
+        read(&bytes).map(Self)
     }
 }
 
@@ -52,18 +49,56 @@ pub(crate) async fn whole(request: Request, most: usize) -> Result<Bytes, ApiErr
     }
 }
 
-/// What is wrong with a body; a field that is not known is named.
-fn wrong(error: &serde_json::Error) -> ApiError {
+/// A body in JSON, and nothing behind it.
+fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| wrong(&error.path().to_string(), error.inner()))?;
+    json.end().map_err(|error| wrong(".", &error))?;
+    Ok(value)
+}
+
+/// What is wrong with a body; the field that is to blame is named. `path` is as far as it was read, a dot where it is the whole.
+fn wrong(path: &str, error: &serde_json::Error) -> ApiError {
     let text = error.to_string();
     let named = text.split_once('`').and_then(|(before, rest)| Some((before, rest.split_once('`')?.0)));
+    let below = |name: &str| match path {
+        "." => name.to_owned(),
+        path if path == name || path.ends_with(&format!(".{name}")) => path.to_owned(),
+        path => format!("{path}.{name}"),
+    };
     match named {
-        Some(("unknown field ", name)) => {
-            ApiError { param: Some(name.to_owned()), ..ApiError::bad_request(format!("`{name}` is not supported")) }
-                .code("unsupported_field")
+        Some(("unknown field ", name)) => ApiError::field(below(name), "is not supported").code("unsupported_field"),
+        Some(("missing field ", name)) => ApiError::field(below(name), "is missing"),
+        _ if path == "." || error.is_syntax() || error.is_eof() => {
+            ApiError::bad_request(format!("the request is not what was expected: {text}"))
         }
-        Some(("missing field ", name)) => {
-            ApiError { param: Some(name.to_owned()), ..ApiError::bad_request(format!("`{name}` is missing")) }
+        _ => ApiError::field(path, format!("is not what was expected: {text}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openai::types::ChatRequest;
+
+    #[test]
+    fn the_field_that_is_wrong_is_named() {
+        let wrong = |body: &str| read::<ChatRequest>(body.as_bytes()).map(|_| ()).unwrap_err();
+        for (body, param) in [
+            (r#"{"messages": [], "frobnicate": 1}"#, "frobnicate"),
+            (r#"{"n": 1}"#, "messages"),
+            (r#"{"messages": [], "n": "three"}"#, "n"),
+            (r#"{"messages": [], "stop": 5}"#, "stop"),
+            (r#"{"messages": [], "stream_options": {"include_all": true}}"#, "stream_options.include_all"),
+            (r#"{"messages": [], "response_format": {"type": "json_schema"}}"#, "response_format.json_schema"),
+            (r#"{"messages": [], "tool_choice": {"type": "allowed_tools"}}"#, "tool_choice"),
+        ] {
+            let error = wrong(body);
+            assert_eq!(error.param.as_deref(), Some(param), "{body}: {}", error.message);
+            assert!(error.message.contains(param) && !error.message.contains("untagged"), "{}", error.message);
         }
-        _ => ApiError::bad_request(format!("the request is not what was expected: {text}")),
+        for body in ["", "{", "[]", "{\"messages\": []} more"] {
+            assert_eq!(wrong(body).param, None, "{body}");
+        }
     }
 }

@@ -120,6 +120,7 @@ pub(crate) struct ChatJob {
 impl ChatJob {
     /// The conversation, with its media open.
     pub(crate) fn chat(&self, model: &Model, access: &FileAccess) -> Result<Chat, ApiError> {
+        crate::messages::check(&self.messages, model.runtime().template().map_or("", |chat| chat.template.source()))?;
         let json = json!({ "messages": self.messages, "tools": self.tools, "chat_template_kwargs": self.template_options });
         let mut chat = messages::from_json(json).map_err(qhx::Error::from)?;
         messages::open_media(&mut chat, model.bundle(), access).map_err(qhx::Error::from)?;
@@ -156,6 +157,10 @@ impl Drop for CancelOnDrop {
 
 /// Begins to answer a conversation. Templates and media take their time, on threads for that.
 pub(crate) async fn reply(app: &Arc<App>, in_use: &InUse, caller: Caller, job: ChatJob) -> Result<Replies, ApiError> {
+    if app.options.log_prompts {
+        let messages = Value::from(job.messages.clone()).to_string();
+        tracing::info!(messages, "asked");
+    }
     let (model, access) = (in_use.model.clone(), app.file_access());
     let cancels: Vec<Cancel> = (0..job.choices).map(|_| Cancel::new()).collect();
     let mut guard = CancelOnDrop(cancels.clone());

@@ -21,6 +21,7 @@ mod body;
 mod error;
 mod generate;
 mod health;
+mod messages;
 mod metrics;
 mod models;
 mod ollama;

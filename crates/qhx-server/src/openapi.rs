@@ -1,11 +1,13 @@
 //! `/openapi.json`: the description of the API, made from the types that read and write it.
 
 use crate::{
+    about::VerifyRequest,
     anthropic::types::{CountRequest, MessagesRequest, TokenCount},
     body::Json,
     ollama::types as ollama,
     openai::{
         responses::types::ResponsesRequest,
+        transcriptions::TranscriptionForm,
         types::{ChatRequest, ChatResponse, CompletionRequest, CompletionResponse},
     },
     tokens::{DetokenizeRequest, Text, TokenizeRequest, Tokens},
@@ -87,6 +89,11 @@ impl Paths {
         }
     }
 
+    /// Says that a path takes a form.
+    fn form(&mut self, path: &str, schema: Schema) {
+        self.paths[path]["post"]["requestBody"] = json!({ "required": true, "content": { "multipart/form-data": { "schema": schema } } });
+    }
+
     fn request<T: JsonSchema>(&mut self) -> Option<Schema> {
         Some(self.types.requests.subschema_for::<T>())
     }
@@ -113,6 +120,9 @@ pub(crate) async fn openapi() -> Json<Value> {
     paths.add("post", "/v1/responses", "Answer a conversation", request, Answer::Stream(object(), EVENTS));
     paths.add("get", "/v1/models", "The models", None, Answer::Json(object()));
     paths.add("get", "/v1/models/{name}", "A model", None, Answer::Json(object()));
+    paths.add("post", "/v1/audio/transcriptions", "The text of a sound", None, Answer::Json(object()));
+    let form = TranscriptionForm::json_schema(&mut paths.types.requests);
+    paths.form("/v1/audio/transcriptions", form);
     let request = paths.request::<MessagesRequest>();
     paths.add("post", "/v1/messages", "Answer a conversation (Anthropic)", request, Answer::Stream(object(), EVENTS));
     let (count, count_answer) = (paths.request::<CountRequest>(), paths.response::<TokenCount>());
@@ -135,6 +145,8 @@ pub(crate) async fn openapi() -> Json<Value> {
     paths.add("get", "/server_info", "The server, its models and where they run", None, Answer::Json(object()));
     paths.add("get", "/loads", "How busy each model is", None, Answer::Json(object()));
     paths.add("get", "/slots", "The places for answers", None, Answer::Json(schemars::json_schema!({ "type": "array" })));
+    let request = paths.request::<VerifyRequest>();
+    paths.add("post", "/verify", "Replay the oracle that the bundle carries", request, Answer::Json(object()));
     paths.add("get", "/version", "The version", None, Answer::Json(object()));
     paths.add("get", "/metrics", "Numbers for Prometheus", None, Answer::Text);
     let Paths { mut types, paths } = paths;

@@ -172,6 +172,8 @@ fn prompts_are_scored() {
         let top = scored["top_logprobs"][place + 1].as_object().unwrap();
         let best = top.iter().max_by(|a, b| a.1.as_f64().partial_cmp(&b.1.as_f64()).unwrap()).unwrap();
         assert_eq!(best.1.as_f64().unwrap() as f32, score.top[0].1);
+        // Clients compare the numbers to see whether the token was the most probable.
+        assert_eq!(top[scored["tokens"][place + 1].as_str().unwrap()], log_probs[place + 1]);
         assert_eq!(*best.0 == scored["tokens"][place + 1], score.top[0].0 == score.id);
     }
     let texts: String = scored["tokens"].as_array().unwrap().iter().take(ids.len()).map(|token| token.as_str().unwrap()).collect();

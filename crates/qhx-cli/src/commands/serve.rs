@@ -24,7 +24,7 @@ const MAX_WAITING: u64 = 1 << 20;
 
 /// Serve models over HTTP
 ///
-/// Speaks the APIs of OpenAI (/v1/chat/completions, /v1/completions, /v1/models). Listens on this machine only; another address needs an API key. Models are loaded when they are first
+/// Speaks the APIs of OpenAI, Anthropic and ollama, and has a page for browsers. Listens on this machine only; another address needs an API key. Models are loaded when they are first
 /// asked for, the first one at once. SIGTERM or Ctrl-C finishes running answers and ends the server.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  qhx serve smol\n  qhx serve smol ./Qwen3-0.6B --port 9000 --api-key \"$KEY\" --host 0.0.0.0")]

@@ -6,6 +6,7 @@ use super::types::{
 use crate::{
     error::ApiError,
     generate::{ChatJob, Sampling},
+    messages::check_fields,
     openai::structure::limit_reasoning,
 };
 use qhx::{Constraint, Model, Structure, ToolChoice, text::reply::Tools};
@@ -89,6 +90,7 @@ fn convert(message: MessageParam, messages: &mut Vec<Value>) -> Result<(), Strin
     };
     let (mut parts, mut calls, mut thoughts) = (Vec::new(), Vec::new(), String::new());
     for block in blocks {
+        check_block(&block)?;
         let text = |name: &str| block[name].as_str().map(str::to_owned).ok_or_else(|| format!("`{name}` must be a text"));
         match block["type"].as_str().unwrap_or_default() {
             "text" => parts.push(json!({ "type": "text", "text": text("text")? })),
@@ -100,7 +102,10 @@ fn convert(message: MessageParam, messages: &mut Vec<Value>) -> Result<(), Strin
                 calls.push(json!({ "id": text("id")?, "type": "function", "function": function }));
             }
             "tool_result" => {
-                let content = result_text(&block["content"])?;
+                let mut content = result_text(&block["content"])?;
+                if block["is_error"] == true {
+                    content = format!("Error: {content}");
+                }
                 messages.push(json!({ "role": "tool", "tool_call_id": text("tool_use_id")?, "content": content }));
             }
             other => return Err(format!("a block of type `{other}` is not supported")),
@@ -125,6 +130,22 @@ fn convert(message: MessageParam, messages: &mut Vec<Value>) -> Result<(), Strin
         }
     }
     Ok(())
+}
+
+/// A field of a block that nobody reads is refused by its name. Where a prompt may be cached makes no difference: equal beginnings are found without it.
+fn check_block(block: &Value) -> Result<(), String> {
+    let Some(fields) = block.as_object() else { return Err("a block must be an object".to_owned()) };
+    let known: &[&str] = match block["type"].as_str().unwrap_or_default() {
+        "text" => &["text"],
+        "image" => &["source"],
+        "thinking" => &["thinking", "signature"],
+        "redacted_thinking" => &["data"],
+        "tool_use" => &["id", "name", "input"],
+        "tool_result" => &["tool_use_id", "content", "is_error"],
+        _ => return Ok(()),
+    };
+    let is_read = |name: &str| ["type", "cache_control"].contains(&name) || known.contains(&name);
+    check_fields(fields, "content", is_read).map_err(|error| error.message)
 }
 
 fn image(block: &Value) -> Result<Value, String> {
@@ -201,12 +222,12 @@ mod tests {
     fn blocks_become_messages() {
         let results = json!({ "role": "user", "content": [
             { "type": "tool_result", "tool_use_id": "t1", "content": [{ "type": "text", "text": "sunny" }] },
-            { "type": "tool_result", "tool_use_id": "t2", "content": "cold" },
+            { "type": "tool_result", "tool_use_id": "t2", "content": "no such city", "is_error": true, "cache_control": { "type": "ephemeral" } },
             { "type": "text", "text": "And now?" },
         ] });
         let expected = [
             json!({ "role": "tool", "tool_call_id": "t1", "content": "sunny" }),
-            json!({ "role": "tool", "tool_call_id": "t2", "content": "cold" }),
+            json!({ "role": "tool", "tool_call_id": "t2", "content": "Error: no such city" }),
             json!({ "role": "user", "content": "And now?" }),
         ];
         assert_eq!(converted(results).unwrap(), expected);
@@ -226,6 +247,7 @@ mod tests {
             json!({ "type": "document" }),
             json!({ "type": "image", "source": { "type": "url", "url": "https://x" } }),
             json!({ "type": "text" }),
+            json!({ "type": "text", "text": "x", "frobnicate": 1 }),
         ] {
             assert!(converted(json!({ "role": "user", "content": [block] })).is_err(), "{block}");
         }

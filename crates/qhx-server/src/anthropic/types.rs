@@ -87,7 +87,7 @@ pub(crate) enum Role {
 
 /// A text, or blocks.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text or a list of blocks")]
 pub(crate) enum Content {
     Text(String),
     Blocks(Vec<Value>),

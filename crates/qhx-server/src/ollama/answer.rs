@@ -11,7 +11,7 @@ use crate::{
     error::{ApiError, Protocol},
     generate::{self, ChatJob, Collected, End, Replies, Sampling, Told},
     models::InUse,
-    openai::{chat::penalty, completions, structure::limit_reasoning},
+    openai::{chat::penalty, completions, structure::limit_reasoning, types::Effort},
     stream::{self, Gone, Kind, Sink},
 };
 use axum::{
@@ -65,7 +65,7 @@ pub(crate) async fn generate(
         return Ok(loaded(&in_use, Form::Generate, keep_alive));
     }
     if request.raw.unwrap_or(false) || in_use.model.runtime().template().is_err() {
-        return raw(app, in_use, caller, request).await;
+        return raw(app, in_use, caller, request, keep_alive).await;
     }
     let mut messages = Vec::new();
     if let Some(system) = request.system {
@@ -77,13 +77,22 @@ pub(crate) async fn generate(
 }
 
 /// A prompt as it is, without a template.
-async fn raw(app: Arc<App>, in_use: InUse, caller: Caller, request: GenerateRequest) -> Result<Response, ApiError> {
+async fn raw(
+    app: Arc<App>,
+    in_use: InUse,
+    caller: Caller,
+    request: GenerateRequest,
+    keep_alive: Option<Option<Duration>>,
+) -> Result<Response, ApiError> {
     if request.system.is_some() || request.images.is_some() || request.think.is_some() {
         return Err(ApiError::field("raw", "takes a prompt and nothing else"));
     }
     let mut sampling = sampling(request.options.unwrap_or_default(), &in_use.model)?;
     sampling.structure.constraint = constraint(request.format)?;
     let mut texts = completions::begin(&app, &in_use, caller, request.prompt, sampling).await?;
+    if let Some(after) = keep_alive {
+        in_use.entry.keep_alive(after);
+    }
     let name = in_use.entry.name.clone();
     if !request.stream.unwrap_or(true) {
         let mut text = String::new();
@@ -260,17 +269,20 @@ fn job(
     let mut sampling = sampling(options.unwrap_or_default(), model)?;
     sampling.structure.constraint = constraint(format)?;
     let mut template_options = Map::new();
-    let most = match think {
+    let effort = match think {
         None | Some(Value::Null) => None,
-        Some(Value::Bool(false)) => Some(0),
-        Some(Value::Bool(true)) => Some(usize::MAX),
-        Some(Value::String(effort)) if ["low", "medium", "high"].contains(&effort.as_str()) => Some(usize::MAX),
+        Some(Value::Bool(false)) => Some(Effort::None),
+        Some(Value::Bool(true)) => Some(Effort::High),
+        Some(Value::String(effort)) if effort == "low" => Some(Effort::Low),
+        Some(Value::String(effort)) if effort == "medium" => Some(Effort::Medium),
+        Some(Value::String(effort)) if effort == "high" => Some(Effort::High),
         Some(_) => return Err(ApiError::field("think", "must be true or false, `low`, `medium` or `high`")),
     };
-    if most.is_some() {
-        limit_reasoning(&mut sampling.structure, &mut template_options, model, None, most)
-            .map_err(|error| ApiError { param: Some("think".to_owned()), ..error })?;
-    }
+    limit_reasoning(&mut sampling.structure, &mut template_options, model, effort, None).map_err(|error| ApiError {
+        param: Some("think".to_owned()),
+        message: error.message.replace("reasoning_effort", "think"),
+        ..error
+    })?;
     Ok(ChatJob { messages, tools, template_options, sampling, choices: 1 })
 }
 
@@ -289,6 +301,9 @@ fn sampling(options: Options, model: &Model) -> Result<Sampling, ApiError> {
         let problem = format!("is {asked}, and the model was loaded for {}: start the server with a larger --context", model.context());
         return Err(ApiError::field("options.num_ctx", problem));
     }
+    if options.num_predict == Some(0) {
+        return Err(ApiError::field("options.num_predict", "is 0, expected at least 1, or a negative number for no limit"));
+    }
     Ok(Sampling {
         temperature: options.temperature,
         top_p: options.top_p,
@@ -299,7 +314,7 @@ fn sampling(options: Options, model: &Model) -> Result<Sampling, ApiError> {
         frequency_penalty: penalty("options.frequency_penalty", options.frequency_penalty)?,
         seed: options.seed.map(|seed| seed as u64),
         stop: options.stop.unwrap_or_default(),
-        max_tokens: options.num_predict.and_then(|tokens| usize::try_from(tokens).ok()).filter(|tokens| *tokens > 0),
+        max_tokens: options.num_predict.and_then(|tokens| usize::try_from(tokens).ok()),
         structure: Structure::default(),
         ..Sampling::default()
     })

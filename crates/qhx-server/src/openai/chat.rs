@@ -72,10 +72,6 @@ pub(crate) async fn answer(
     if options.is_some() && !stream {
         return Err(ApiError::field("stream_options", "needs `stream: true`"));
     }
-    if app.options.log_prompts {
-        let messages = Value::from(request.messages.clone()).to_string();
-        tracing::info!(messages, "asked");
-    }
     let job = job(request, &in_use.model)?;
     let frame = Frame::new(&app, "chatcmpl-", in_use);
     let replies = generate::reply(&app, &frame.in_use, caller, job).await?;

@@ -66,6 +66,9 @@ pub(crate) async fn answer(
 
 /// Begins on a thread for that. Where the client goes away meanwhile, scoring stops.
 async fn prepare(app: &App, model: Model, job: Job, caller: Caller) -> Result<Vec<Text>, ApiError> {
+    if app.options.log_prompts {
+        tracing::info!(prompts = ?job.prompts, "asked");
+    }
     let cancel = Cancel::new();
     let mut guard = CancelOnDrop(vec![cancel.clone()]);
     let texts = blocking(app, move || job.begin(&model, caller, &cancel)).await?;

@@ -54,10 +54,10 @@ impl CompletionLogProbs {
         for (id, log_prob) in all {
             top.entry(token_text(model, id)).or_insert_with(|| Value::from(finite(log_prob)));
         }
-        self.add(token_text(model, token.id), Some(finite(token.log_prob)), Some(top));
+        self.add(token_text(model, token.id), Some(finite(token.log_prob).into()), Some(top));
     }
 
-    fn add(&mut self, text: String, log_prob: Option<f32>, top: Option<Map<String, Value>>) {
+    fn add(&mut self, text: String, log_prob: Option<f64>, top: Option<Map<String, Value>>) {
         let offset = match (self.text_offset.last(), self.tokens.last()) {
             (Some(offset), Some(before)) => offset + before.chars().count(),
             _ => 0,

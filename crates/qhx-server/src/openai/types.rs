@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 /// A text or several.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text or a list of texts")]
 pub(crate) enum OneOrMany {
     One(String),
     Many(Vec<String>),
@@ -96,7 +96,7 @@ pub(crate) struct ChatRequest {
 
 /// Which tools are called.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected `auto`, `required`, `none` or a function by its name")]
 pub(crate) enum ToolChoiceJson {
     /// As the model likes, at least one, or none.
     Word(ToolChoiceWord),
@@ -176,7 +176,7 @@ pub(crate) enum Effort {
 
 /// A prompt: texts or ids of tokens, one or several.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text, ids of tokens, or a list of either")]
 pub(crate) enum Prompts {
     Text(String),
     Texts(Vec<String>),
@@ -362,7 +362,8 @@ pub(crate) struct PromptProgress {
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct CompletionLogProbs {
     pub(crate) tokens: Vec<String>,
-    pub(crate) token_logprobs: Vec<Option<f32>>,
+    /// The same numbers as among the most probable: clients compare them.
+    pub(crate) token_logprobs: Vec<Option<f64>>,
     pub(crate) top_logprobs: Vec<Option<Map<String, Value>>>,
     pub(crate) text_offset: Vec<usize>,
 }

@@ -57,7 +57,7 @@ impl ResponsesRequest {
 
 /// A question, or the items of a conversation.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text or a list of items")]
 pub(crate) enum Input {
     Text(String),
     Items(Vec<Value>),
