@@ -27,6 +27,33 @@ ATTACKS = [
 ]
 
 
+def by_keyboard(browser):
+    """A chat without a pointer: everything is reached with the tab key, and what has the focus shows it."""
+    page = browser.new_context().new_page()
+    page.goto(ADDRESS)
+    expect(page.locator("#model option")).to_have_count(1)
+    expect(page.locator("#question")).to_be_focused()
+    page.keyboard.type("What is the capital of Italy?")
+    page.keyboard.press("Enter")
+    expect(page.locator("article.assistant .body")).to_have_text("The capital of Italy is Rome.")
+    page.wait_for_selector("#send", state="visible")
+    page.evaluate("document.activeElement.blur()")
+    reached = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.textContent.trim() || document.activeElement.id"))
+        if reached[-1] == "Tokens":
+            break
+    assert {"Skip to the question", "Chats", "Verify", "Edit", "Again", "Copy", "Tokens"} <= set(reached), reached
+    page.keyboard.press("Enter")
+    page.locator(".token").nth(2).focus()
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    page.keyboard.press("Enter")
+    expect(page.locator("#alternatives")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#alternatives")).not_to_be_visible()
+
+
 def run(browser):
     context = browser.new_context(viewport={"width": 1200, "height": 800})
     page = context.new_page()
@@ -66,9 +93,11 @@ def run(browser):
     expect(answers.last).to_have_text("The capital of Italy is Rome.")
     page.get_by_role("button", name="Earlier version").click()
     expect(answers.last).to_have_text("The capital of Portugal is Lisbon.")
-    # Chats are there after a reload.
+    # Chats are there after a reload, and how full the context is.
     page.reload()
     expect(answers.last).to_have_text("The capital of Portugal is Lisbon.")
+    expect(page.locator("#context-text")).to_contain_text("of 1024")
+    expect(page.locator("#context-text")).not_to_contain_text("0 of 1024", use_inner_text=True)
     # A long answer is stopped, and the server with it.
     page.locator("#settings summary").click()
     page.fill("#temperature", "1.9")
@@ -86,14 +115,40 @@ def run(browser):
     page.get_by_role("button", name="Verify").click()
     expect(page.locator("#badge")).to_contain_text("passes", timeout=60000)
     shot("verified")
+    # A model that is being loaded is waited for.
+    loading = {"error": {"message": "the model `builtin` is being loaded: opening", "code": "model_loading"}}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=503, headers={"retry-after": "1"}, json=loading), times=1)
+    page.fill("#temperature", "0")
+    ask("What is the capital of Spain?")
+    expect(answers.last).to_have_text("The capital of Spain is Madrid.")
     # An image is attached and shown; the demo model has no eyes, and says so.
     pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
     page.set_input_files("#files", {"name": "dot.png", "mimeType": "image/png", "buffer": base64.b64decode(pixel)})
     expect(page.locator("#attached img")).to_have_count(1)
-    page.get_by_label("Remove dot.png").click()
-    # What a model writes is text.
-    page.evaluate("""(texts) => { for (const text of texts) { const place = document.createElement("div"); place.append(Markdown.render(text)); document.body.append(place); } }""", ATTACKS)
-    page.wait_for_timeout(200)
+    ask("What is this?")
+    expect(page.locator("#notice")).to_contain_text("takes no")
+    expect(page.locator("article.user img")).to_have_count(1)
+    # By drop, and taken away again.
+    drop = """(data) => { const files = new DataTransfer(); files.items.add(new File([Uint8Array.from(atob(data), c => c.charCodeAt(0))], "drop.png", { type: "image/png" }));
+        document.getElementById("ask").dispatchEvent(new DragEvent("drop", { bubbles: true, cancelable: true, dataTransfer: files })); }"""
+    page.evaluate(drop, pixel)
+    page.get_by_label("Remove drop.png").click()
+    expect(page.locator("#attached img")).to_have_count(0)
+    # What a model writes is text, in a stream, in its reasoning, after a reload, and in chats from elsewhere.
+    page.get_by_role("button", name="Chats", exact=True).click()
+    page.get_by_role("button", name="New chat", exact=True).first.click()
+    chunks = [{"choices": [{"index": 0, "delta": {field: text + "\n\n"}}]} for text in ATTACKS for field in ("content", "reasoning_content")]
+    stream = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=stream), times=1)
+    ask(ATTACKS[0])
+    expect(answers.last).to_contain_text("<script>window.hit = 1</script>")
+    message = {"id": "m", "parent": None, "children": [], "chosen": 0, "role": "user", "content": ATTACKS[1], "files": [{"name": ATTACKS[1], "type": "image/png", "url": "javascript:window.hit=1"}]}
+    hostile = [{"id": "c", "title": ATTACKS[0], "messages": {"m": message}, "root": {"children": ["m"], "chosen": 0}}]
+    page.set_input_files("#import-file", {"name": "chats.json", "mimeType": "application/json", "buffer": json.dumps(hostile).encode()})
+    expect(page.locator("#chat-list button").first).to_have_text(ATTACKS[0])
+    page.reload()
+    page.wait_for_timeout(300)
+    shot("attacks")
     assert page.evaluate("window.hit") is None, "something that a model wrote was run"
     assert page.evaluate("document.querySelectorAll('iframe, svg, [onerror], [onclick], [onload], a[href^=\"javascript\"], a[href^=\"data\"]').length") == 0
     assert page.evaluate("document.querySelectorAll('script').length") == 2
@@ -102,7 +157,9 @@ def run(browser):
     assert not nameless, nameless
     elsewhere = [address for address in asked if not address.startswith((ADDRESS, "data:", "blob:"))]
     assert not elsewhere, elsewhere
-    assert not problems, problems
+    refused = [problem for problem in problems if "400" not in problem and "503" not in problem and "javascript:" not in problem]
+    assert not refused, refused
+    by_keyboard(browser)
     phone = browser.new_context(viewport={"width": 360, "height": 640}, color_scheme="dark").new_page()
     phone.goto(ADDRESS)
     phone.fill("#question", "What is 3 plus 4?")

@@ -15,6 +15,7 @@ let chats = [];
 let current = null;
 let running = null;
 let attached = [];
+let contextSize = 0;
 
 function newChat() {
   current = { id: crypto.randomUUID(), title: "New chat", messages: {}, root: { children: [], chosen: 0 } };
@@ -69,6 +70,7 @@ const notice = (text) => ($("notice").textContent = text);
 function showAll() {
   $("messages").replaceChildren(...path().map(show));
   $("messages").scrollTop = $("messages").scrollHeight;
+  gauge();
   const rows = chats.map((chat) => {
     const open = make("button", { textContent: chat.title, onclick: () => ((current = chat), showAll()) });
     if (chat === current) open.setAttribute("aria-current", "true");
@@ -104,6 +106,8 @@ function show(message) {
 }
 
 function preview(file) {
+  // Chats may have been imported: nothing but the file itself is shown.
+  if (!/^data:(image|audio)\//.test(file.url)) return make("span", { textContent: file.name });
   if (file.type.startsWith("image/")) return make("img", { src: file.url, alt: file.name });
   const sound = make("audio", { controls: true, src: file.url });
   sound.setAttribute("aria-label", file.name);
@@ -188,15 +192,22 @@ function edit(message) {
 
 const headers = () => ({ "content-type": "application/json", ...($("key").value ? { authorization: `Bearer ${$("key").value}` } : {}) });
 
-async function ask(address, options) {
-  const response = await fetch(address, { ...options, headers: headers() });
-  if (response.ok) return response;
-  const text = await response.text();
-  let message = `${response.status} ${response.statusText}`;
-  try {
-    message = JSON.parse(text).error.message;
-  } catch {}
-  throw new Error(message);
+async function ask(address, options = {}) {
+  for (;;) {
+    const response = await fetch(address, { ...options, headers: headers() });
+    if (response.ok) return response;
+    const text = await response.text();
+    let error = { message: `${response.status} ${response.statusText}` };
+    try {
+      error = JSON.parse(text).error;
+    } catch {}
+    if (error.code !== "model_loading") throw new Error(error.message);
+    // A model that is being loaded is worth waiting for.
+    notice(error.message);
+    await new Promise((resolve) => setTimeout(resolve, 1000 * (response.headers.get("retry-after") || 1)));
+    options.signal?.throwIfAborted();
+    notice("");
+  }
 }
 
 function content(message) {
@@ -225,9 +236,11 @@ async function answer(question) {
   running = new AbortController();
   [$("stop").hidden, $("send").hidden] = [false, true];
   $("messages").setAttribute("aria-busy", "true");
+  save();
   showAll();
   try {
     const response = await ask("/v1/chat/completions", { method: "POST", body: JSON.stringify(request), signal: running.signal });
+    if (!contextSize) models();
     await receive(response, reply);
   } catch (error) {
     reply.end = error.name === "AbortError" ? "stopped" : "failed";
@@ -276,7 +289,7 @@ async function receive(response, reply) {
         }
         draw();
       }
-      if (chunk.usage) gauge(chunk.usage.total_tokens);
+      if (chunk.usage) gauge((reply.total = chunk.usage.total_tokens));
     }
   }
 }
@@ -295,7 +308,13 @@ function redraw(reply) {
   const article = document.querySelector(`[data-id="${reply.id}"]`);
   const list = $("messages");
   const follows = list.scrollHeight - list.scrollTop - list.clientHeight < 80;
-  if (article) article.replaceWith(show(reply));
+  if (article) {
+    // What a reader has opened stays open.
+    const open = [...article.querySelectorAll("details")].map((details) => details.open);
+    const next = show(reply);
+    next.querySelectorAll("details").forEach((details, place) => (details.open = !!open[place]));
+    article.replaceWith(next);
+  }
   if (follows) list.scrollTop = list.scrollHeight;
 }
 
@@ -304,10 +323,10 @@ function progress({ processed, total }) {
   [$("progress-bar").value, $("progress-bar").max] = [processed, total];
 }
 
-let contextSize = 0;
-function gauge(tokens) {
+// How full the context is after the last answer that is shown.
+function gauge(tokens = path().findLast((message) => message.total)?.total || 0) {
   $("context").value = contextSize ? tokens / contextSize : 0;
-  $("context-text").textContent = `${tokens} of ${contextSize}`;
+  $("context-text").textContent = contextSize ? `${tokens} of ${contextSize}` : "–";
 }
 
 // --- Files: dropped, chosen, or spoken.
@@ -409,7 +428,7 @@ function about(info) {
   const model = info.models.find((known) => known.id === $("model").value);
   contextSize = model ? model.context : 0;
   $("device").textContent = model ? `${model.takes}, on ${[...new Set(model.stages.map((stage) => stage.device))].join(" and ")}` : "not loaded";
-  gauge(0);
+  gauge();
 }
 
 async function verify() {
@@ -462,8 +481,11 @@ $("question").onkeydown = (event) => {
     send();
   }
 };
-document.onkeydown = (event) => event.key === "Escape" && running && running.abort();
-$("stop").onclick = () => running && running.abort();
+// Handlers that return false would swallow what is typed.
+document.onkeydown = (event) => {
+  if (event.key === "Escape") running?.abort();
+};
+$("stop").onclick = () => running?.abort();
 $("new-chat").onclick = () => (newChat(), $("question").focus());
 $("toggle-chats").onclick = () => {
   $("chats").hidden = !$("chats").hidden;
@@ -481,7 +503,9 @@ $("key").onchange = models;
 document.ondragover = (event) => (event.preventDefault(), $("ask").classList.add("over"));
 document.ondragleave = () => $("ask").classList.remove("over");
 document.ondrop = (event) => (event.preventDefault(), $("ask").classList.remove("over"), attach(event.dataTransfer.files));
-$("question").onpaste = (event) => event.clipboardData.files.length && attach(event.clipboardData.files);
+$("question").onpaste = (event) => {
+  if (event.clipboardData.files.length) attach(event.clipboardData.files);
+};
 
 load();
 showAll();
