@@ -1,8 +1,10 @@
-"""Two servers behind the gateway smg: one prefix goes to one server, and after `kill -9` of a server a begun stream ends in an error while later requests are answered by the other.
+"""Two servers behind the gateway smg: one prefix goes to one server, and after `kill -9` of a server a begun stream ends in an error, requests without a first byte are answered by the other
+server, and so are later ones.
 
     python fleet.py PATH/TO/qhx
 """
 
+import concurrent.futures
 import json
 import signal
 import socket
@@ -70,9 +72,15 @@ try:
     stream = ask("Tell me a story.", stream=True, ignore_eos=True, temperature=1, max_tokens=900)
     stream.read(300)
     victim = next(server for server, address in workers if is_busy(address))
-    victim.send_signal(signal.SIGKILL)
-    rest = stream.read().decode()
-    assert '"error"' in rest and '"finish_reason":"' not in rest, f"a stream that was cut off looks complete: {rest[-300:]}"
+    # Of these nothing has been sent yet.
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        whole = [pool.submit(lambda: json.load(ask("Tell me a story.", ignore_eos=True, temperature=1, seed=7, max_tokens=300))) for _ in range(8)]
+        time.sleep(0.3)
+        victim.send_signal(signal.SIGKILL)
+        rest = stream.read().decode()
+        assert '"error"' in rest and '"finish_reason":"' not in rest, f"a stream that was cut off looks complete: {rest[-300:]}"
+        texts = {answer.result()["choices"][0]["message"]["content"] for answer in whole}
+    assert len(texts) == 1 and all(answer.result()["usage"]["completion_tokens"] == 300 for answer in whole), texts
     for number in range(20):
         json.load(ask(f"What is {number} plus 4?"))
     print("smg: as expected")

