@@ -12,10 +12,10 @@ use crate::{
 };
 use axum::{
     Router,
-    extract::{DefaultBodyLimit, Request},
+    extract::{DefaultBodyLimit, Request, State},
     http::StatusCode,
     middleware::{self, Next},
-    response::Response,
+    response::{IntoResponse, Response},
     routing::{get, post},
 };
 use qhx::{Cancel, messages::FileAccess};
@@ -127,10 +127,19 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .method_not_allowed_fallback(wrong_method)
         // Bodies have a limit of our own.
         .layer(DefaultBodyLimit::disable())
+        .layer(middleware::from_fn_with_state(app.clone(), turn_away))
         .layer(middleware::from_fn_with_state(app.clone(), access::check))
         .layer(middleware::from_fn(error::write_errors))
         .layer(middleware::from_fn(log))
         .with_state(app)
+}
+
+/// Nothing new begins while the server stops.
+async fn turn_away(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    match app.draining.load(Ordering::Relaxed) {
+        true => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server is stopping").code("draining").retry_after(1).into_response(),
+        false => next.run(request).await,
+    }
 }
 
 async fn nothing_here(request: Request) -> ApiError {

@@ -3,13 +3,10 @@
 use crate::{app::App, body::Json, error::ApiError};
 use axum::{extract::State, http::StatusCode};
 use serde_json::{Value, json};
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::Arc;
 
-/// `/health`: 200 once the first model is ready, 503 with the reason before and while the server stops.
+/// `/health`: 200 once the first model is ready, 503 with the reason before.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    if app.draining.load(Ordering::Relaxed) {
-        return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server is stopping").code("draining"));
-    }
     let status = app.models.find(None)?.status();
     match status.state {
         // It was there, and will be again when it is asked for.

@@ -126,7 +126,7 @@ fn load_first(app: &Arc<App>) -> Result<(), ServerError> {
     }
 }
 
-/// Takes connections, no more than may be, until the server stops; then waits for them to end.
+/// Takes connections, no more than may be, until the server stops; then waits for them to end, and tells whoever comes meanwhile.
 async fn accept(listener: TcpListener, router: Router, app: Arc<App>, mut stopped: watch::Receiver<bool>) {
     let most = app.options.connections.min(Semaphore::MAX_PERMITS);
     let places = Arc::new(Semaphore::new(most));
@@ -150,19 +150,30 @@ async fn accept(listener: TcpListener, router: Router, app: Arc<App>, mut stoppe
         };
         let (router, stopped) = (router.clone(), stopped.clone());
         tokio::spawn(async move {
-            serve(stream, router, stopped).await;
+            serve(stream, router, stopped, true).await;
             drop(place);
         });
     }
-    drop(listener);
-    let _ = places.acquire_many(most as u32).await;
+    let turn_away = async {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => drop(tokio::spawn(serve(stream, router.clone(), stopped.clone(), false))),
+                Err(_) => sleep(LOOK).await,
+            }
+        }
+    };
+    tokio::select! {
+        _ = places.acquire_many(most as u32) => {}
+        () = turn_away => {}
+    }
 }
 
-async fn serve(stream: TcpStream, router: Router, mut stopped: watch::Receiver<bool>) {
+/// Serves a connection: one request, or all that come.
+async fn serve(stream: TcpStream, router: Router, mut stopped: watch::Receiver<bool>, keep_alive: bool) {
     // Tokens are small, and are to leave at once.
     let _ = stream.set_nodelay(true);
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME);
+    builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME).keep_alive(keep_alive);
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

@@ -202,6 +202,24 @@ fn stopping_finishes_what_runs() {
 }
 
 #[test]
+fn who_comes_while_it_stops_is_turned_away() {
+    let server = TestServer::with(|options| options.drain = Duration::from_secs(20));
+    let mut running = server.send("POST", "/v1/chat/completions", &[], &long(true));
+    running.read_exact(&mut [0; 300]).unwrap();
+    server.stop.cancel();
+    thread::sleep(Duration::from_millis(200));
+    let health = server.get("/health");
+    assert!(health.status == 503 && health.text().contains("draining") && !health.header("retry-after").is_empty(), "{health:?}");
+    assert_eq!(server.post("/v1/completions", json!({ "prompt": "Once" })).status, 503);
+    // What runs goes on, until its client has enough.
+    running.read_exact(&mut [0; 300]).unwrap();
+    drop(running);
+    let began = Instant::now();
+    drop(server);
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[test]
 fn stopping_does_not_wait_for_ever() {
     let mut server = TestServer::with(|options| options.drain = Duration::from_millis(100));
     let mut stream = server.send("POST", "/v1/chat/completions", &[], &long(true));

@@ -239,32 +239,3 @@ fn the_stream_with_details_says_where_it_ran() {
     let details = frames.iter().find_map(|frame| frame.get("details")).unwrap();
     assert!(details["stages"].as_array().unwrap().len() > 3 && details["timing"]["prompt_tokens"].as_u64().unwrap() > 0, "{details}");
 }
-
-/// Two models in a budget that holds one: the other is unloaded when it is idle, and what loads says so.
-#[test]
-fn several_models_take_turns() {
-    let server = TestServer::with(|options| {
-        let other = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../qhx/builtin");
-        options.models.push(other.clone());
-        let needs = qhx::Model::options().context(256).open("builtin").unwrap().runtime().memory().total_bytes;
-        options.load.context = Some(256);
-        options.memory_budget = Some(needs * 3 / 2);
-    });
-    let ask = |name: &str| server.post("/v1/completions", json!({ "model": name, "prompt": "Once", "max_tokens": 2 }));
-    let names: Vec<String> =
-        server.get("/v1/models").json()["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap().to_owned()).collect();
-    assert!(names.len() == 2 && names[0] != names[1], "{names:?}");
-    assert_eq!(ask(&names[0]).status, 200);
-    for turn in [1, 0, 1] {
-        let first = ask(&names[turn]);
-        assert!(first.status == 503 && !first.header("retry-after").is_empty() && first.text().contains("model_loading"), "{first:?}");
-        let began = std::time::Instant::now();
-        while ask(&names[turn]).status != 200 {
-            assert!(began.elapsed().as_secs() < 30, "{:?}", ask(&names[turn]));
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        let states: Vec<Value> =
-            server.get("/v1/models").json()["data"].as_array().unwrap().iter().map(|model| model["status"]["value"].clone()).collect();
-        assert_eq!((&states[turn], &states[1 - turn]), (&json!("ready"), &json!("unloaded")));
-    }
-}
