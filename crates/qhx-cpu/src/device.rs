@@ -6,8 +6,9 @@ use crate::{
     kernels::{InstructionSet, Instructions, sketch},
     machine,
     pool::Pool,
+    product,
 };
-use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Executable, Fact, LoadOptions, Machine, Op, Weights};
+use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Executable, Fact, LoadOptions, Machine, Matrix, Op, Weights};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
@@ -159,5 +160,9 @@ impl Machine for CpuMachine {
 
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
         Ok(Box::new(self.load_here(program, weights, options)?))
+    }
+
+    fn add_product(&self, left: Matrix<'_>, right: Matrix<'_>, sum: &mut [f32], stride: usize) {
+        product::add(&self.pool, self.instructions, left, right, sum, stride);
     }
 }

@@ -34,6 +34,7 @@ mod ops;
 mod pages;
 mod plan;
 mod pool;
+mod product;
 mod state;
 mod work;
 

@@ -129,6 +129,8 @@ impl<'a> SegmentRows<'a> {
 /// A matrix cut into tiles, in the order of column panels, then rows.
 pub(crate) struct Tiles<'a, T> {
     start: *mut T,
+    /// From one row of the matrix to the next.
+    stride: usize,
     rows: usize,
     columns: usize,
     tile_rows: usize,
@@ -159,7 +161,14 @@ impl<'a, T> Tiles<'a, T> {
     pub(crate) fn new(slice: &'a mut [T], columns: usize, tile_rows: usize, tile_columns: usize) -> Self {
         assert!(columns > 0 && tile_rows > 0 && tile_columns > 0 && slice.len() % columns == 0, "a matrix needs whole rows");
         let rows = slice.len() / columns;
-        Self { start: slice.as_mut_ptr(), rows, columns, tile_rows, tile_columns, owner: PhantomData }
+        Self { start: slice.as_mut_ptr(), stride: columns, rows, columns, tile_rows, tile_columns, owner: PhantomData }
+    }
+
+    /// The first `columns` columns of so many rows, which are `stride` numbers apart in `slice`.
+    pub(crate) fn strided(slice: &'a mut [T], stride: usize, rows: usize, columns: usize, tile_rows: usize, tile_columns: usize) -> Self {
+        assert!(rows > 0 && columns > 0 && tile_rows > 0 && tile_columns > 0, "a matrix needs rows and columns");
+        assert!(stride >= columns && (rows - 1) * stride + columns <= slice.len(), "the matrix is too short");
+        Self { start: slice.as_mut_ptr(), stride, rows, columns, tile_rows, tile_columns, owner: PhantomData }
     }
 }
 
@@ -176,8 +185,8 @@ unsafe impl<'a, T: Send> Split for Tiles<'a, T> {
         let (first_row, first_column) = (index % down * self.tile_rows, index / down * self.tile_columns);
         Tile {
             // SAFETY: the tile's first number is in the matrix.
-            start: unsafe { self.start.add(first_row * self.columns + first_column) },
-            stride: self.columns,
+            start: unsafe { self.start.add(first_row * self.stride + first_column) },
+            stride: self.stride,
             first_row,
             first_column,
             rows: self.tile_rows.min(self.rows - first_row),
@@ -214,7 +223,7 @@ impl<'a, T, F: Fn(usize) -> (usize, usize)> Grouped<'a, T, F> {
         let (tile_rows, tile_columns) = (self.shape)(end - first);
         // SAFETY: the group's first row is in the matrix (or one beyond it, for an empty group).
         let start = unsafe { self.start.add(first * self.columns) };
-        Tiles { start, rows: end - first, columns: self.columns, tile_rows, tile_columns, owner: PhantomData }
+        Tiles { start, stride: self.columns, rows: end - first, columns: self.columns, tile_rows, tile_columns, owner: PhantomData }
     }
 }
 

@@ -3,7 +3,7 @@
 //! It has two halves. A [`Device`] is knowledge and needs no hardware: which ops it supports, what the host does for it, what would be compiled. A
 //! [`Machine`] is a device that was opened: it compiles, loads and runs.
 
-use crate::{Call, Checked, DeviceError, Name, State, WeightTensor, check};
+use crate::{Call, Checked, DeviceError, Matrix, Name, State, WeightTensor, check};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -57,6 +57,11 @@ pub trait Machine: Send + Sync {
 
     /// Loads a program. To load a part of one, cut it out first: [`Checked::cut`].
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError>;
+
+    /// Adds `left · rightᵀ` to a matrix in memory whose rows are `stride` numbers apart; the numbers between two rows stay as they are.
+    fn add_product(&self, left: Matrix<'_>, right: Matrix<'_>, sum: &mut [f32], stride: usize) {
+        left.add_product(right, sum, stride);
+    }
 }
 
 /// The description of a device.

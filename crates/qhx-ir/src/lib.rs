@@ -23,6 +23,7 @@ pub mod encoding;
 mod error;
 pub mod hadamard;
 pub mod ledger;
+pub mod matrix;
 pub mod op;
 pub mod program;
 pub mod quants;
@@ -43,6 +44,7 @@ pub use encoding::{BlockEncoding, Encoding, RowBytes, SCALES_AT_ONCE, ScaleType,
 pub use error::DeviceError;
 pub use hadamard::hadamard_row;
 pub use ledger::Ledger;
+pub use matrix::Matrix;
 pub use op::{Activation, ActivationForm, Clip, KeyValue, Mask, Op, OpKind, Routing};
 pub use program::{
     DType, Generator, Input, KvType, Output, PROGRAM_VERSION, Program, Rotary, RotaryVariant, Slot, Stage, Weight, is_under,
