@@ -222,10 +222,11 @@ impl Test {
                 }
             }
             _ => {
+                let mut sessions: Vec<&mut Session> = sessions.iter_mut().collect();
                 for step in 0..ids.len() {
                     // Not the same token for all: that would be kind to a mixture of experts.
                     let next: Vec<u32> = (0..sessions.len()).map(|session| ids[(step + 7 * session) % ids.len()]).collect();
-                    Session::append_together(sessions, &next, cancel)?;
+                    Session::append_together(&mut sessions, &next, cancel, None)?;
                     decoded();
                 }
             }

@@ -17,7 +17,7 @@ use crate::{
 };
 use checkpoint::{Checkpoint, recurrent};
 use qhx_bundle::Digest;
-use qhx_ir::{DeviceError, Phase, State};
+use qhx_ir::{DeviceError, Phase, State, Tap};
 use qhx_media::MediaKind;
 use std::{sync::Arc, time::Instant};
 
@@ -183,14 +183,30 @@ impl Session {
         Ok(false)
     }
 
-    /// Puts an id into each of several sessions of one model, in one call. On an error none of them has changed.
-    pub(crate) fn append_together(sessions: &mut [Self], ids: &[u32], cancel: &Cancel) -> Result<(), Error> {
+    /// Puts an id into each of several sessions of one model, in one call; what stages make of each goes to `taps`, with the session's place and the row's number. On an error none
+    /// of them has changed.
+    pub(crate) fn append_together(
+        sessions: &mut [&mut Self],
+        ids: &[u32],
+        cancel: &Cancel,
+        taps: Option<&mut dyn FnMut(usize, usize, Tap<'_>)>,
+    ) -> Result<(), Error> {
         let Some(model) = sessions.first().map(|session| session.model.clone()) else { return Ok(()) };
         for (session, &id) in sessions.iter().zip(ids) {
             session.check_ids(&[id], session.len())?;
         }
-        let before: Vec<usize> = sessions.iter().map(Self::len).collect();
-        let advance = |sessions: &mut [Self]| {
+        let before: Vec<usize> = sessions.iter().map(|session| session.len()).collect();
+        let mut split = taps.map(|taps| {
+            let before = &before;
+            move |_: usize, tap: Tap<'_>| {
+                let (mut shape, width) = (tap.shape.to_vec(), tap.values.len() / before.len());
+                shape.iter_mut().take(1).for_each(|rows| *rows = 1);
+                for (place, (&row, values)) in before.iter().zip(tap.values.chunks_exact(width)).enumerate() {
+                    taps(place, row, Tap { shape: &shape, values, ..tap });
+                }
+            }
+        });
+        let mut advance = |sessions: &mut [&mut Self]| {
             for (session, &id) in sessions.iter_mut().zip(ids) {
                 session.sequence.rows.extend(&[id], &[]);
                 session.refresh()?;
@@ -205,11 +221,12 @@ impl Session {
                 })
                 .collect();
             let purpose = Purpose { phase: Phase::Decode, cancel: Some(cancel.flag()) };
-            model.runner().call(&mut spans, &purpose, &mut Watch::default())
+            let taps = split.as_mut().map(|split| split as &mut ShowTap<'_>);
+            model.runner().call(&mut spans, &purpose, &mut Watch { logits: None, taps })
         };
         let result = advance(sessions);
         if result.is_err() {
-            for (session, before) in sessions.iter_mut().zip(before) {
+            for (session, &before) in sessions.iter_mut().zip(&before) {
                 session.sequence.rows.truncate(before);
                 session.settle();
             }
