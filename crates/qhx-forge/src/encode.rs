@@ -32,6 +32,21 @@ impl EncodedRows {
     pub fn zeroed(row_bytes: RowBytes, rows: usize) -> Self {
         Self { data: vec![0; row_bytes.data * rows], scale: vec![0; row_bytes.scale * rows], min: vec![0; row_bytes.min * rows] }
     }
+
+    /// Adds the rows that follow.
+    pub fn add(&mut self, rows: &Self) {
+        self.data.extend_from_slice(&rows.data);
+        self.scale.extend_from_slice(&rows.scale);
+        self.min.extend_from_slice(&rows.min);
+    }
+
+    /// Rows that were encoded apart, one after the other.
+    pub fn concat(parts: Vec<Self>) -> Self {
+        let mut parts = parts.into_iter();
+        let mut all = parts.next().unwrap_or_default();
+        parts.for_each(|part| all.add(&part));
+        all
+    }
 }
 
 /// Encodes `values`, a whole number of rows of `columns`, whose stored form has `row_bytes` per row.

@@ -23,6 +23,7 @@ pub mod precision;
 pub mod read;
 pub mod rotary;
 pub mod rotate;
+mod rows;
 pub mod synth;
 mod synth_checkpoint;
 pub mod target;

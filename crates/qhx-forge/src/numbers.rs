@@ -6,6 +6,7 @@ use crate::{
     pen::Recipe,
     precision::StoredTensors,
     read::{SourceType, TensorSource},
+    rows::{rows_of_a_part, side_by_side},
     synth::TensorNumbers,
 };
 use qhx_ir::{AlignedBytes, Encoding, Weight, WeightTensor};
@@ -41,12 +42,12 @@ impl Numbers<'_> {
         }
         let columns = weight.shape[weight.shape.len() - 1];
         let piece = (NUMBERS_PER_PIECE / columns).max(1);
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-        for first in rows.clone().step_by(piece * threads) {
-            let end = rows.end.min(first + piece * threads);
+        for first in rows.clone().step_by(piece * threads()) {
+            let end = rows.end.min(first + piece * threads());
             let pieces: Vec<Range<usize>> = (first..end).step_by(piece).map(|r| r..end.min(r + piece)).collect();
-            for (range, encoded) in pieces.iter().zip(encode_pieces(self, weight, recipe, &pieces)?) {
-                take(range.clone(), encoded)?;
+            for (range, encoded) in pieces.iter().zip(side_by_side(pieces.iter(), |rows| encode_piece(self, weight, recipe, rows.clone())))
+            {
+                take(range.clone(), encoded?)?;
             }
         }
         Ok(())
@@ -71,19 +72,24 @@ impl Numbers<'_> {
             .map_err(|reason| ForgeError::Tensor { tensor: recipe.tensors()[0].clone(), reason })
     }
 
-    /// Some rows of a weight as f32 numbers, without gaps.
+    /// Some rows of a weight as f32 numbers, without gaps, on all cores.
     pub(crate) fn floats(&self, weight: &Weight, recipe: &Recipe, rows: Range<usize>) -> Result<Vec<f32>, ForgeError> {
         let columns = weight.shape[weight.shape.len() - 1];
+        if let Recipe::Rotated(_) = recipe {
+            let numbers = self.rotated(weight, recipe, rows)?;
+            check_numbers(recipe.tensors()[0], Encoding::F32, &numbers)?;
+            return Ok(numbers);
+        }
         let mut numbers = vec![0.0; rows.len() * columns];
-        let weight = Weight { encoding: Encoding::F32, shape: weight.shape.clone() };
-        self.encode(&weight, recipe, rows.clone(), &mut |range, encoded| {
-            let to = numbers[(range.start - rows.start) * columns..].chunks_exact_mut(columns);
-            let row_bytes = encoded.data.len() / range.len();
-            to.zip(encoded.data.chunks_exact(row_bytes)).for_each(|(to, bytes)| {
-                to.iter_mut().zip(bytes.chunks_exact(4)).for_each(|(to, b)| *to = f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-            });
-            Ok(())
-        })?;
+        let share = rows_of_a_part(numbers.len(), columns, threads());
+        let parts = numbers.chunks_mut(share * columns).enumerate();
+        let read = side_by_side(parts, |(number, part)| {
+            let first = rows.start + number * share;
+            for_each_tensor(weight, recipe, first..first + part.len() / columns, &mut |index, own, at| {
+                self.read_rows(weight, recipe, index, own.clone(), &mut part[at * columns..][..own.len() * columns])
+            })
+        });
+        read.into_iter().collect::<Result<(), _>>()?;
         Ok(numbers)
     }
 
@@ -91,6 +97,27 @@ impl Numbers<'_> {
     pub(crate) fn is_lossless(&self, weight: &Weight, recipe: &Recipe) -> bool {
         let (Origin::Checkpoint(tensors), false) = (self.origin, matches!(recipe, Recipe::Rotated(_))) else { return false };
         self.scales == Scales::Block && recipe.tensors().iter().all(|name| stored_in_blocks(tensors, name, weight.encoding))
+    }
+
+    /// Some rows of one of the tensors of a weight that is not rotated, as they enter it.
+    fn read_rows(&self, weight: &Weight, recipe: &Recipe, index: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), ForgeError> {
+        let (name, columns) = (recipe.tensors()[index], weight.shape[weight.shape.len() - 1]);
+        let first = rows.start * columns;
+        match recipe {
+            Recipe::Computed { shapes, formula, .. } => {
+                let whole = |(name, shape): (&&String, &Vec<usize>)| self.whole(name, shape);
+                let tensors = recipe.tensors().iter().zip(shapes).map(whole).collect::<Result<Vec<_>, _>>()?;
+                out.copy_from_slice(&formula.compute(shapes, &tensors)[first..][..out.len()]);
+            }
+            Recipe::Part { first: start, .. } => self.read(name, weight, false, start + first, out)?,
+            Recipe::Copy(_) | Recipe::Stack(_) => self.read(name, weight, false, first, out)?,
+            Recipe::PlusOne(_) => {
+                self.read(name, weight, true, first, out)?;
+                out.iter_mut().for_each(|x| *x += 1.0);
+            }
+            Recipe::Rotated(_) => unreachable!("rotated weights are made by `rotated`"),
+        }
+        check_numbers(name, weight.encoding, out)
     }
 
     /// Numbers of a tensor from number `first` on, which starts a row of the file.
@@ -121,6 +148,11 @@ impl Numbers<'_> {
         }
         Ok(out)
     }
+}
+
+/// Threads for work beside the device's.
+pub(crate) fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Rows of a weight: the product of all dimensions but the last.
@@ -155,58 +187,48 @@ impl StoredTensors for TensorSource {
     }
 }
 
-/// Reads and encodes pieces side by side, one thread each.
-fn encode_pieces(numbers: &Numbers<'_>, weight: &Weight, recipe: &Recipe, pieces: &[Range<usize>]) -> Result<Vec<EncodedRows>, ForgeError> {
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = pieces.iter().map(|rows| scope.spawn(move || encode_piece(numbers, weight, recipe, rows.clone()))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
-    })
-}
-
 fn encode_piece(numbers: &Numbers<'_>, weight: &Weight, recipe: &Recipe, rows: Range<usize>) -> Result<EncodedRows, ForgeError> {
     let columns = weight.shape[weight.shape.len() - 1];
+    let row_bytes = weight.encoding.row_bytes(columns).ok_or_else(|| too_large(recipe))?;
+    let mut out = EncodedRows::zeroed(row_bytes, 0);
+    let mut values = Vec::new();
+    for_each_tensor(weight, recipe, rows, &mut |index, own, _| {
+        let name = recipe.tensors()[index];
+        let encoded = match numbers.origin {
+            Origin::Checkpoint(tensors) if numbers.scales == Scales::Block && stored_in_blocks(tensors, name, weight.encoding) => {
+                split_blocks(tensors, name, weight, own)?
+            }
+            _ => {
+                values.resize(own.len() * columns, 0.0);
+                numbers.read_rows(weight, recipe, index, own, &mut values)?;
+                encode(weight.encoding, numbers.scales, columns, row_bytes, &values)
+            }
+        };
+        out.add(&encoded);
+        Ok(())
+    })?;
+    Ok(out)
+}
+
+/// Calls `take` with the number of each tensor that some rows of a weight come from, its own rows, and the place of their first among all.
+fn for_each_tensor(
+    weight: &Weight,
+    recipe: &Recipe,
+    rows: Range<usize>,
+    take: &mut dyn FnMut(usize, Range<usize>, usize) -> Result<(), ForgeError>,
+) -> Result<(), ForgeError> {
     let rows_per_tensor = match recipe {
         Recipe::Stack(_) => weight.shape[1..weight.shape.len() - 1].iter().product(),
         _ => usize::MAX,
     };
-    let row_bytes = weight.encoding.row_bytes(columns).ok_or_else(|| too_large(recipe))?;
-    let mut out = EncodedRows::zeroed(row_bytes, 0);
-    let mut values = Vec::new();
     let mut row = rows.start;
     while row < rows.end {
         let (index, first) = (row / rows_per_tensor, row % rows_per_tensor);
         let count = (rows.end - row).min(rows_per_tensor - first);
-        let name = recipe.tensors()[index];
-        let encoded = match numbers.origin {
-            Origin::Checkpoint(tensors) if numbers.scales == Scales::Block && stored_in_blocks(tensors, name, weight.encoding) => {
-                split_blocks(tensors, name, weight, first..first + count)?
-            }
-            _ => {
-                values.resize(count * columns, 0.0);
-                match recipe {
-                    Recipe::Computed { shapes, formula, .. } => {
-                        let whole = |(name, shape): (&&String, &Vec<usize>)| numbers.whole(name, shape);
-                        let tensors = recipe.tensors().iter().zip(shapes).map(whole).collect::<Result<Vec<_>, _>>()?;
-                        values.copy_from_slice(&formula.compute(shapes, &tensors)[first * columns..][..count * columns]);
-                    }
-                    Recipe::Part { first: start, .. } => numbers.read(name, weight, false, start + first * columns, &mut values)?,
-                    Recipe::Copy(_) | Recipe::Stack(_) => numbers.read(name, weight, false, first * columns, &mut values)?,
-                    Recipe::PlusOne(_) => {
-                        numbers.read(name, weight, true, first * columns, &mut values)?;
-                        values.iter_mut().for_each(|x| *x += 1.0);
-                    }
-                    Recipe::Rotated(_) => unreachable!("rotated weights are encoded by `encode_rotated`"),
-                }
-                check_numbers(name, weight.encoding, &values)?;
-                encode(weight.encoding, numbers.scales, columns, row_bytes, &values)
-            }
-        };
-        out.data.extend_from_slice(&encoded.data);
-        out.scale.extend_from_slice(&encoded.scale);
-        out.min.extend_from_slice(&encoded.min);
+        take(index, first..first + count, row - rows.start)?;
         row += count;
     }
-    Ok(out)
+    Ok(())
 }
 
 fn stored_in_blocks(tensors: &TensorSource, name: &str, encoding: Encoding) -> bool {

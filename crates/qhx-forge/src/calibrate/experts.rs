@@ -29,12 +29,12 @@ pub(super) fn round(
     let all = inputs.rows();
     let routed = routed_rows(experts, values, count, all.len())?;
     let rows: Vec<&[f32]> = all.iter().map(|(stored, _)| *stored).collect();
-    let layer = Moments::of(&calibrator.multiplier(), hidden, &rows, None)?;
+    let layer = Moments::of(&calibrator.multiplier(), hidden, &rows)?;
     let mut kept = [gate, up, down].map(|name| (name, Parts::default()));
     for (expert, routed) in routed.iter().enumerate() {
         let (own, own_exact): (Vec<&[f32]>, Vec<&[f32]>) = routed.iter().map(|&row| all[row]).unzip();
         let inputs = Inputs::made(hidden, own.concat(), own_exact.concat());
-        let guide = calibrator.guide(&inputs, Some((&layer, OTHERS * hidden as f32)))?;
+        let guide = calibrator.guide(&inputs, 2 * inner, Some((&layer, OTHERS * hidden as f32)))?;
         let own_rows = expert * inner..(expert + 1) * inner;
         let mut rounded = Vec::new();
         for (name, kept) in &mut kept[..2] {
@@ -55,7 +55,7 @@ pub(super) fn round(
         let stored_rows = multiplier.gated(&x.concat(), gate_tensor, up_tensor, *activation)?;
         let exact_rows = multiplier.gated(&exact_x.concat(), exact(gate)?, exact(up)?, *activation)?;
         let inputs = Inputs::made(inner, stored_rows, exact_rows);
-        let guide = calibrator.guide(&inputs, None)?;
+        let guide = calibrator.guide(&inputs, hidden, None)?;
         let rows = expert * hidden..(expert + 1) * hidden;
         calibrator.round_weight(stored, down, rows, guide.as_ref(), take, Some(&mut kept[2].1))?;
     }

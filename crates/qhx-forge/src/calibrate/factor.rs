@@ -3,11 +3,12 @@
 //! When the columns of a matrix are rounded from the first to the last, the error of column `k` weighs `D[k]`, and column `k` of M says how it best makes up for the errors of
 //! the columns before it. This is the same as the Cholesky factor of H⁻¹, without inverting anything.
 
-use super::{
-    multiply::{Matrix, Multiplier},
-    rows::for_each_row,
+use super::multiply::Multiplier;
+use crate::{
+    ForgeError,
+    rows::{for_each_part, for_each_row, transpose},
 };
-use crate::ForgeError;
+use qhx_ir::Matrix;
 use std::ops::Range;
 
 /// Columns that are handled number by number; matrix products do the rest.
@@ -37,26 +38,23 @@ impl Factor {
                 return Ok(None);
             }
             // The block's part of each row before it, times D and without: their product is what the block takes from the rest of the matrix.
-            let size = block.len();
-            let (mut weighted, mut unit) = (vec![0.0; first * size], vec![0.0; first * size]);
-            for k in block.rev() {
-                let (before, row) = second.split_at_mut(k * n);
-                let (row, d) = (&mut row[..n], diagonal[k]);
-                for j in first..k {
-                    let factor = row[j];
-                    before[j * n..][..first].iter_mut().zip(&*row).for_each(|(x, v)| *x -= factor * v);
-                }
-                for (a, x) in row[..first].iter_mut().enumerate() {
-                    weighted[a * size + k - first] = *x;
-                    *x /= d;
-                    unit[a * size + k - first] = *x;
-                }
+            let (size, threads) = (block.len(), multiplier.threads);
+            let mut taken = transpose(first, &block.clone().map(|k| &second[k * n..][..first]).collect::<Vec<_>>(), threads);
+            for_each_row(&mut taken, size, threads, |row| {
+                solve_below(&second[first * n + first..], n, row);
+                row.iter_mut().for_each(|x| *x = -*x);
+            });
+            let mut unit = taken.clone();
+            for_each_row(&mut unit, size, threads, |row| row.iter_mut().zip(&diagonal[block.clone()]).for_each(|(x, d)| *x /= -d));
+            let stored = transpose(size, &unit.chunks_exact(size).collect::<Vec<_>>(), threads);
+            for (k, row) in block.clone().zip(stored.chunks(first.max(1))) {
+                second[k * n..][..first].copy_from_slice(row);
             }
             for row in (0..first).step_by(SLAB) {
                 let end = first.min(row + SLAB);
-                let left = Matrix::dense(&weighted[row * size..end * size], size);
+                let left = Matrix::dense(&taken[row * size..end * size], size);
                 let right = Matrix::dense(&unit[..end * size], size);
-                multiplier.add_product(left, right, -1.0, &mut second[row * n..], n)?;
+                multiplier.add_product(left, right, &mut second[row * n..], n)?;
             }
         }
         Ok(Some(Self { columns, lower: second, diagonal }))
@@ -84,12 +82,11 @@ impl Factor {
         block.clone().flat_map(|j| block.clone().map(move |k| if k > j { at(j, k) } else { 0.0 })).collect()
     }
 
-    /// Adds `factor · errors · M[block, behind it]` to what stands behind a block in each row; `errors` are rows of `block.len()` numbers.
+    /// Adds `errors · M[block, behind it]` to what stands behind a block in each row; `errors` are rows of `block.len()` numbers.
     pub(crate) fn spread(
         &self,
         multiplier: &Multiplier<'_>,
         block: &Range<usize>,
-        factor: f32,
         errors: &[f32],
         rows: &mut [f32],
     ) -> Result<(), ForgeError> {
@@ -98,26 +95,19 @@ impl Factor {
             return Ok(());
         }
         let right = Matrix { numbers: &self.lower[block.end * n + block.start..], stride: n, rows: n - block.end, columns: block.len() };
-        multiplier.add_product(Matrix::dense(errors, block.len()), right, factor, &mut rows[block.end..], n)
+        multiplier.add_product(Matrix::dense(errors, block.len()), right, &mut rows[block.end..], n)
     }
 
     /// Multiplies rows with `(H + λ)⁻¹`, in place.
-    pub(crate) fn solve(&self, multiplier: &Multiplier<'_>, threads: usize, rows: &mut [f32]) -> Result<(), ForgeError> {
-        let n = self.columns;
+    pub(crate) fn solve(&self, multiplier: &Multiplier<'_>, rows: &mut [f32]) -> Result<(), ForgeError> {
+        let (n, threads) = (self.columns, multiplier.threads);
         for block in self.blocks().rev() {
-            let size = block.len();
-            for_each_row(rows, n, threads, |row| {
-                let own = &mut row[block.clone()];
-                for k in (1..size).rev() {
-                    let (rest, done) = own.split_at_mut(k);
-                    let line = &self.lower[(block.start + k) * n + block.start..][..k];
-                    rest.iter_mut().zip(line).for_each(|(x, m)| *x -= done[0] * m);
-                }
-            });
-            // Mᵀ of the block's rows, turned round: one row for each column before the block.
-            let before: Vec<f32> = (0..block.start).flat_map(|a| block.clone().map(move |k| k * n + a)).map(|at| self.lower[at]).collect();
-            let own = columns_of(rows, n, &block);
-            multiplier.add_product(Matrix::dense(&own, size), Matrix::dense(&before, size), -1.0, rows, n)?;
+            let square = &self.lower[block.start * n + block.start..];
+            for_each_row(rows, n, threads, |row| solve_below(square, n, &mut row[block.clone()]));
+            let before: Vec<&[f32]> = block.clone().map(|k| &self.lower[k * n..][..block.start]).collect();
+            let before = transpose(block.start, &before, threads);
+            let own = negated_columns(rows, n, &block, threads);
+            multiplier.add_product(Matrix::dense(&own, block.len()), Matrix::dense(&before, block.len()), rows, n)?;
         }
         for_each_row(rows, n, threads, |row| row.iter_mut().zip(&self.diagonal).for_each(|(x, d)| *x /= d));
         for block in self.blocks() {
@@ -130,16 +120,30 @@ impl Factor {
                     rest.iter_mut().zip(&within[k * size + k + 1..]).for_each(|(x, m)| *x -= done[k] * m);
                 }
             });
-            let own = columns_of(rows, n, &block);
-            self.spread(multiplier, &block, -1.0, &own, rows)?;
+            let own = negated_columns(rows, n, &block, threads);
+            self.spread(multiplier, &block, &own, rows)?;
         }
         Ok(())
     }
 }
 
-/// Some columns of all rows, without gaps.
-pub(crate) fn columns_of(rows: &[f32], columns: usize, block: &Range<usize>) -> Vec<f32> {
-    rows.chunks_exact(columns).flat_map(|row| &row[block.clone()]).copied().collect()
+/// Takes from each number of a row what those behind it have of it, from the last on, by a square of Mᵀ below the diagonal whose lines are `n` apart.
+fn solve_below(square: &[f32], n: usize, row: &mut [f32]) {
+    for k in (1..row.len()).rev() {
+        let (rest, done) = row.split_at_mut(k);
+        rest.iter_mut().zip(&square[k * n..][..k]).for_each(|(x, m)| *x -= done[0] * m);
+    }
+}
+
+/// Some columns of all rows, without gaps and with the other sign.
+fn negated_columns(rows: &[f32], columns: usize, block: &Range<usize>, threads: usize) -> Vec<f32> {
+    let mut out = vec![0.0; rows.len() / columns * block.len()];
+    for_each_part(&mut out, block.len(), threads, |first, part| {
+        for (to, row) in part.chunks_exact_mut(block.len()).zip(rows[first * columns..].chunks_exact(columns)) {
+            to.iter_mut().zip(&row[block.clone()]).for_each(|(to, x)| *to = -x);
+        }
+    });
+    out
 }
 
 /// Factors the square on the diagonal in place, in f64; false where a pivot is not positive.

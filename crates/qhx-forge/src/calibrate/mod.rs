@@ -16,7 +16,6 @@ mod multiply;
 mod parts;
 mod prepare;
 mod round;
-mod rows;
 mod run;
 #[cfg(test)]
 mod tests;

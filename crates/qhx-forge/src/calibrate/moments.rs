@@ -1,46 +1,35 @@
-//! Second moments of the rows that enter a product.
+//! Second moments of the rows that enter a product, and what the weights have to do with rows that are away from where they should be.
 
-use super::multiply::{Matrix, Multiplier};
-use crate::ForgeError;
+use super::multiply::Multiplier;
+use crate::{ForgeError, rows::transpose};
+use qhx_ir::Matrix;
 
 /// Rows that are summed by the device in f32 before the sum is added to those before it, so that long sums lose few digits.
-const ROWS_AT_ONCE: usize = 1024;
+const ROWS_AT_ONCE: usize = 1000;
 /// Rows of the result that are computed at a time: what lies above the diagonal of a slab is computed in vain.
 const SLAB: usize = 256;
 
-/// `XᵀX` of the rows X of the quantised model, and `XᵀΔ` with what the f32 model's rows are away from them.
+/// `XᵀX` of the rows X of the quantised model.
 pub(crate) struct Moments {
-    pub(crate) columns: usize,
     /// Rows that were summed.
     pub(crate) rows: usize,
-    /// `XᵀX`, the diagonal and what lies below it.
+    /// The diagonal and what lies below it.
     pub(crate) second: Vec<f32>,
-    /// `XᵀΔ`.
-    pub(crate) shift: Option<Vec<f32>>,
 }
 
 impl Moments {
-    /// Of rows `x`, each with the f32 model's row where `exact` has them, in the same order.
-    pub(crate) fn of(multiplier: &Multiplier<'_>, columns: usize, x: &[&[f32]], exact: Option<&[&[f32]]>) -> Result<Self, ForgeError> {
-        let mut moments =
-            Self { columns, rows: x.len(), second: vec![0.0; columns * columns], shift: exact.map(|_| vec![0.0; columns * columns]) };
-        for first in (0..x.len()).step_by(ROWS_AT_ONCE) {
-            let rows = first..x.len().min(first + ROWS_AT_ONCE);
-            let transposed = transpose(columns, &x[rows.clone()]);
-            let width = rows.len();
+    pub(crate) fn of(multiplier: &Multiplier<'_>, columns: usize, x: &[&[f32]]) -> Result<Self, ForgeError> {
+        let mut second = vec![0.0; columns * columns];
+        for x in x.chunks(ROWS_AT_ONCE) {
+            let (transposed, width) = (transpose(columns, x, multiplier.threads), x.len());
             for row in (0..columns).step_by(SLAB) {
                 let end = columns.min(row + SLAB);
                 let left = Matrix::dense(&transposed[row * width..end * width], width);
                 let right = Matrix::dense(&transposed[..end * width], width);
-                multiplier.add_product(left, right, 1.0, &mut moments.second[row * columns..], columns)?;
-            }
-            if let (Some(exact), Some(shift)) = (exact, &mut moments.shift) {
-                let away: Vec<Vec<f32>> = x[rows.clone()].iter().zip(&exact[rows]).map(|(x, exact)| difference(exact, x)).collect();
-                let away = transpose(columns, &away.iter().map(Vec::as_slice).collect::<Vec<_>>());
-                multiplier.add_product(Matrix::dense(&transposed, width), Matrix::dense(&away, width), 1.0, shift, columns)?;
+                multiplier.add_product(left, right, &mut second[row * columns..], columns)?;
             }
         }
-        Ok(moments)
+        Ok(Self { rows: x.len(), second })
     }
 
     /// Adds `weight` rows that have the mean moments of others.
@@ -50,23 +39,55 @@ impl Moments {
     }
 }
 
-/// `a − b`, number by number.
-pub(super) fn difference(a: &[f32], b: &[f32]) -> Vec<f32> {
-    a.iter().zip(b).map(|(a, b)| a - b).collect()
+/// How far the quantised model's rows X are from the f32 model's, by Δ, in the form that takes fewest multiplications.
+pub(crate) enum Shift<'a> {
+    /// `XᵀΔ`, for many rows of weights.
+    Summed(Vec<f32>),
+    /// The rows of both models, for few.
+    Rows { x: Vec<&'a [f32]>, exact: Vec<&'a [f32]> },
 }
 
-/// Columns as rows. Tiles keep both sides in the cache.
-fn transpose(columns: usize, rows: &[&[f32]]) -> Vec<f32> {
-    const TILE: usize = 16;
-    let count = rows.len();
-    let mut out = vec![0.0; columns * count];
-    for first in (0..count).step_by(TILE) {
-        for column in (0..columns).step_by(TILE) {
-            for c in column..columns.min(column + TILE) {
-                let to = &mut out[c * count + first..(c * count + count).min(c * count + first + TILE)];
-                to.iter_mut().zip(&rows[first..]).for_each(|(to, row)| *to = row[c]);
+impl<'a> Shift<'a> {
+    /// Of the rows of both models, in the same order, for so many rows of weights.
+    pub(crate) fn of(
+        multiplier: &Multiplier<'_>,
+        columns: usize,
+        (x, exact): (Vec<&'a [f32]>, Vec<&'a [f32]>),
+        weight_rows: usize,
+    ) -> Result<Self, ForgeError> {
+        if 2 * weight_rows * x.len() < columns * (weight_rows + x.len()) {
+            return Ok(Self::Rows { x, exact });
+        }
+        let mut sum = vec![0.0; columns * columns];
+        for (x, exact) in x.chunks(ROWS_AT_ONCE).zip(exact.chunks(ROWS_AT_ONCE)) {
+            let away = away(x, exact);
+            let away = transpose(columns, &away.chunks_exact(columns).collect::<Vec<_>>(), multiplier.threads);
+            let x = transpose(columns, x, multiplier.threads);
+            multiplier.add_product(Matrix::dense(&x, exact.len()), Matrix::dense(&away, exact.len()), &mut sum, columns)?;
+        }
+        Ok(Self::Summed(sum))
+    }
+
+    /// `W · Δᵀ · X` for rows of weights.
+    pub(crate) fn of_weights(&self, multiplier: &Multiplier<'_>, columns: usize, weights: &[f32]) -> Result<Vec<f32>, ForgeError> {
+        let mut shifted = vec![0.0; weights.len()];
+        let weights = Matrix::dense(weights, columns);
+        match self {
+            Self::Summed(sum) => multiplier.add_product(weights, Matrix::dense(sum, columns), &mut shifted, columns)?,
+            Self::Rows { x, exact } => {
+                for (x, exact) in x.chunks(ROWS_AT_ONCE).zip(exact.chunks(ROWS_AT_ONCE)) {
+                    let mut lost = vec![0.0; weights.rows * x.len()];
+                    multiplier.add_product(weights, Matrix::dense(&away(x, exact), columns), &mut lost, x.len())?;
+                    let transposed = transpose(columns, x, multiplier.threads);
+                    multiplier.add_product(Matrix::dense(&lost, x.len()), Matrix::dense(&transposed, x.len()), &mut shifted, columns)?;
+                }
             }
         }
+        Ok(shifted)
     }
-    out
+}
+
+/// Δ: what is missing in each row, one after the other.
+pub(super) fn away(x: &[&[f32]], exact: &[&[f32]]) -> Vec<f32> {
+    x.iter().zip(exact).flat_map(|(x, exact)| exact.iter().zip(*x).map(|(exact, x)| exact - x)).collect()
 }

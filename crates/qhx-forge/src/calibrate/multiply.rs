@@ -3,108 +3,50 @@
 use crate::ForgeError;
 use qhx_ir::{
     Activation, ActivationForm, AlignedBytes, Bindings, Call, Checked, DType, Device, DeviceError, Dim, Encoding, Generator, Input,
-    InputData, LoadOptions, Name, Op, OpKind, Output, Outputs, PROGRAM_VERSION, Program, Segment, Stage, Symbol, Weight, WeightTensor,
-    Weights,
+    InputData, LoadOptions, Matrix, Name, Op, OpKind, Output, Outputs, PROGRAM_VERSION, Program, Segment, Stage, Symbol, Weight,
+    WeightTensor, Weights,
 };
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
-/// Numbers of the right-hand matrix that are copied at a time, and of the result that are computed at a time.
+/// Numbers of a result that a program computes at a time.
 const NUMBERS_AT_ONCE: usize = 4 << 20;
 
 /// Multiplies matrices on a device.
 pub(crate) struct Multiplier<'a> {
     pub(crate) device: &'a Arc<dyn Device>,
     pub(crate) cancel: &'a AtomicBool,
-}
-
-/// A matrix in memory, row after row, `stride` numbers from one row to the next.
-#[derive(Clone, Copy)]
-pub(crate) struct Matrix<'a> {
-    pub(crate) numbers: &'a [f32],
-    pub(crate) stride: usize,
-    pub(crate) rows: usize,
-    pub(crate) columns: usize,
-}
-
-impl<'a> Matrix<'a> {
-    /// Rows of `columns` without gaps.
-    pub(crate) fn dense(numbers: &'a [f32], columns: usize) -> Self {
-        Self { numbers, stride: columns, rows: numbers.len() / columns, columns }
-    }
-
-    fn row(&self, row: usize) -> &'a [f32] {
-        &self.numbers[row * self.stride..][..self.columns]
-    }
-
-    /// The numbers without gaps, copied where there are any.
-    fn rows_without_gaps(&self, first: usize, count: usize) -> std::borrow::Cow<'a, [f32]> {
-        match self.stride == self.columns {
-            true => (&self.numbers[first * self.columns..][..count * self.columns]).into(),
-            false => (first..first + count).flat_map(|row| self.row(row)).copied().collect::<Vec<_>>().into(),
-        }
-    }
+    /// Threads for work on rows beside products.
+    pub(crate) threads: usize,
 }
 
 impl Multiplier<'_> {
-    /// Adds `factor · left · rightᵀ` to a matrix whose rows are `stride` numbers apart.
-    pub(crate) fn add_product(
-        &self,
-        left: Matrix<'_>,
-        right: Matrix<'_>,
-        factor: f32,
-        sum: &mut [f32],
-        stride: usize,
-    ) -> Result<(), ForgeError> {
-        if left.rows == 0 || right.rows == 0 {
-            return Ok(());
+    /// Adds `left · rightᵀ` to a matrix whose rows are `stride` numbers apart.
+    pub(crate) fn add_product(&self, left: Matrix<'_>, right: Matrix<'_>, sum: &mut [f32], stride: usize) -> Result<(), ForgeError> {
+        if self.cancel.load(Ordering::Relaxed) {
+            return Err(qhx_runtime::Error::Cancelled.into());
         }
-        let columns = (NUMBERS_AT_ONCE / right.columns).clamp(1, right.rows);
-        let rows = (NUMBERS_AT_ONCE / left.columns.max(columns)).clamp(1, left.rows);
-        for column in (0..right.rows).step_by(columns) {
-            let count = columns.min(right.rows - column);
-            let weight = float_tensor(count, right.columns, |row| right.row(column + row))?;
-            let mut product = self.load(weight, rows)?;
-            for row in (0..left.rows).step_by(rows) {
-                let part = left.rows_without_gaps(row, rows.min(left.rows - row));
-                let made = product.of(&part, self.cancel)?;
-                for (i, made) in made.chunks_exact(count).enumerate() {
-                    let sum = &mut sum[(row + i) * stride + column..][..count];
-                    sum.iter_mut().zip(made).for_each(|(sum, made)| *sum += factor * made);
-                }
-            }
-        }
+        self.device.open().map_err(failed)?.add_product(left, right, sum, stride);
         Ok(())
     }
 
-    /// `left · weightᵀ` for rows without gaps and a weight in any encoding.
-    pub(crate) fn product(&self, left: &[f32], weight: WeightTensor) -> Result<Vec<f32>, ForgeError> {
-        let (columns, widest) = (weight.columns(), weight.columns().max(weight.rows()));
-        self.in_pieces(left, columns, widest, |rows| self.load(weight, rows))
+    /// `left · rightᵀ`.
+    pub(crate) fn product(&self, left: Matrix<'_>, right: Matrix<'_>) -> Result<Vec<f32>, ForgeError> {
+        let mut product = vec![0.0; left.rows * right.rows];
+        self.add_product(left, right, &mut product, right.rows.max(1))?;
+        Ok(product)
     }
 
-    /// `act(left · gateᵀ) · (left · upᵀ)`, number by number.
+    /// `act(left · gateᵀ) · (left · upᵀ)`, number by number, with weights in any encoding.
     pub(crate) fn gated(&self, left: &[f32], gate: WeightTensor, up: WeightTensor, activation: Activation) -> Result<Vec<f32>, ForgeError> {
         let (columns, widest) = (gate.columns(), gate.columns().max(gate.rows()));
-        self.in_pieces(left, columns, widest, |rows| {
-            let act = OpKind::GateAct { gate: "multiply.gate".into(), up: "multiply.up".into(), activation };
-            let ops = vec![linear("multiply.gate", "gate"), linear("multiply.up", "up"), Op { path: RESULT.into(), op: act }];
-            self.load_ops(ops, [("gate", gate), ("up", up)], columns, rows)
-        })
-    }
-
-    /// Runs what `load` gives for some rows at a time over all of them.
-    fn in_pieces(
-        &self,
-        left: &[f32],
-        columns: usize,
-        widest: usize,
-        load: impl FnOnce(usize) -> Result<Product, ForgeError>,
-    ) -> Result<Vec<f32>, ForgeError> {
         let rows = (NUMBERS_AT_ONCE / widest).clamp(1, (left.len() / columns).max(1));
-        let mut product = load(rows)?;
+        let mut product = self.load([("gate", gate), ("up", up)], activation, columns, rows)?;
         let mut made = Vec::new();
         for part in left.chunks(rows * columns) {
             made.extend_from_slice(product.of(part, self.cancel)?);
@@ -112,18 +54,15 @@ impl Multiplier<'_> {
         Ok(made)
     }
 
-    fn load(&self, weight: WeightTensor, max_rows: usize) -> Result<Product, ForgeError> {
-        let columns = weight.columns();
-        self.load_ops(vec![linear(RESULT, "weight")], [("weight", weight)], columns, max_rows)
-    }
-
-    fn load_ops<const N: usize>(
+    fn load(
         &self,
-        ops: Vec<Op>,
-        weights: [(&str, WeightTensor); N],
+        weights: [(&str, WeightTensor); 2],
+        activation: Activation,
         columns: usize,
         max_rows: usize,
     ) -> Result<Product, ForgeError> {
+        let act = OpKind::GateAct { gate: "multiply.gate".into(), up: "multiply.up".into(), activation };
+        let ops = vec![linear("multiply.gate", "gate"), linear("multiply.up", "up"), Op { path: RESULT.into(), op: act }];
         let shape = vec![Dim::Symbol(Symbol::T), Dim::Fixed(columns)];
         let declared = |(name, tensor): &(&str, WeightTensor)| {
             (Name::from(*name), Weight { encoding: tensor.encoding(), shape: tensor.shape().to_vec() })

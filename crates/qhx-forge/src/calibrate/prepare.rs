@@ -102,7 +102,7 @@ impl<'a> CalibrationRun<'a> {
             parts_of(numbers, stored).iter().map(part).sum()
         };
         let total = programs.programs.iter().zip(&self.passes).map(work).sum();
-        Pace::new(&Multiplier { device: &self.device, cancel: self.cancel }, total)
+        Pace::new(&Multiplier { device: &self.device, cancel: self.cancel, threads: self.threads }, total)
     }
 
     /// Rounds the weights of all programs. Gives those that were rounded: all their rows have been taken.

@@ -3,13 +3,11 @@
 //! With `H = M · D · Mᵀ`, the squared error of a row over all inputs is `Σ D[k] · (w[k] + Σ_{j<k} e[j] · M[j, k] − v[k])²`, where w are the numbers wanted, v those stored and
 //! `e = w − v`: so column `k` is rounded from what stands in the parentheses.
 
-use super::{
-    factor::{Factor, columns_of},
-    multiply::Multiplier,
-};
+use super::{factor::Factor, multiply::Multiplier};
 use crate::{
     ForgeError,
     encode::{EncodedRows, Scales, put, quant_range},
+    rows::{rows_of_a_part, side_by_side},
 };
 use half::f16;
 use qhx_ir::{BlockEncoding, Encoding, RowBytes, ScaleType};
@@ -102,7 +100,6 @@ pub(crate) fn can_round(encoding: Encoding) -> bool {
 /// Rounds `wanted`, whole rows, by the factors of the moments of what they are multiplied with.
 pub(crate) fn round(
     multiplier: &Multiplier<'_>,
-    threads: usize,
     factor: &Factor,
     encoding: Encoding,
     scales: Scales,
@@ -113,15 +110,12 @@ pub(crate) fn round(
     let grid = Grid::of(encoding, scales, n).ok_or_else(|| ForgeError::Calibration(format!("{encoding} cannot be rounded by moments")))?;
     let per_row = n.div_ceil(grid.block);
     let mut rows = Rounded { columns: n, per_row, current: wanted.to_vec(), quants: vec![0; wanted.len()], scales: Vec::new() };
-    rows.scales = vec![0.0; rows.count() * per_row];
+    rows.scales = vec![0.0; wanted.len() / n * per_row];
     for block in factor.blocks() {
-        let within = factor.within(&block);
-        rows.round_block(grid, threads, &block, &within, factor.weights(), wanted);
-        let mut errors = columns_of(wanted, n, &block);
-        rows.subtract_stored(grid, &block, &mut errors);
-        factor.spread(multiplier, &block, 1.0, &errors, &mut rows.current)?;
+        let errors = rows.round_block(grid, multiplier.threads, &block, factor, wanted);
+        factor.spread(multiplier, &block, &errors, &mut rows.current)?;
     }
-    Ok(rows.encode(encoding, row_bytes))
+    Ok(rows.encode(encoding, row_bytes, multiplier.threads))
 }
 
 /// Rows on their way.
@@ -136,58 +130,53 @@ struct Rounded {
 }
 
 impl Rounded {
-    fn count(&self) -> usize {
-        self.current.len() / self.columns
-    }
-
-    /// Rounds a block of columns in all rows.
-    fn round_block(&mut self, grid: Grid, threads: usize, block: &Range<usize>, within: &[f32], weights: &[f32], wanted: &[f32]) {
-        let (n, per_row) = (self.columns, self.per_row);
-        let share = self.count().div_ceil(threads.max(1)).max(1);
+    /// Rounds a block of columns in all rows; gives what is lost in each.
+    fn round_block(&mut self, grid: Grid, threads: usize, block: &Range<usize>, factor: &Factor, wanted: &[f32]) -> Vec<f32> {
+        let (n, per_row, size) = (self.columns, self.per_row, block.len());
+        let within = factor.within(block);
+        let mut errors = vec![0.0; wanted.len() / n * size];
+        let share = rows_of_a_part(wanted.len(), n, threads);
         let parts = self.current.chunks_mut(share * n).zip(self.quants.chunks_mut(share * n)).zip(self.scales.chunks_mut(share * per_row));
-        std::thread::scope(|scope| {
-            for (((current, quants), scales), wanted) in parts.zip(wanted.chunks(share * n)) {
-                scope.spawn(move || {
-                    let rows = current.chunks_exact_mut(n).zip(quants.chunks_exact_mut(n)).zip(scales.chunks_exact_mut(per_row));
-                    for (((current, quants), scales), wanted) in rows.zip(wanted.chunks_exact(n)) {
-                        round_row(grid, block, within, weights, wanted, current, quants, scales);
-                    }
-                });
-            }
-        });
+        side_by_side(
+            parts.zip(wanted.chunks(share * n)).zip(errors.chunks_mut(share * size)),
+            |((((current, quants), scales), wanted), errors)| {
+                let rows = current.chunks_exact_mut(n).zip(quants.chunks_exact_mut(n)).zip(scales.chunks_exact_mut(per_row));
+                for ((((current, quants), scales), wanted), errors) in rows.zip(wanted.chunks_exact(n)).zip(errors.chunks_exact_mut(size)) {
+                    round_row(grid, block, &within, factor.weights(), wanted, current, quants, scales, errors);
+                }
+            },
+        );
+        errors
     }
 
-    /// Takes what is stored from what is wanted in a block of columns.
-    fn subtract_stored(&self, grid: Grid, block: &Range<usize>, wanted: &mut [f32]) {
-        let quants = self.quants.chunks_exact(self.columns).zip(self.scales.chunks_exact(self.per_row));
-        for ((quants, scales), wanted) in quants.zip(wanted.chunks_exact_mut(block.len())) {
-            for (k, wanted) in block.clone().zip(wanted) {
-                *wanted -= f32::from(quants[k]) * scales[k / grid.block];
+    fn encode(&self, encoding: Encoding, row_bytes: RowBytes, threads: usize) -> EncodedRows {
+        let share = rows_of_a_part(self.quants.len(), self.columns, threads);
+        let parts = self.quants.chunks(share * self.columns).zip(self.scales.chunks(share * self.per_row));
+        EncodedRows::concat(side_by_side(parts, |(quants, scales)| encode(encoding, row_bytes, self.columns, quants, scales, self.per_row)))
+    }
+}
+
+/// Quants and scales of whole rows in stored form.
+fn encode(encoding: Encoding, row_bytes: RowBytes, columns: usize, quants: &[i8], scales: &[f32], per_row: usize) -> EncodedRows {
+    let mut out = EncodedRows::zeroed(row_bytes, quants.len() / columns);
+    for (row, (quants, scales)) in quants.chunks_exact(columns).zip(scales.chunks_exact(per_row)).enumerate() {
+        let data = &mut out.data[row * row_bytes.data..][..row_bytes.data];
+        let stored = &mut out.scale[row * row_bytes.scale..][..row_bytes.scale];
+        match encoding {
+            Encoding::Block(block) => {
+                for b in 0..columns.div_ceil(block.block) {
+                    // One scale of a whole row is stored for each of its blocks.
+                    put(block.scale, stored, b, scales[b % scales.len()]);
+                }
+                quants.iter().enumerate().for_each(|(k, &q)| block.quants.put(data, k, i32::from(q) + block.quants.zero()));
+            }
+            _ => {
+                stored.copy_from_slice(&scales[0].to_le_bytes());
+                data.iter_mut().zip(quants).for_each(|(to, &q)| *to = q as u8);
             }
         }
     }
-
-    fn encode(&self, encoding: Encoding, row_bytes: RowBytes) -> EncodedRows {
-        let mut out = EncodedRows::zeroed(row_bytes, self.count());
-        for (row, (quants, scales)) in self.quants.chunks_exact(self.columns).zip(self.scales.chunks_exact(self.per_row)).enumerate() {
-            let data = &mut out.data[row * row_bytes.data..][..row_bytes.data];
-            let stored = &mut out.scale[row * row_bytes.scale..][..row_bytes.scale];
-            match encoding {
-                Encoding::Block(block) => {
-                    for b in 0..self.columns.div_ceil(block.block) {
-                        // One scale of a whole row is stored for each of its blocks.
-                        put(block.scale, stored, b, scales[b % scales.len()]);
-                    }
-                    quants.iter().enumerate().for_each(|(k, &q)| block.quants.put(data, k, i32::from(q) + block.quants.zero()));
-                }
-                _ => {
-                    stored.copy_from_slice(&scales[0].to_le_bytes());
-                    data.iter_mut().zip(quants).for_each(|(to, &q)| *to = q as u8);
-                }
-            }
-        }
-        out
-    }
+    out
 }
 
 /// Rounds a block of columns of one row. A scale that begins here is chosen from what the numbers have become by now; one for the whole row from what is wanted.
@@ -201,6 +190,7 @@ fn round_row(
     current: &mut [f32],
     quants: &mut [i8],
     scales: &mut [f32],
+    errors: &mut [f32],
 ) {
     let size = block.len();
     for k in block.clone() {
@@ -213,6 +203,7 @@ fn round_row(
         quants[k] = q as i8;
         let error = wanted[k] - q * scale;
         let at = k - block.start;
+        errors[at] = error;
         let behind = &within[at * size + at + 1..(at + 1) * size];
         current[k + 1..block.end].iter_mut().zip(behind).for_each(|(x, m)| *x += error * m);
     }

@@ -3,8 +3,8 @@
 use super::{
     experts,
     factor::Factor,
-    moments::{Moments, difference},
-    multiply::{Matrix, Multiplier, float_tensor},
+    moments::{Moments, Shift, away},
+    multiply::Multiplier,
     parts::{Part, Product, parts},
     round::{can_round, round},
     work::{self, Pace},
@@ -15,8 +15,9 @@ use crate::{
     gate::teacher::{Pass, Piece, Runner, Values, used_ids, without_kv_slots},
     numbers::{Numbers, weight_rows},
     pen::{Recipe, Written},
+    rows::{for_each_part, rows_of_a_part, side_by_side},
 };
-use qhx_ir::{ActivationForm, AlignedBytes, Checked, Clip, Device, Name, OpKind, Program, Weight, WeightTensor};
+use qhx_ir::{ActivationForm, AlignedBytes, Checked, Clip, Device, Matrix, Name, OpKind, Program, Weight, WeightTensor};
 use std::{
     borrow::Cow,
     collections::HashMap,
@@ -30,13 +31,15 @@ const DAMPING: f64 = 0.01;
 /// One row in so many is kept back, to see what holds for rows that nothing was computed from.
 const KEPT_BACK: usize = 10;
 /// Rows that are compared at most.
-const COMPARED: usize = 128;
+const COMPARED: usize = 64;
 /// Fewer rows than this say nothing about a product.
 const FEWEST_ROWS: usize = 32;
-/// The widest product that is rounded by moments: its two moment matrices take 1 GiB.
+/// The widest product that is rounded by moments: its moments take 512 MiB.
 const WIDEST: usize = 11_585;
 /// Numbers of a matrix that are rounded at a time.
-const NUMBERS_AT_ONCE: usize = 8 << 20;
+const NUMBERS_AT_ONCE: usize = 32 << 20;
+/// Numbers whose errors are in memory at a time.
+const COMPARED_AT_ONCE: usize = 4 << 20;
 
 /// Takes rounded rows of a weight, and about how long all the others will take.
 pub(crate) type Taken<'t> = dyn FnMut(&Name, Range<usize>, &EncodedRows, Option<Duration>) -> Result<(), ForgeError> + 't;
@@ -60,10 +63,10 @@ pub(super) struct Inputs<'v> {
 /// What a product is rounded by.
 pub(super) struct Guide<'a> {
     factor: Factor,
-    /// `XᵀΔ`: how far the bundle's rows are from the f32 program's.
-    shift: Vec<f32>,
-    /// Rows that were kept back: the bundle's and the f32 program's.
-    kept_back: (Vec<&'a [f32]>, Vec<&'a [f32]>),
+    /// How far the bundle's rows are from the f32 program's.
+    shift: Shift<'a>,
+    /// Rows that were kept back, one after the other: the bundle's, and how far they are from the f32 program's.
+    kept_back: [Vec<f32>; 2],
 }
 
 impl Calibrator<'_> {
@@ -129,7 +132,8 @@ impl Calibrator<'_> {
             };
             let columns = stored.program.weights[&weights[0]].shape[1];
             let inputs = Inputs::of(x, clip, columns, exact_values, values)?;
-            let guide = self.guide(&inputs, None)?;
+            let rows = weights.iter().map(|name| weight_rows(&stored.program.weights[name])).sum();
+            let guide = self.guide(&inputs, rows, None)?;
             for name in weights {
                 let weight = &stored.program.weights[name];
                 let mut kept = Parts::default();
@@ -143,30 +147,37 @@ impl Calibrator<'_> {
     }
 
     pub(super) fn multiplier(&self) -> Multiplier<'_> {
-        Multiplier { device: self.device, cancel: self.cancel }
+        Multiplier { device: self.device, cancel: self.cancel, threads: self.threads }
     }
 
-    /// What to round by; none where there is too little to go by. `towards`: moments of others that stand in for so many rows.
-    pub(super) fn guide<'v>(&self, inputs: &'v Inputs<'_>, towards: Option<(&Moments, f32)>) -> Result<Option<Guide<'v>>, ForgeError> {
+    /// What to round so many rows of weights by; none where there is too little to go by. `towards`: moments of others that stand in for so many rows.
+    pub(super) fn guide<'v>(
+        &self,
+        inputs: &'v Inputs<'_>,
+        weight_rows: usize,
+        towards: Option<(&Moments, f32)>,
+    ) -> Result<Option<Guide<'v>>, ForgeError> {
         let all = inputs.rows();
         if all.len() < FEWEST_ROWS {
             return Ok(None);
         }
         let kept = |row: &usize| row % KEPT_BACK == KEPT_BACK - 1;
-        let rows = |which: &dyn Fn(&usize) -> bool| -> (Vec<&[f32]>, Vec<&[f32]>) {
+        let rows = |which: &dyn Fn(&usize) -> bool| -> (Vec<&'v [f32]>, Vec<&'v [f32]>) {
             all.iter().enumerate().filter(|(row, _)| which(row)).map(|(_, rows)| *rows).unzip()
         };
         let (x, exact) = rows(&|row| !kept(row));
         let mut kept_back = rows(&kept);
         thin_out(&mut kept_back.0);
         thin_out(&mut kept_back.1);
-        let mut moments = Moments::of(&self.multiplier(), inputs.columns, &x, Some(&exact))?;
+        let multiplier = self.multiplier();
+        let mut moments = Moments::of(&multiplier, inputs.columns, &x)?;
         if let Some((others, weight)) = towards {
             moments.shrink_towards(others, weight);
         }
-        let Moments { columns, second, shift, .. } = moments;
-        let factor = Factor::new(&self.multiplier(), second, columns, DAMPING)?;
-        Ok(factor.zip(shift).map(|(factor, shift)| Guide { factor, shift, kept_back }))
+        let Some(factor) = Factor::new(&multiplier, moments.second, inputs.columns, DAMPING)? else { return Ok(None) };
+        let shift = Shift::of(&multiplier, inputs.columns, (x, exact), weight_rows)?;
+        let kept_back = [kept_back.0.concat(), away(&kept_back.0, &kept_back.1)];
+        Ok(Some(Guide { factor, shift, kept_back }))
     }
 
     /// Rounds some rows of a weight, plainly where there is nothing to go by; `kept` gets them too.
@@ -203,32 +214,43 @@ impl Calibrator<'_> {
         let (columns, scales) = (weight.shape[weight.shape.len() - 1], self.numbers.scales);
         let row_bytes = weight.encoding.row_bytes(columns).ok_or_else(|| ForgeError::Calibration("a row is too long".into()))?;
         let mut wanted = self.numbers.floats(weight, recipe, rows)?;
-        let plain = encode(weight.encoding, scales, columns, row_bytes, &wanted);
+        let parts = wanted.chunks(columns * rows_of_a_part(wanted.len(), columns, self.threads));
+        let plain = EncodedRows::concat(side_by_side(parts, |part| encode(weight.encoding, scales, columns, row_bytes, part)));
         let Some(guide) = guide else { return Ok(plain) };
         self.correct(guide, &mut wanted)?;
-        let calibrated = round(&self.multiplier(), self.threads, &guide.factor, weight.encoding, scales, row_bytes, &wanted)?;
-        let shape = vec![wanted.len() / columns, columns];
-        let kept_back = guide.kept_back.0.concat();
-        let expected = self.products(&kept_back, &wanted, columns)?;
-        let error = |encoded: &EncodedRows| -> Result<f64, ForgeError> {
-            let mut parts = Parts::default();
-            parts.add(encoded);
-            let tensor = parts.tensor(&Weight { encoding: weight.encoding, shape: shape.clone() })?;
-            Ok(squares(&difference(&self.multiplier().product(&kept_back, tensor)?, &expected)))
-        };
-        let (by_moments, by_itself) = (error(&calibrated)?, error(&plain)?);
-        Ok(if by_moments < by_itself { calibrated } else { plain })
+        let calibrated = round(&self.multiplier(), &guide.factor, weight.encoding, scales, row_bytes, &wanted)?;
+        let (by_moments, plain) = (self.compared(guide, weight, calibrated, &wanted)?, self.compared(guide, weight, plain, &wanted)?);
+        Ok(if by_moments.error < plain.error { by_moments.rows } else { plain.rows })
+    }
+
+    /// How much products with the rows that were kept back change where `rows` stand for the numbers wanted.
+    fn compared(&self, guide: &Guide<'_>, weight: &Weight, rows: EncodedRows, wanted: &[f32]) -> Result<Compared, ForgeError> {
+        let columns = guide.factor.columns();
+        let kept_back = Matrix::dense(&guide.kept_back[0], columns);
+        let tensor = tensor_of(&rows, &Weight { encoding: weight.encoding, shape: vec![wanted.len() / columns, columns] })?;
+        let at_once = (COMPARED_AT_ONCE / columns).max(1);
+        let mut error = 0.0;
+        for (number, wanted) in wanted.chunks(at_once * columns).enumerate() {
+            let mut lost = vec![0.0; wanted.len()];
+            for_each_part(&mut lost, columns, self.threads, |first, lost| {
+                for (i, (lost, wanted)) in lost.chunks_exact_mut(columns).zip(wanted[first * columns..].chunks_exact(columns)).enumerate() {
+                    tensor.decode_row(number * at_once + first + i, lost);
+                    lost.iter_mut().zip(wanted).for_each(|(lost, wanted)| *lost -= wanted);
+                }
+            });
+            error += squares(&self.multiplier().product(kept_back, Matrix::dense(&lost, columns))?);
+        }
+        Ok(Compared { rows, error })
     }
 
     /// Moves weights so that they make up for what the bundle's rows have lost so far: by as much of what the moments say as holds for the rows that were kept back.
     fn correct(&self, guide: &Guide<'_>, weights: &mut [f32]) -> Result<(), ForgeError> {
-        let columns = guide.factor.columns();
-        let mut moved = vec![0.0; weights.len()];
-        self.multiplier().add_product(Matrix::dense(weights, columns), Matrix::dense(&guide.shift, columns), 1.0, &mut moved, columns)?;
-        guide.factor.solve(&self.multiplier(), self.threads, &mut moved)?;
-        let (x, exact) = (guide.kept_back.0.concat(), guide.kept_back.1.concat());
-        let lost = self.products(&difference(&exact, &x), weights, columns)?;
-        let made_up = self.products(&x, &moved, columns)?;
+        let (columns, multiplier) = (guide.factor.columns(), self.multiplier());
+        let mut moved = guide.shift.of_weights(&multiplier, columns, weights)?;
+        guide.factor.solve(&multiplier, &mut moved)?;
+        let [x, away] = &guide.kept_back;
+        let lost = multiplier.product(Matrix::dense(away, columns), Matrix::dense(weights, columns))?;
+        let made_up = multiplier.product(Matrix::dense(x, columns), Matrix::dense(&moved, columns))?;
         let both: f64 = lost.iter().zip(&made_up).map(|(lost, made)| f64::from(*lost) * f64::from(*made)).sum();
         let share = (both / squares(&made_up)).clamp(0.0, 1.0) as f32;
         // Where nothing was lost there is nothing to make up for.
@@ -236,12 +258,12 @@ impl Calibrator<'_> {
         weights.iter_mut().zip(&moved).for_each(|(weight, moved)| *weight += share * moved);
         Ok(())
     }
+}
 
-    /// `rows · weightsᵀ`.
-    fn products(&self, rows: &[f32], weights: &[f32], columns: usize) -> Result<Vec<f32>, ForgeError> {
-        let tensor = float_tensor(weights.len() / columns, columns, |row| &weights[row * columns..][..columns])?;
-        self.multiplier().product(rows, tensor)
-    }
+/// Rounded rows, and how much they change products.
+struct Compared {
+    rows: EncodedRows,
+    error: f64,
 }
 
 fn squares(numbers: &[f32]) -> f64 {
@@ -304,9 +326,7 @@ pub(super) struct Parts(EncodedRows);
 
 impl Parts {
     pub(super) fn add(&mut self, rows: &EncodedRows) {
-        self.0.data.extend_from_slice(&rows.data);
-        self.0.scale.extend_from_slice(&rows.scale);
-        self.0.min.extend_from_slice(&rows.min);
+        self.0.add(rows);
     }
 
     /// Adds what another has.
@@ -316,9 +336,13 @@ impl Parts {
 
     /// All rows that were added, as rows of a weight.
     pub(super) fn tensor(&self, weight: &Weight) -> Result<WeightTensor, ForgeError> {
-        let part = |bytes: &[u8]| (!bytes.is_empty()).then(|| AlignedBytes::copy_of(bytes).into());
-        let data = AlignedBytes::copy_of(&self.0.data).into();
-        WeightTensor::new(weight.encoding, weight.shape.clone(), data, part(&self.0.scale), part(&self.0.min))
-            .map_err(ForgeError::Calibration)
+        tensor_of(&self.0, weight)
     }
+}
+
+/// Rows as a weight that has no others.
+fn tensor_of(rows: &EncodedRows, weight: &Weight) -> Result<WeightTensor, ForgeError> {
+    let part = |bytes: &[u8]| (!bytes.is_empty()).then(|| AlignedBytes::copy_of(bytes).into());
+    let data = AlignedBytes::copy_of(&rows.data).into();
+    WeightTensor::new(weight.encoding, weight.shape.clone(), data, part(&rows.scale), part(&rows.min)).map_err(ForgeError::Calibration)
 }

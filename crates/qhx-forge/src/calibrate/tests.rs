@@ -2,8 +2,8 @@
 
 use super::{
     factor::Factor,
-    moments::Moments,
-    multiply::{Matrix, Multiplier},
+    moments::{Moments, Shift},
+    multiply::Multiplier,
     round::{can_round, round},
 };
 use crate::encode::{Scales, encode};
@@ -38,7 +38,7 @@ fn correlated(seed: u64, rows: usize, columns: usize) -> Vec<f32> {
 }
 
 fn moments(multiplier: &Multiplier<'_>, x: &[f32], columns: usize) -> Moments {
-    Moments::of(multiplier, columns, &x.chunks_exact(columns).collect::<Vec<_>>(), None).unwrap()
+    Moments::of(multiplier, columns, &x.chunks_exact(columns).collect::<Vec<_>>()).unwrap()
 }
 
 /// `H + λ` in f64.
@@ -70,20 +70,31 @@ fn inverse(matrix: &[f64], n: usize) -> Vec<f64> {
 #[test]
 fn moments_are_sums_of_products() {
     let device = device();
-    let multiplier = Multiplier { device: &device, cancel: &RUNNING };
+    let multiplier = Multiplier { device: &device, cancel: &RUNNING, threads: 2 };
     for (rows, n) in [(1, 1), (40, 7), (1500, 300)] {
         let (x, exact) = (correlated(1, rows, n), correlated(2, rows, n));
         let (x_rows, exact_rows): (Vec<&[f32]>, Vec<&[f32]>) = x.chunks_exact(n).zip(exact.chunks_exact(n)).unzip();
-        let found = Moments::of(&multiplier, n, &x_rows, Some(&exact_rows)).unwrap();
-        let shift = found.shift.unwrap();
-        for i in (0..n).step_by(13) {
-            for j in 0..n {
-                let sum = |of: &dyn Fn(usize) -> f64| (0..rows).map(of).sum::<f64>();
-                let second = sum(&|t| f64::from(x[t * n + i]) * f64::from(x[t * n + j]));
-                let away = sum(&|t| f64::from(x[t * n + i]) * (f64::from(exact[t * n + j]) - f64::from(x[t * n + j])));
-                let near = |a: f32, b: f64| (f64::from(a) - b).abs() < 1e-3 * (rows as f64).sqrt() + 1e-5 * b.abs();
-                assert!(j > i || near(found.second[i * n + j], second), "{n}: {i} {j}");
-                assert!(near(shift[i * n + j], away), "{n}: {i} {j}: {} {away}", shift[i * n + j]);
+        let found = Moments::of(&multiplier, n, &x_rows).unwrap().second;
+        let sum = |of: &dyn Fn(usize) -> f64| (0..rows).map(of).sum::<f64>();
+        let near = |a: f32, b: f64| (f64::from(a) - b).abs() < 2e-3 * (rows as f64).sqrt() + 1e-5 * b.abs();
+        for (i, j) in (0..n).step_by(13).flat_map(|i| (0..=i).map(move |j| (i, j))) {
+            let second = sum(&|t| f64::from(x[t * n + i]) * f64::from(x[t * n + j]));
+            assert!(near(found[i * n + j], second), "{n}: {i} {j}");
+        }
+        // One row of weights, as one of few and as one of many.
+        let weights = random(3, n);
+        let away = |t: usize| (0..n).map(|j| f64::from(weights[j]) * (f64::from(exact[t * n + j]) - f64::from(x[t * n + j]))).sum::<f64>();
+        let away: Vec<f64> = (0..rows).map(away).collect();
+        let forms = [0, 1 << 20].map(|weight_rows| Shift::of(&multiplier, n, (x_rows.clone(), exact_rows.clone()), weight_rows).unwrap());
+        assert!(matches!(forms, [Shift::Rows { .. }, Shift::Summed(_)]) || n == 1, "{n}");
+        for shift in forms {
+            let shifted = shift.of_weights(&multiplier, n, &weights).unwrap();
+            for (i, &shifted) in shifted.iter().enumerate() {
+                let wanted = sum(&|t| away[t] * f64::from(x[t * n + i]));
+                assert!(
+                    (f64::from(shifted) - wanted).abs() < 2e-2 * (rows * n) as f64 / (rows as f64).sqrt() + 1e-4 * wanted.abs(),
+                    "{n}: {i}: {shifted} {wanted}"
+                );
             }
         }
     }
@@ -92,7 +103,7 @@ fn moments_are_sums_of_products() {
 #[test]
 fn factors_solve_what_they_were_made_of() {
     let device = device();
-    let multiplier = Multiplier { device: &device, cancel: &RUNNING };
+    let multiplier = Multiplier { device: &device, cancel: &RUNNING, threads: 2 };
     for n in [1, 5, 128, 130, 300] {
         let x = correlated(3, 2 * n + 10, n);
         let second = moments(&multiplier, &x, n).second;
@@ -100,7 +111,7 @@ fn factors_solve_what_they_were_made_of() {
         let factor = Factor::new(&multiplier, second, n, 0.01).unwrap().unwrap();
         let rows = random(4, 3 * n);
         let mut solved = rows.clone();
-        factor.solve(&multiplier, 2, &mut solved).unwrap();
+        factor.solve(&multiplier, &mut solved).unwrap();
         let largest = solved.iter().fold(0.0f32, |m, x| m.max(x.abs()));
         for (at, found) in solved.iter().enumerate() {
             let row = &rows[at / n * n..][..n];
@@ -157,7 +168,7 @@ fn naive(wanted: &[f32], n: usize, h: &[f64]) -> Vec<f32> {
 #[test]
 fn rounding_is_the_published_one() {
     let device = device();
-    let multiplier = Multiplier { device: &device, cancel: &RUNNING };
+    let multiplier = Multiplier { device: &device, cancel: &RUNNING, threads: 2 };
     let n = 24;
     let x = correlated(5, 200, n);
     let wanted = random(6, 4 * n);
@@ -165,7 +176,7 @@ fn rounding_is_the_published_one() {
     let expected = naive(&wanted, n, &damped(&second, n, 0.01));
     let factor = Factor::new(&multiplier, second, n, 0.01).unwrap().unwrap();
     let row_bytes = Encoding::I8Row.row_bytes(n).unwrap();
-    let found = round(&multiplier, 2, &factor, Encoding::I8Row, Scales::Block, row_bytes, &wanted).unwrap();
+    let found = round(&multiplier, &factor, Encoding::I8Row, Scales::Block, row_bytes, &wanted).unwrap();
     let found = decoded(Encoding::I8Row, n, &found);
     let same = found.iter().zip(&expected).filter(|(a, b)| (*a - *b).abs() < 1e-4).count();
     // A number half way between two integers may go either way.
@@ -175,7 +186,7 @@ fn rounding_is_the_published_one() {
 #[test]
 fn products_change_less_than_by_plain_rounding() {
     let device = device();
-    let multiplier = Multiplier { device: &device, cancel: &RUNNING };
+    let multiplier = Multiplier { device: &device, cancel: &RUNNING, threads: 2 };
     // Not whole blocks, and more than one block of columns.
     let n = 150;
     let (x, others) = (correlated(7, 600, n), correlated(8, 200, n));
@@ -184,7 +195,7 @@ fn products_change_less_than_by_plain_rounding() {
         for scales in [Scales::Block, Scales::Row] {
             let factor = Factor::new(&multiplier, moments(&multiplier, &x, n).second, n, 0.01).unwrap().unwrap();
             let row_bytes = encoding.row_bytes(n).unwrap();
-            let rounded = |threads| round(&multiplier, threads, &factor, encoding, scales, row_bytes, &wanted).unwrap();
+            let rounded = |threads| round(&Multiplier { threads, ..multiplier }, &factor, encoding, scales, row_bytes, &wanted).unwrap();
             assert_eq!(rounded(1), rounded(3), "{encoding}: threads make no difference");
             let plain = encode(encoding, scales, n, row_bytes, &wanted);
             let errors = [rounded(1), plain].map(|encoded| error(&others, n, &wanted, &decoded(encoding, n, &encoded)));
@@ -192,20 +203,4 @@ fn products_change_less_than_by_plain_rounding() {
         }
     }
     assert!(!can_round(Encoding::F16) && !can_round(Encoding::I4_BLOCK32_MIN));
-}
-
-#[test]
-fn products_are_added_in_pieces() {
-    let device = device();
-    let multiplier = Multiplier { device: &device, cancel: &RUNNING };
-    let (left, right) = (random(10, 7 * 5), random(11, 9 * 5));
-    let mut sum = vec![1.0; 7 * 12];
-    // Four columns of each row, at a distance of five.
-    let view = |numbers| Matrix { columns: 4, ..Matrix::dense(numbers, 5) };
-    multiplier.add_product(view(&left), view(&right), -2.0, &mut sum, 12).unwrap();
-    for (at, found) in sum.iter().enumerate() {
-        let (row, column) = (at / 12, at % 12);
-        let product: f32 = (0..4).map(|k| left[row * 5 + k] * right.get(column * 5 + k).copied().unwrap_or(0.0)).sum();
-        assert!((found - (1.0 - 2.0 * if column < 9 { product } else { 0.0 })).abs() < 1e-5, "{row} {column}");
-    }
 }

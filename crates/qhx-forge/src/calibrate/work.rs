@@ -1,11 +1,11 @@
 //! How much work calibration is, and how long the rest of it will take.
 
 use super::{
-    multiply::{Matrix, Multiplier},
+    multiply::Multiplier,
     parts::{Part, Product},
 };
 use crate::{ForgeError, numbers::weight_rows};
-use qhx_ir::{OpKind, Program};
+use qhx_ir::{Matrix, OpKind, Program};
 use std::{
     cell::Cell,
     time::{Duration, Instant},
@@ -32,9 +32,9 @@ impl Pace {
         let numbers = vec![1.0; SIZE * SIZE];
         let mut product = vec![0.0; SIZE * SIZE];
         let matrix = Matrix::dense(&numbers, SIZE);
-        multiplier.add_product(matrix, matrix, 1.0, &mut product, SIZE)?;
+        multiplier.add_product(matrix, matrix, &mut product, SIZE)?;
         let started = Instant::now();
-        multiplier.add_product(matrix, matrix, 1.0, &mut product, SIZE)?;
+        multiplier.add_product(matrix, matrix, &mut product, SIZE)?;
         let per_second = SIZE.pow(3) as f64 / started.elapsed().as_secs_f64().max(1e-6);
         Ok(Self { started: Instant::now(), total, per_second, done: Cell::new(0.0) })
     }

@@ -5,6 +5,7 @@
 //! Where the gate does not hold, `search` looks for stages that need more. What was measured becomes `parity.json`, the oracle that `verify`
 //! replays, and `report` makes a page of it for people. [`limits`] knows how close each class of precision must come; `weights` compares what is stored with the checkpoint.
 
+mod answers;
 mod judge;
 pub(crate) mod language;
 pub mod limits;
@@ -34,9 +35,8 @@ use crate::{
     precision::Precision,
     target::{MadeTarget, TargetOrder, check_targets},
 };
-use judge::{Judge, Measurement, Played, Standard, compared_medium_rows, compared_rows};
+use judge::{Judge, Measurement, Played, Standard};
 use limits::Class;
-use pace::{Pace, Work};
 use qhx_bundle::{
     Bundle, BundlePath, Digest, Manifest, Staged,
     manifest::TEXT_PROGRAM,
@@ -44,21 +44,19 @@ use qhx_bundle::{
 };
 use qhx_ir::{Checked, Device, Encoding, Name, OpKind};
 use qhx_runtime::{
-    Cancel, DeviceChoice, LoadOptions, Model, ModelParts, Session,
-    eval::rows_at_once,
+    Cancel, DeviceChoice,
     memory::tensor_bytes,
     placement::tower_stage,
     registry,
-    verify::{Answer, Notes, encode_noted, play_showing, row_stages, tower_stages, weight_sums},
+    verify::{row_stages, tower_stages, weight_sums},
 };
 use std::{
-    cell::RefCell,
     collections::{BTreeMap, BTreeSet, HashMap},
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
-use suite::{GivenPrompt, Suite, SuitePrompt};
+use suite::{GivenPrompt, Suite};
 use teacher::Teacher;
 
 /// Parameters up to which a gate runs on plain instructions, so that its numbers are the same on every machine.
@@ -339,95 +337,6 @@ impl<'m, 'o> Gate<'m, 'o> {
             scope.limited.push(format!("a search: {} of {all} prompts", played.len()));
         }
         Ok((played, vocabulary, scope))
-    }
-
-    /// The prompts with their answers, the number of logits, and whether the budget cut the suite short: never before one of every kind is answered.
-    fn answer_suite(
-        &mut self,
-        bundle: &Bundle,
-        stages: &[Name],
-        suite: &Suite,
-        prompts: usize,
-    ) -> Result<(Vec<Played>, usize, bool), ForgeError> {
-        let started = Instant::now();
-        let rows = |prompt: &SuitePrompt| prompt.prompt.ids().len();
-        let longest = suite.prompts.iter().map(rows).max().unwrap_or(1);
-        let tokens = suite.tokens;
-        let model = self.load(bundle, Some((longest + tokens).min(bundle.manifest().model.context_length)))?;
-        let vocabulary = model.vocabulary().logits;
-        let mut rows_left = PROMPT_LOGIT_BYTES / 4 / vocabulary.max(1);
-        let asked = &suite.prompts[..suite.prompts.len().min(prompts)];
-        let all = Work { rows: asked.iter().map(rows).sum(), tokens: asked.len() * tokens };
-        let (mut played, mut left, mut pace) = (Vec::new(), all, Pace::default());
-        let mut session = model.session()?;
-        for (number, prompt) in asked.iter().enumerate() {
-            let late = self.options.budget.is_some_and(|budget| started.elapsed() > budget.mul_f64(ANSWERING_SHARE));
-            if late && played.len() >= suite.required() {
-                return Ok((played, vocabulary, true));
-            }
-            let done = GateProgress {
-                what: "answering prompts",
-                done: played.len() * tokens,
-                total: asked.len() * tokens,
-                left: pace.left(left, all),
-            };
-            // Rows that stand for media predict nothing.
-            let most = if prompt.media.is_empty() { rows(prompt) - 1 } else { 0 };
-            let shown = most.min(rows_left / (asked.len() - number));
-            rows_left -= shown;
-            let (answered, [prefill, decode]) = self.answer_prompt(&model, &mut session, prompt, shown, stages, tokens, done)?;
-            let work = Work { rows: rows(prompt), tokens };
-            pace.add(work, prefill, decode);
-            left = Work { rows: left.rows - work.rows, tokens: left.tokens - work.tokens };
-            played.push(answered);
-        }
-        Ok((played, vocabulary, false))
-    }
-
-    /// Lets a model answer one prompt, and keeps the logits of `shown` rows of the prompt too; also what that took up to the first token, and from there on. `done` is how far the prompts
-    /// before it came.
-    #[allow(clippy::too_many_arguments)] // what it asks, and how far it is
-    fn answer_prompt(
-        &mut self,
-        model: &Model,
-        session: &mut Session,
-        prompt: &SuitePrompt,
-        shown: usize,
-        stages: &[Name],
-        tokens: usize,
-        done: GateProgress<'_>,
-    ) -> Result<(Played, [Duration; 2]), ForgeError> {
-        let SuitePrompt { name, prompt, media, until_end } = prompt;
-        let started = Instant::now();
-        let mut first_token = None;
-        let media = media.iter().map(|drawn| {
-            let notes = encode_noted(model, &drawn.medium, &compared_medium_rows(drawn.medium.rows()), &self.options.cancel)?;
-            Ok((drawn.clone(), notes))
-        });
-        let media = media.collect::<Result<Vec<_>, ForgeError>>()?;
-        let mut notes = Notes::new(stages, &compared_rows(prompt.ids().len(), tokens));
-        let logits = RefCell::new(Vec::with_capacity((shown + tokens) * model.vocabulary().logits));
-        let tell = &mut *self.options.progress;
-        let mut take = |step: usize, row: &[f32]| {
-            logits.borrow_mut().extend_from_slice(row);
-            first_token.get_or_insert_with(|| started.elapsed());
-            tell(GateProgress { done: done.done + step + 1, ..done });
-        };
-        let answer = if *until_end { Answer::Until { most: tokens, ends: model.eos() } } else { Answer::Greedy(tokens) };
-        let mut taps = |first: usize, tap: qhx_ir::Tap<'_>| notes.take(first, tap);
-        let mut read = |row: &[f32]| logits.borrow_mut().extend_from_slice(row);
-        let ids = play_showing(session, prompt, shown, answer, &self.options.cancel, &mut read, &mut take, &mut taps)?;
-        notes.truncate(prompt.ids().len() + ids.len() - 1);
-        let (all, prefill) = (started.elapsed(), first_token.unwrap_or_default());
-        let played = Played { name: name.clone(), prompt: prompt.clone(), media, ids, shown, logits: logits.into_inner(), notes };
-        Ok((played, [prefill, all.saturating_sub(prefill)]))
-    }
-
-    fn load(&self, bundle: &Bundle, context: Option<usize>) -> Result<Model, ForgeError> {
-        // Weights are mapped: what does not fit comes from the disk again.
-        let wanted = rows_at_once(bundle.manifest().model.vocab_size);
-        let options = LoadOptions { context, wanted, overcommit: true, ..LoadOptions::default() };
-        Ok(Model::on_device(ModelParts::of(bundle)?, self.device.clone(), &options)?)
     }
 
     /// What becomes `parity.json`.

@@ -106,7 +106,7 @@ impl Gate<'_, '_> {
         let (budget, started) = (self.options.budget.unwrap_or(BUDGET), Instant::now());
         let tokens = TOKENS.min(suite::new_tokens(model.context_limit()));
         let stages = row_stages(model.program());
-        let mut session = model.session()?;
+        let mut session = [model.session()?];
         let mut played: Vec<Played> = Vec::new();
         // The shortest first: it tells how long the others will take. One of every kind comes before all others, and is asked in any case.
         let suite = suite.clone().shortest_first();
@@ -116,7 +116,7 @@ impl Gate<'_, '_> {
                 break;
             }
             let done = GateProgress::new("answering prompts in the emulator", played.len() * tokens, all * tokens);
-            played.push(self.answer_prompt(&model, &mut session, prompt, 0, &stages, tokens, done)?.0);
+            played.extend(self.answer_prompts(&model, &mut session, &[(prompt, 0)], &stages, tokens, done)?.0);
             if played.len() == 1 && started.elapsed() > budget {
                 return Ok(None);
             }

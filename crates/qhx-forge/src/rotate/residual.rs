@@ -1,11 +1,15 @@
 //! The residual stream: every row that is added to it is rotated by its writer, and every reader takes rotated rows. An RMS norm in between does not change with a rotation, once its weight is folded
 //! into its readers.
 //!
-//! The embedding table stays as it is, for it may be the output head too: rows are transformed after the look-up, and back before the final norm. Rows of towers are rotated by the tower's last
-//! matrix. A stream that anything else writes or reads (a norm between a product and the stream; a layer norm, which has a mean and a bias) is left alone.
+//! The embedding table has rotated rows. Where it is the output head too, the weight of the final norm cannot be folded into it: rows are transformed back before that norm, and forth again behind it.
+//! Rows of towers are rotated by the tower's last matrix. A stream that anything else writes or reads (a norm between a product and the stream; a layer norm, which has a mean and a bias) is left alone.
 
 use super::{Draft, is_hidden, is_plain_product, only_reader, uses, width};
-use crate::{ForgeError, families::Programs, pen::Written};
+use crate::{
+    ForgeError,
+    families::Programs,
+    pen::{Side, Written},
+};
 use qhx_ir::{Checked, Generator, Name, Op, OpKind, hadamard};
 use std::collections::{BTreeSet, HashMap};
 
@@ -34,8 +38,11 @@ pub(super) fn rotate(programs: &mut Programs) -> Result<(), ForgeError> {
     for stage in &mut draft.program.stages {
         stage.rotated = stage.tap.as_ref().is_some_and(|tap| stream.rotated.contains(tap));
     }
-    draft.transform(&stream.embedded);
-    stream.wanted.iter().for_each(|rows| draft.transform(rows));
+    draft.rotate(&stream.table, Side::Input { block: stream.width, gain: None });
+    for &norm in &stream.before_table {
+        program.ops[norm].op.inputs().into_iter().for_each(|rows| draft.transform(rows));
+        draft.transform(&program.ops[norm].path);
+    }
     draft.finish()
 }
 
@@ -60,16 +67,16 @@ fn tower_products(towers: &[Written], outputs: &[Name], uses: &HashMap<Name, usi
 /// A residual stream that can be rotated.
 struct Stream {
     width: usize,
-    /// What the look-up gives.
-    embedded: Name,
-    /// What follows from it by additions.
+    /// The weight that is looked up in.
+    table: Name,
+    /// What the look-up gives, and what follows from it.
     rotated: BTreeSet<Name>,
     /// The places of the products that are added to it.
     writers: Vec<usize>,
     /// The places of the norms that read it.
     norms: Vec<usize>,
-    /// The rows whose logits are wanted.
-    wanted: Vec<Name>,
+    /// The places of those norms that read it for the table as output head.
+    before_table: Vec<usize>,
     /// The outputs of towers that are put into it.
     tower_outputs: Vec<Name>,
 }
@@ -77,15 +84,18 @@ struct Stream {
 impl Stream {
     /// Follows the stream from a program's only look-up on; none where something stands in the way.
     fn of(program: &Checked, uses: &HashMap<Name, usize>) -> Option<Self> {
-        let mut tables = program.ops.iter().filter(|op| matches!(op.op, OpKind::Embed { .. }));
-        let (Some(embed), None) = (tables.next(), tables.next()) else { return None };
+        let mut tables = program.ops.iter().filter_map(|op| match &op.op {
+            OpKind::Embed { table, .. } => Some((&op.path, table)),
+            _ => None,
+        });
+        let (Some((embedded, table)), None) = (tables.next(), tables.next()) else { return None };
         let mut stream = Self {
-            width: width(program, &embed.path).filter(|&width| hadamard::exists(width))?,
-            embedded: embed.path.clone(),
-            rotated: BTreeSet::new(),
+            width: width(program, embedded).filter(|&width| hadamard::exists(width))?,
+            table: table.clone(),
+            rotated: BTreeSet::from([embedded.clone()]),
             writers: Vec::new(),
             norms: Vec::new(),
-            wanted: Vec::new(),
+            before_table: Vec::new(),
             tower_outputs: Vec::new(),
         };
         for (place, op) in program.ops.iter().enumerate() {
@@ -94,11 +104,13 @@ impl Stream {
             }
         }
         let is_seen = stream.rotated.iter().any(|value| program.is_output(value));
-        (!stream.wanted.is_empty() && !is_seen).then_some(stream)
+        // Whoever else uses the table would get rotated rows.
+        let known = 1 + stream.before_table.iter().map(|&norm| program.readers(&program.ops[norm].path).len()).sum::<usize>();
+        (uses[&stream.table] == known && !is_seen).then_some(stream)
     }
 
     fn has(&self, value: &Name) -> bool {
-        *value == self.embedded || self.rotated.contains(value)
+        self.rotated.contains(value)
     }
 
     /// Takes in an op that reads the stream; none where it cannot read rotated rows.
@@ -120,15 +132,24 @@ impl Stream {
                 });
                 self.rotated.insert(path.clone());
             }
-            OpKind::RmsNorm { weight, .. } => {
+            OpKind::RmsNorm { x, weight, .. } => {
+                is_hidden(program, path).then_some(())?;
+                let readers = program.readers(path);
                 let is_own = weight.iter().all(|weight| uses[weight] == 1);
-                (is_own && is_hidden(program, path) && program.readers(path).iter().all(is_plain)).then_some(())?;
-                self.norms.push(place);
+                let reads_table = |&reader: &usize| match &program.ops[reader].op {
+                    OpKind::Linear { weight, clip: None, .. } => *weight == self.table,
+                    _ => false,
+                };
+                if is_own && readers.iter().all(is_plain) {
+                    self.norms.push(place);
+                } else {
+                    only_reader(program, x)?;
+                    self.before_table.push(readers.iter().all(reads_table).then_some(place)?);
+                }
             }
             OpKind::Gather { .. } => {
-                let is_norm = |&reader: &usize| matches!(program.ops[reader].op, OpKind::RmsNorm { .. });
-                (is_hidden(program, path) && program.readers(path).iter().all(is_norm)).then_some(())?;
-                self.wanted.push(path.clone());
+                is_hidden(program, path).then_some(())?;
+                self.rotated.insert(path.clone());
             }
             _ => return None,
         }

@@ -34,19 +34,19 @@ fn each_family_gets_what_it_allows() {
         Rotations { gated: true, ..none },
         Rotations { residual: true, normed: true, ..none },
     ];
-    // Three layers of seven matrices; two of them around the values, one behind the gate.
-    let dense = [&[(21, 2)][..], &[(6, 0)], &[(3, 3)], &[(21, 2)]];
+    // Three layers of seven matrices and the table; two of them around the values, one behind the gate.
+    let dense = [&[(22, 2)][..], &[(6, 0)], &[(3, 3)], &[(22, 2)]];
     let expected = [
         ("llama", dense),
-        // Its output head is no table, so that it is rotated too.
-        ("qwen3", [&[(21, 2)], &[(6, 0)], &[(3, 3)], &[(22, 3)]]),
+        // Its output head is no table: it takes the weight of the final norm, and nothing is transformed at run time.
+        ("qwen3", [&[(23, 0)], &[(6, 0)], &[(3, 3)], &[(23, 0)]]),
         // The tower's three last matrices and their biases, for soft rows and two deepstack outputs.
-        ("qwen3_vl", [&[(21, 2), (6, 0)], &[(6, 0), (0, 0)], &[(3, 3), (0, 0)], &[(21, 2), (6, 0)]]),
+        ("qwen3_vl", [&[(22, 2), (6, 0)], &[(6, 0), (0, 0)], &[(3, 3), (0, 0)], &[(22, 2), (6, 0)]]),
         // Layer norms and fused experts; values with biases. Behind norms: three matrices of attention, the router, two of the experts, and the output head.
         ("phimoe", [&[(0, 0)], &[(9, 0)], &[(0, 0)], &[(19, 7)]]),
         ("phimoe_longrope", [&[(0, 0)], &[(6, 0)], &[(0, 0)], &[(13, 5)]]),
         // Four delta rules of five matrices and one gated attention of four; both end in a gate, as perceptrons do.
-        ("qwen3_5", [&[(39, 2), (2, 0)], &[(0, 0), (0, 0)], &[(10, 10), (0, 0)], &[(39, 2), (2, 0)]]),
+        ("qwen3_5", [&[(40, 2), (2, 0)], &[(0, 0), (0, 0)], &[(10, 10), (0, 0)], &[(40, 2), (2, 0)]]),
         // Norms between products and the stream. Three of eight layers share values of others; each has two gates.
         ("gemma4", [&[(0, 0), (0, 0), (0, 0)], &[(13, 0), (0, 0), (0, 0)], &[(16, 16), (0, 0), (0, 0)], &[(34, 16), (0, 0), (0, 0)]]),
     ];

@@ -3,11 +3,12 @@
 use crate::{
     ForgeError,
     encode::{EncodedRows, encode},
-    numbers::{NUMBERS_PER_PIECE, Numbers, check_numbers, too_large},
+    numbers::{NUMBERS_PER_PIECE, Numbers, check_numbers, threads, too_large},
     pen::{Recipe, Side},
+    rows::side_by_side,
 };
 use qhx_ir::{Weight, hadamard::Hadamard};
-use std::{ops::Range, panic::resume_unwind, thread};
+use std::ops::Range;
 
 /// Columns that are transformed one after the other before the next are touched: their numbers in a row lie side by side.
 const STRIP: usize = 16;
@@ -29,13 +30,15 @@ impl Numbers<'_> {
         while first < rows.end {
             let end = rows.end.min((first / together + 1) * together);
             let numbers = self.rotated(weight, recipe, first..end)?;
-            check_numbers(recipe.tensors()[0], weight.encoding, &numbers)?;
-            let encode = |numbers: &[f32]| encode(weight.encoding, self.scales, columns, row_bytes, numbers);
+            let encode = |numbers: &[f32]| {
+                check_numbers(recipe.tensors()[0], weight.encoding, numbers)?;
+                Ok::<_, ForgeError>(encode(weight.encoding, self.scales, columns, row_bytes, numbers))
+            };
             let pieces: Vec<&[f32]> = numbers.chunks(piece * columns).collect();
             for pieces in pieces.chunks(threads()) {
                 for (numbers, encoded) in pieces.iter().zip(side_by_side(pieces.iter().copied(), encode)) {
                     let next = first + numbers.len() / columns;
-                    take(first..next, encoded)?;
+                    take(first..next, encoded?)?;
                     first = next;
                 }
             }
@@ -44,7 +47,7 @@ impl Numbers<'_> {
     }
 
     /// Some rows of a weight, whatever its recipe, as f32 numbers.
-    fn rotated(&self, weight: &Weight, recipe: &Recipe, rows: Range<usize>) -> Result<Vec<f32>, ForgeError> {
+    pub(crate) fn rotated(&self, weight: &Weight, recipe: &Recipe, rows: Range<usize>) -> Result<Vec<f32>, ForgeError> {
         let Recipe::Rotated(rotated) = recipe else { return self.floats(weight, recipe, rows) };
         let columns = weight.shape[weight.shape.len() - 1];
         match &rotated.side {
@@ -95,17 +98,4 @@ fn rotate_columns(matrix: &mut [f32], columns: usize) {
             row[strip.clone()].iter_mut().enumerate().for_each(|(column, x)| *x = numbers[column * rows + number]);
         }
     }
-}
-
-/// What `work` makes of each part, a thread for each.
-fn side_by_side<P: Send, R: Send>(parts: impl Iterator<Item = P>, work: impl Fn(P) -> R + Sync) -> Vec<R> {
-    let work = &work;
-    thread::scope(|scope| {
-        let running: Vec<_> = parts.map(|part| scope.spawn(move || work(part))).collect();
-        running.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
-    })
-}
-
-fn threads() -> usize {
-    thread::available_parallelism().map_or(1, usize::from)
 }
