@@ -33,6 +33,8 @@ const HELP: &str = "cargo xtask COMMAND
   builtin         forge the model inside the library and the binary anew from demo/qwen3_5
   bench-peers [NAME…]
                   speed beside llama.cpp, in one run, on SmolLM2 and the four full-size models; needs disk and minutes
+  bench-gpu [NAME…] [--peer FOLDER] …
+                  speed on this machine's GPU, of the full-size models with random weights; beside llama.cpp where FOLDER has it
   fullsize [NAME] full-size models with seeded weights against the oracle; needs disk and minutes
   package         package every crate as for publishing, and build and run tests/embedder against the packages
   lint            fmt, clippy and doc, no warning allowed
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         ["attack", ref arguments @ ..] => attack::attack(arguments),
         ["builtin"] => builtin(),
         ["bench-peers", ref names @ ..] => peers::bench(names),
+        ["bench-gpu", ref arguments @ ..] => peers::bench_gpu(arguments),
         ["package"] => package::package(),
         ["fullsize"] => suites::fullsize(""),
         ["fullsize", names] => suites::fullsize(names),

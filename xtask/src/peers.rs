@@ -11,6 +11,12 @@ pub(crate) fn bench(names: &[&str]) -> Result<(), Failure> {
     run(Command::new(&python).arg(root().join("bench/peers.py")).arg(target().join("release/qhx")).arg(&model).args(names))
 }
 
+/// Runs the measurements on a GPU; `bench/gpu.py` does them, and knows the arguments.
+pub(crate) fn bench_gpu(arguments: &[&str]) -> Result<(), Failure> {
+    run(cargo().args(["build", "--release", "--package", "qhx-cli"]))?;
+    run(Command::new("python3").arg(root().join("bench/gpu.py")).arg(target().join("release/qhx")).args(arguments))
+}
+
 /// A Python with llama-cpp-python, built natively (about six minutes, once).
 fn peer() -> Result<PathBuf, Failure> {
     let folder = target().join("assets/llama-cpp-python");

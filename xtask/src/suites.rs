@@ -94,6 +94,10 @@ pub(crate) fn gpu(driver: &[(&'static str, PathBuf)]) -> Result<(), Failure> {
     test.args(["--test", "gpu", "--", "--ignored"]);
     // Software Vulkan is slow: fewer cases of each kind.
     test.env("QHX_CONFORMANCE_CASES", "8");
+    // With QNN's emulator, sessions also move between GPU and NPU.
+    if let Ok(qnn) = assets::qnn() {
+        test.env("QHX_QNN_DIR", qnn);
+    }
     run(test.envs(driver.iter().map(|(name, value)| (name, value))))
 }
 

@@ -8,6 +8,8 @@ use std::{env, path::PathBuf};
 
 /// Names an instruction set of the processor, for comparisons.
 const INSTRUCTIONS: &str = "QHX_INSTRUCTIONS";
+/// Set to 1, software Vulkan counts as a GPU for `auto`: for tests.
+const GPU_SOFTWARE: &str = "QHX_GPU_SOFTWARE";
 /// Names the folder with QNN's libraries.
 const QNN_DIR: &str = "QHX_QNN_DIR";
 /// Names the generation of this machine's NPU where the system does not tell it, or the one to emulate.
@@ -48,9 +50,10 @@ pub(crate) fn cpu() -> Result<CpuSettings, Failure> {
     Ok(CpuSettings { instructions: instructions()?, ..CpuSettings::default() })
 }
 
-/// How graphics processors are used: compiled shaders are kept with the models.
+/// How graphics processors are used: compiled shaders, and what was measured, are kept with the models.
 pub(crate) fn gpu() -> GpuSettings {
-    GpuSettings { cache: places().cache.map(|cache| cache.join("gpu")), ..GpuSettings::default() }
+    let software = env::var_os(GPU_SOFTWARE).is_some_and(|value| value == "1");
+    GpuSettings { cache: places().cache.map(|cache| cache.join("gpu")), software, ..GpuSettings::default() }
 }
 
 /// Where QNN is, and what this machine's NPU is.

@@ -1,15 +1,20 @@
 //! Flags that several commands share, and what they become for the libraries.
 
 use crate::{
+    commands,
     draft::DraftChoice,
     environment,
     failure::Failure,
     output,
     texts::{read_json, read_text},
+    units::read_bytes,
 };
 use clap::{Args, builder::RangedU64ValueParser};
 use qhx_runtime::{
-    Constraint, DEFAULT_CHUNK, DeviceChoice, GenerateOptions, LoadOptions, placement::Rules, registry::CAN_PIN, sample::SamplerConfig,
+    Constraint, DEFAULT_CHUNK, DeviceChoice, GenerateOptions, LoadOptions,
+    placement::Rules,
+    registry::{CAN_PIN, GpuSettings},
+    sample::SamplerConfig,
 };
 use std::path::PathBuf;
 
@@ -42,6 +47,8 @@ pub(crate) struct MachineFlags {
     #[command(flatten)]
     pin: PinFlag,
     #[command(flatten)]
+    gpu: GpuFlags,
+    #[command(flatten)]
     placement: PlacementFlag,
     /// Prompt tokens per prefill chunk
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = count(MAX_CHUNK))]
@@ -58,7 +65,7 @@ impl MachineFlags {
             chunk: self.chunk,
             instructions: environment::instructions()?,
             npu: environment::npu()?,
-            gpu: environment::gpu(),
+            gpu: self.gpu.settings()?,
             ..LoadOptions::default()
         })
     }
@@ -99,6 +106,28 @@ impl PinFlag {
             output::note("note: --pin has no effect: threads cannot be pinned to cores on this system");
         }
         self.pin
+    }
+}
+
+/// How a GPU is used.
+#[derive(Args)]
+#[command(next_help_heading = "Execution")]
+pub(crate) struct GpuFlags {
+    /// GPU memory to use at most, such as 2GiB or 900MiB [default: what is free]
+    #[arg(long, value_name = "SIZE", value_parser = read_bytes)]
+    gpu_memory: Option<u64>,
+    /// Run the GPU's driver in a process of its own: if that crashes, the answer is continued on the CPU
+    #[arg(long)]
+    isolate: bool,
+    /// Measure again whether GPU or CPU is faster, for --device auto
+    #[arg(long)]
+    remeasure: bool,
+}
+
+impl GpuFlags {
+    fn settings(&self) -> Result<GpuSettings, Failure> {
+        let isolate = if self.isolate { Some(commands::worker::command()?) } else { None };
+        Ok(GpuSettings { memory_limit: self.gpu_memory, isolate, measure_again: self.remeasure, ..environment::gpu() })
     }
 }
 

@@ -34,6 +34,9 @@ fn of_runtime(error: &RuntimeError) -> Option<String> {
         RuntimeError::OtherArch { here, .. } => Some(format!("qhx forge SRC --out DIR --target {here}")),
         RuntimeError::OnlyNpu { .. } => Some("--device npu runs it".into()),
         RuntimeError::OnlyPhones { .. } => Some("`qhx forge … --for emulator` makes one for both".into()),
+        RuntimeError::DoesNotFit(estimate) if estimate.device.is_some() => {
+            Some("--context N sets the context, --gpu-memory SIZE the limit, --device cpu uses the CPU".into())
+        }
         RuntimeError::DoesNotFit(_) => Some("--context N sets the context, --overcommit loads it all the same".into()),
         RuntimeError::TextTooLong { context, limit, .. } | RuntimeError::PromptTooLong { context, limit, .. } if limit > context => {
             Some(format!("--context N sets the context, up to {limit}"))

@@ -1,6 +1,6 @@
 //! From an open bundle to a model that is ready, with everything that can be said on the way.
 
-use crate::{failure::Failure, output};
+use crate::{failure::Failure, output, progress::LoadBar};
 use qhx_bundle::{Bundle, manifest::TEXT_PROGRAM, parity::REJECTED};
 use qhx_runtime::{LoadOptions, LoadPlan, Model, verify::verdict};
 use std::path::Path;
@@ -8,12 +8,16 @@ use std::path::Path;
 /// Loads a bundle's text program. What it will need is told before, what runs elsewhere than preferred after.
 pub(crate) fn load_model(bundle: &Bundle, options: &LoadOptions) -> Result<Model, Failure> {
     warn_of_failed_gate(bundle);
-    if let Some(program) = bundle.program(TEXT_PROGRAM) {
-        let options = &options.of_bundle(bundle)?;
-        let plan = LoadPlan::new(program, bundle.manifest().model.context_length, options)?.counting(bundle.programs(), &options.media);
+    if bundle.program(TEXT_PROGRAM).is_some() {
+        let plan = LoadPlan::of(bundle, options)?.counting(bundle.programs(), &options.media);
         output::dim_note(&format!("memory: {}", plan.memory));
     }
-    let model = Model::load(bundle, options)?;
+    let bar = LoadBar::new();
+    let model = Model::load(bundle, &LoadOptions { progress: Some(bar.progress()), ..options.clone() })?;
+    drop(bar);
+    if let Some(choice) = model.choice().filter(|choice| choice.is_new || choice.measured.is_none()) {
+        output::dim_note(&format!("auto: {} ({})", choice.device, choice.reason));
+    }
     for fallback in &model.placement().fallbacks {
         let (stage, from, to, reason) = (&fallback.stage, &fallback.from, &fallback.to, &fallback.reason);
         output::note(&format!("fallback: stage {stage} runs on {to} instead of {from}: {reason}"));

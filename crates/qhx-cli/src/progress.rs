@@ -4,6 +4,7 @@ use crate::{foreign::shown_in_line, output, units::show_count};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use qhx::batch::BatchReport;
 use qhx_forge::{GateProgress, Progress};
+use qhx_ir::LoadProgress;
 use std::{
     fmt::Write,
     path::Path,
@@ -14,6 +15,8 @@ use std::{
 const TEMPLATE: &str = "{spinner} {percent:>3} % {bar:30} {numbers}  {rate}  {left}  {wide_msg}";
 
 const GATE_TEMPLATE: &str = "{spinner} {percent:>3} % {bar:30} {pos} of {len}  {left}  {wide_msg}";
+
+const LOAD_TEMPLATE: &str = "{spinner} {percent:>3} % {bar:30} {binary_bytes} of {binary_total_bytes} to the GPU";
 
 /// A bar with rate and time left.
 pub(crate) struct ForgeBar {
@@ -80,6 +83,35 @@ impl ForgeBar {
 impl Drop for ForgeBar {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+    }
+}
+
+/// The weights that a GPU has.
+pub(crate) struct LoadBar(ProgressBar);
+
+impl LoadBar {
+    /// Nothing is shown before something is told.
+    pub(crate) fn new() -> Self {
+        let style = ProgressStyle::with_template(LOAD_TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar());
+        Self(ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden()).with_style(style))
+    }
+
+    /// Tells it how far loading is.
+    pub(crate) fn progress(&self) -> LoadProgress {
+        let bar = self.0.clone();
+        LoadProgress::new(move |done, total| {
+            if bar.is_hidden() && done < total {
+                bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(10));
+            }
+            bar.set_length(total);
+            bar.set_position(done);
+        })
+    }
+}
+
+impl Drop for LoadBar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
     }
 }
 
@@ -211,6 +243,7 @@ mod tests {
     fn the_template_is_right() {
         ProgressStyle::with_template(TEMPLATE).unwrap();
         ProgressStyle::with_template(GATE_TEMPLATE).unwrap();
+        ProgressStyle::with_template(LOAD_TEMPLATE).unwrap();
         assert_eq!([3, 101, 7000].map(|s| show_left(Duration::from_secs(s))), ["3 s", "2 min", "2 h"]);
     }
 }

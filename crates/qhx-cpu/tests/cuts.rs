@@ -43,8 +43,15 @@ fn every_op() {
 
 /// The logits of all rows, cut into calls of `size` rows.
 fn logits(device: &CpuDevice, program: &Checked, weights: &Arc<dyn Weights>, rows: usize, size: usize) -> Vec<u32> {
-    let limits =
-        LoadOptions { max_rows: size, max_soft_rows: 0, max_wanted: size, max_segments: 1, max_state_bytes: None, artifacts: None };
+    let limits = LoadOptions {
+        max_rows: size,
+        max_soft_rows: 0,
+        max_wanted: size,
+        max_segments: 1,
+        max_state_bytes: None,
+        artifacts: None,
+        progress: None,
+    };
     let mut executable = device.load(program, weights, &limits).unwrap();
     let mut state = executable.new_state(rows).unwrap();
     let mut bits = Vec::new();

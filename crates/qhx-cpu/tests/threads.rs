@@ -12,7 +12,15 @@ use std::sync::Arc;
 
 /// All bits that a session of calls gives: outputs, taps and slots.
 fn bits(device: &CpuDevice, program: &Checked, weights: &Arc<dyn Weights>, calls: &[usize]) -> Vec<u32> {
-    let limits = LoadOptions { max_rows: 300, max_soft_rows: 2, max_wanted: 2, max_segments: 1, max_state_bytes: None, artifacts: None };
+    let limits = LoadOptions {
+        max_rows: 300,
+        max_soft_rows: 2,
+        max_wanted: 2,
+        max_segments: 1,
+        max_state_bytes: None,
+        artifacts: None,
+        progress: None,
+    };
     let mut executable = device.load(program, weights, &limits).unwrap();
     let mut state = executable.new_state(1024).unwrap();
     let mut bits = Vec::new();

@@ -10,7 +10,7 @@
 layout(local_size_x = 128) in;
 const uint GROUP = 128u;
 #include "reduce.glsl"
-layout(constant_id = 7) const uint DOWN = 0; // else gate and up
+layout(constant_id = 7) const uint KIND = 0; // 0 gate and up, 1 down, 2 one of gate and up, which have different encodings
 layout(constant_id = 8) const uint FUNCTION = 0;
 layout(constant_id = 10) const uint TEAM_OUTPUTS = 16; // weight rows of a workgroup
 layout(push_constant) uniform Arguments {
@@ -60,7 +60,7 @@ void main() {
     for (uint i = team; i < TEAM_OUTPUTS; i += teams) {
         uint output_row = gl_WorkGroupID.x * TEAM_OUTPUTS + i;
         if (output_row >= outputs) break;
-        if (DOWN == 0u) {
+        if (KIND == 0u) {
             uint row = group / choices;
             uint expert = min(Words(chosen).at[group], experts - 1u);
             float both[2];
@@ -71,6 +71,13 @@ void main() {
                 both[which] = TEAM_SUM(sums[0]) * last_factor(m, numbers, output_row, row);
             }
             if (lane == 0u) Floats(y).at[group * outputs + output_row] = activate(FUNCTION, both[0]) * both[1];
+        } else if (KIND == 2u) {
+            uint row = group / choices;
+            Matrix m = matrix(0u, min(Words(chosen).at[group], experts - 1u));
+            sums[0] = 0.0;
+            add_products(m, numbers, output_row, outputs, row, row + 1u, lane, lanes);
+            float one = TEAM_SUM(sums[0]) * last_factor(m, numbers, output_row, row);
+            if (lane == 0u) Floats(y).at[group * outputs + output_row] = one;
         } else {
             float all = 0.0;
             for (uint choice = 0u; choice < choices; choice++) {

@@ -5,14 +5,22 @@
 use std::{fs, path::Path};
 
 const MAGIC: &[u8; 8] = b"qhxgpu01";
+/// Drivers keep a few megabytes.
+const MOST_BYTES: u64 = 256 << 20;
 
 /// What is stored for a device and driver; empty where there is nothing that can be used.
 pub(crate) fn load(folder: Option<&Path>, identity: &[u8; 16]) -> Vec<u8> {
-    let Some(bytes) = folder.and_then(|folder| fs::read(folder.join(name(identity))).ok()) else { return Vec::new() };
+    let Some(bytes) = folder.and_then(|folder| read(&folder.join(name(identity)))) else { return Vec::new() };
     match bytes.split_at_checked(40) {
         Some((header, data)) if header == self::header(identity, data) => data.to_vec(),
         _ => Vec::new(),
     }
+}
+
+/// The content of a file of a sensible size; nothing else is opened, for it might not end.
+fn read(file: &Path) -> Option<Vec<u8>> {
+    fs::symlink_metadata(file).ok().filter(|found| found.is_file() && found.len() <= MOST_BYTES)?;
+    fs::read(file).ok()
 }
 
 /// Stores data for a device and driver; where that fails, the next start compiles again.
@@ -70,6 +78,14 @@ mod tests {
         }
         fs::write(&file, &good[..20]).unwrap();
         assert!(load(Some(&folder), &identity).is_empty(), "cut short");
+        #[cfg(unix)]
+        {
+            fs::remove_file(&file).unwrap();
+            assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+            assert!(load(Some(&folder), &identity).is_empty(), "a pipe that nobody writes to");
+            store(Some(&folder), &identity, data);
+            assert_eq!(load(Some(&folder), &identity), data, "it is replaced");
+        }
         fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -2,9 +2,9 @@
 
 use crate::{
     executable::GpuExecutable,
-    vulkan::{Adapter, Driver, Gpu, Kind, Profile},
+    vulkan::{Adapter, Conduct, Driver, Gpu, Injected, Kind, Profile},
 };
-use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Executable, Fact, LoadOptions, Machine, Op, OpKind, Weights};
+use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Executable, Fact, LoadOptions, Machine, Op, Weights};
 use std::{
     collections::BTreeMap,
     path::PathBuf,
@@ -29,14 +29,14 @@ pub struct GpuOptions {
     pub validate: bool,
     /// Time every dispatch: see [`GpuMachine::profile`]. It takes time itself.
     pub profile: bool,
-    /// For tests: this submission and all after it fail as if the GPU were lost.
-    pub fails_at: Option<u64>,
+    /// For tests: what goes wrong, and when.
+    pub fault: Option<(Injected, u64)>,
 }
 
 impl Default for GpuOptions {
     fn default() -> Self {
         let (patience, features) = (Duration::from_secs(30), Features::default());
-        Self { number: 0, memory_limit: None, patience, cache: None, features, validate: false, profile: false, fails_at: None }
+        Self { number: 0, memory_limit: None, patience, cache: None, features, validate: false, profile: false, fault: None }
     }
 }
 
@@ -49,13 +49,17 @@ pub struct Features {
     pub integer_dot: bool,
     /// Products of small matrices.
     pub cooperative_matrix: bool,
+    /// Weights that lie in memory of the host are read there, where GPU and CPU share memory; else they are copied.
+    pub host_memory: bool,
     /// The most bytes of one buffer; absent: what the GPU takes.
     pub max_buffer: Option<u64>,
+    /// The most bytes of memory that a workgroup shares; absent: what the GPU has.
+    pub shared_memory: Option<u32>,
 }
 
 impl Default for Features {
     fn default() -> Self {
-        Self { subgroups: true, integer_dot: true, cooperative_matrix: true, max_buffer: None }
+        Self { subgroups: true, integer_dot: true, cooperative_matrix: true, host_memory: true, max_buffer: None, shared_memory: None }
     }
 }
 
@@ -81,8 +85,10 @@ impl GpuDevice {
 
     /// The GPUs of this machine, best first: software on the processor comes last. The error says why there are none.
     pub fn list() -> Result<Vec<DeviceInfo>, DeviceError> {
-        let adapters = Driver::open(false).and_then(|driver| driver.adapters()).map_err(absent)?;
-        Ok(adapters.iter().enumerate().filter(|(_, adapter)| adapter.lacks.is_none()).map(|(number, a)| describe(number, a)).collect())
+        let driver = Driver::open(false).map_err(absent)?;
+        let adapters = driver.adapters().map_err(absent)?;
+        let usable = adapters.iter().enumerate().filter(|(_, adapter)| adapter.lacks.is_none());
+        Ok(usable.map(|(number, adapter)| describe(number, adapter, driver.budget(adapter))).collect())
     }
 
     /// [`Device::open`] with the GPU's own type.
@@ -91,25 +97,36 @@ impl GpuDevice {
         if let Some(machine) = &*opened {
             return Ok(machine.clone());
         }
-        let GpuOptions { number, memory_limit, patience, cache, features, validate, profile, fails_at } = self.options.clone();
-        let driver = Driver::open(validate).map_err(absent)?;
-        let adapters = driver.adapters().map_err(absent)?;
-        let count = adapters.len();
-        let mut adapter =
-            adapters.into_iter().nth(number).ok_or_else(|| absent(format!("there is no GPU {number}: Vulkan lists {count}")))?;
-        if let Some(reason) = &adapter.lacks {
-            return Err(absent(format!("{} cannot be used: {reason}", adapter.name)));
-        }
+        let GpuOptions { number, memory_limit, patience, cache, features, profile, fault, .. } = self.options.clone();
+        let (driver, mut adapter) = self.find()?;
         // Software compiles shaders while it runs them.
         let patience = if adapter.kind == Kind::Software { 10 * patience } else { patience };
         adapter.subgroups &= features.subgroups;
         adapter.integer_dot &= features.integer_dot;
         adapter.cooperative_matrix &= features.cooperative_matrix;
         adapter.max_allocation = adapter.max_allocation.min(features.max_buffer.unwrap_or(u64::MAX));
-        let gpu = Gpu::open(&driver, adapter, memory_limit, patience, fails_at, cache, profile)?;
+        adapter.shared_memory = adapter.shared_memory.min(features.shared_memory.unwrap_or(u32::MAX));
+        if !features.host_memory || !adapter.unified {
+            adapter.import_alignment = None;
+        }
+        let conduct = Conduct { memory_limit, patience, fault, cache_folder: cache, profiled: profile };
+        let gpu = Gpu::open(&driver, adapter, conduct)?;
         let machine = Arc::new(GpuMachine { gpu, number });
         *opened = Some(machine.clone());
         Ok(machine)
+    }
+
+    /// The GPU among those that Vulkan offers.
+    fn find(&self) -> Result<(Arc<Driver>, Adapter), DeviceError> {
+        let number = self.options.number;
+        let driver = Driver::open(self.options.validate).map_err(absent)?;
+        let adapters = driver.adapters().map_err(absent)?;
+        let count = adapters.len();
+        let adapter = adapters.into_iter().nth(number).ok_or_else(|| absent(format!("there is no GPU {number}: Vulkan lists {count}")))?;
+        match &adapter.lacks {
+            Some(reason) => Err(absent(format!("{} cannot be used: {reason}", adapter.name))),
+            None => Ok((driver, adapter)),
+        }
     }
 }
 
@@ -122,14 +139,17 @@ impl Device for GpuDevice {
         &self.name
     }
 
-    fn accepts(&self, program: &Checked, op: &Op) -> Result<(), DeviceError> {
-        let refuse = |reason: &str| Err(DeviceError::Refused { device: "gpu".into(), path: op.path.clone(), reason: reason.into() });
-        match &op.op {
-            OpKind::Experts { gate, up, .. } if program.weights[gate].encoding != program.weights[up].encoding => {
-                refuse("gate and up have different encodings")
-            }
-            _ => Ok(()),
+    fn accepts(&self, _: &Checked, _: &Op) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn own_memory(&self) -> Result<Option<u64>, DeviceError> {
+        if let Some(machine) = &*self.opened.lock().unwrap_or_else(PoisonError::into_inner) {
+            return Ok(Some(machine.gpu.available()));
         }
+        // Looking is faster than opening.
+        let (driver, adapter) = self.find()?;
+        Ok(Some(driver.budget(&adapter).min(self.options.memory_limit.unwrap_or(u64::MAX))))
     }
 
     fn open(&self) -> Result<Arc<dyn Machine>, DeviceError> {
@@ -152,7 +172,7 @@ impl GpuMachine {
 
 impl Machine for GpuMachine {
     fn describe(&self) -> DeviceInfo {
-        describe(self.number, &self.gpu.adapter)
+        describe(self.number, &self.gpu.adapter, self.gpu.available())
     }
 
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
@@ -166,7 +186,7 @@ fn name(number: usize) -> String {
     if number == 0 { "gpu".into() } else { format!("gpu:{number}") }
 }
 
-fn describe(number: usize, adapter: &Adapter) -> DeviceInfo {
+fn describe(number: usize, adapter: &Adapter, available: u64) -> DeviceInfo {
     let kind = match adapter.kind {
         Kind::Discrete => "discrete",
         Kind::Integrated => "integrated",
@@ -188,6 +208,7 @@ fn describe(number: usize, adapter: &Adapter) -> DeviceInfo {
         ("vulkan".into(), Fact::from(adapter.vulkan.as_str())),
         ("subgroup_size".into(), Fact::Number(adapter.subgroup_size as u64)),
         ("shared_memory_bytes".into(), Fact::Bytes(adapter.shared_memory as u64)),
+        ("memory_available_bytes".into(), Fact::Bytes(available)),
         ("features".into(), Fact::from(features.join(", "))),
     ]);
     DeviceInfo { name: name(number), description: adapter.name.clone(), memory_bytes: Some(adapter.memory), threads: 1, facts }

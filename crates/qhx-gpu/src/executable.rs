@@ -88,7 +88,7 @@ impl GpuExecutable {
         let mut limits = options.clone();
         (limits.max_rows, limits.max_wanted) = (limits.max_rows.max(1), limits.max_wanted.max(1));
         let max = Bindings { rows: limits.max_rows, soft_rows: limits.max_soft_rows, wanted: limits.max_wanted };
-        let loaded = weights::load(gpu, program, weights, tables(program))?;
+        let loaded = weights::load(gpu, program, weights, tables(program), limits.progress.as_ref())?;
         let layout = Arc::new(SlotLayout::new(program));
         let lowered =
             lower(program, &loaded, &layout, max, if gpu.adapter.kind == Kind::Software { SOFTWARE_QUERIES } else { MOST_QUERIES })?;

@@ -23,3 +23,4 @@ mod vulkan;
 mod weights;
 
 pub use device::{Features, GpuDevice, GpuMachine, GpuOptions};
+pub use vulkan::Injected;

@@ -1,9 +1,10 @@
 //! Weights in the device's memory.
 
-use crate::vulkan::{Buffer, Command, Gpu, Recording, Use};
-use qhx_ir::{BlockEncoding, Checked, DeviceError, Encoding, Name, OpKind, Quants, ScaleType, WeightTensor, Weights};
+use crate::vulkan::{Buffer, Command, Fault, Gpu, PAGE_BYTES, Recording, Use, pages_of};
+use qhx_ir::{BlockEncoding, Checked, DeviceError, Encoding, LoadProgress, Name, OpKind, Quants, ScaleType, WeightTensor, Weights};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    ops::Range,
     sync::Arc,
 };
 
@@ -64,67 +65,67 @@ pub(crate) fn load(
     program: &Checked,
     weights: &Arc<dyn Weights>,
     tables: BTreeMap<String, Vec<u8>>,
+    progress: Option<&LoadProgress>,
 ) -> Result<DeviceWeights, DeviceError> {
     let (matrices, plain) = uses(program);
-    let mut tensors = Vec::new();
-    for name in program.weights.keys() {
-        tensors.push((name, weights.declared(program, name)?));
-    }
+    let imported = in_place(gpu, program, weights, &matrices)?;
     let mut layout = Layout::default();
     let largest = gpu.largest_buffer();
+    let too_large = |kind: &str, name: &str, bytes: u64| {
+        DeviceError::Resources(format!("{kind} `{name}` has {bytes} bytes, but the GPU takes at most {largest} in one piece"))
+    };
     let mut placed = Vec::new();
-    for (name, tensor) in &tensors {
-        let sizes: [usize; 3] = [tensor.data(), tensor.scale(), tensor.min()].map(<[u8]>::len);
-        let too_large = |bytes: u64| {
-            DeviceError::Resources(format!("weight `{name}` has {bytes} bytes, but the GPU takes at most {largest} in one piece"))
-        };
+    for (name, declared) in &program.weights {
+        let size = Size::new(declared.encoding, &declared.shape);
         let mut parts = [None; 3];
-        if matrices.contains(*name) {
-            for (part, &bytes) in parts.iter_mut().zip(&sizes) {
-                *part = layout.place(bytes as u64, largest).map_err(too_large)?;
+        if matrices.contains(name) && imported.is_none() {
+            for (part, bytes) in parts.iter_mut().zip(size.parts) {
+                *part = layout.place(bytes, largest).map_err(|bytes| too_large("weight", name, bytes))?;
             }
         }
-        let numbers = (plain.contains(*name)).then(|| 4 * (tensor.rows() * tensor.columns()) as u64);
-        let numbers = numbers.map(|bytes| layout.place(bytes, largest).map_err(too_large)).transpose()?.flatten();
-        placed.push((parts, numbers));
+        let numbers = if plain.contains(name) { 4 * size.numbers } else { 0 };
+        placed.push((name, parts, layout.place(numbers, largest).map_err(|bytes| too_large("weight", name, bytes))?));
     }
     let mut table_places = Vec::new();
     for (name, bytes) in &tables {
-        let too_large = |bytes: u64| {
-            DeviceError::Resources(format!("table `{name}` has {bytes} bytes, but the GPU takes at most {largest} in one piece"))
-        };
-        table_places.push(layout.place(bytes.len() as u64, largest).map_err(too_large)?);
+        table_places.push(layout.place(bytes.len() as u64, largest).map_err(|bytes| too_large("table", name, bytes))?);
     }
     let (needed, available) = (layout.bytes(), gpu.available());
     if needed > available {
-        return Err(DeviceError::Resources(format!(
-            "program `{}` has {needed} bytes of weights, but only {available} bytes of the GPU's memory can be used",
-            program.name
-        )));
+        let reason = format!("program `{}` has {needed} bytes of weights, {available} bytes can be used", program.name);
+        return Err(DeviceError::Exhausted { device: "gpu".into(), reason });
     }
     let purpose = if gpu.adapter.unified { Use::Unified } else { Use::Device };
     let buffers = layout.slabs.iter().map(|&bytes| Buffer::new(gpu, bytes, purpose).map(Arc::new));
     let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
     let mut upload = Upload::new(gpu)?;
     let address = |place: Place| buffers[place.slab].address() + place.offset;
-    let mut loaded = DeviceWeights { matrices: HashMap::new(), plain: HashMap::new(), tables: HashMap::new(), _buffers: buffers.clone() };
-    for ((name, tensor), (parts, numbers)) in tensors.iter().zip(placed) {
+    let InPlace { addresses, buffers: lent } = imported.unwrap_or_default();
+    let mut loaded = DeviceWeights { matrices: HashMap::new(), plain: HashMap::new(), tables: HashMap::new(), _buffers: lent };
+    let mut done = 0;
+    for (name, parts, numbers) in placed {
+        // One after the other: they may come from another process.
+        let tensor = weights.declared(program, name)?;
         for (part, bytes) in parts.iter().zip([tensor.data(), tensor.scale(), tensor.min()]) {
             if let Some(place) = *part {
                 upload.write(&buffers[place.slab], place.offset, bytes)?;
             }
         }
-        if matrices.contains(*name) {
+        if matrices.contains(name) {
             let row = tensor.row_bytes();
-            let [data, scales, minima] = parts.map(|place| place.map_or(0, address));
+            let [data, scales, minima] = addresses.get(name).copied().unwrap_or_else(|| parts.map(|place| place.map_or(0, address)));
             let (encoding, rows, columns) = (tensor.encoding(), tensor.rows(), tensor.columns());
             let [data_bytes, scale_bytes, min_bytes] = [row.data, row.scale, row.min].map(|bytes| bytes as u32);
             let matrix = Matrix { encoding, rows, columns, data, scales, minima, data_bytes, scale_bytes, min_bytes };
-            loaded.matrices.insert((*name).clone(), matrix);
+            loaded.matrices.insert(name.clone(), matrix);
         }
         if let Some(place) = numbers {
-            upload.write(&buffers[place.slab], place.offset, bytemuck::cast_slice(&decoded(tensor)))?;
-            loaded.plain.insert((*name).clone(), address(place));
+            upload.write(&buffers[place.slab], place.offset, bytemuck::cast_slice(&decoded(&tensor)))?;
+            loaded.plain.insert(name.clone(), address(place));
+        }
+        if let Some(progress) = progress {
+            done += parts.iter().chain([&numbers]).flatten().map(|place| place.bytes).sum::<u64>();
+            progress.tell(done, needed);
         }
     }
     for ((name, bytes), place) in tables.into_iter().zip(table_places) {
@@ -134,7 +135,75 @@ pub(crate) fn load(
         }
     }
     upload.finish()?;
+    loaded._buffers.extend(buffers);
     Ok(loaded)
+}
+
+/// The bytes of a weight's parts, and how many numbers it has.
+struct Size {
+    parts: [u64; 3],
+    numbers: u64,
+}
+
+impl Size {
+    fn new(encoding: Encoding, shape: &[usize]) -> Self {
+        let (columns, rows) = shape.split_last().map_or((0, 0), |(&columns, rows)| (columns, rows.iter().map(|&n| n as u64).product()));
+        let row = encoding.row_bytes(columns).map_or([0; 3], |row| [row.data, row.scale, row.min]);
+        Self { parts: row.map(|bytes| rows * bytes as u64), numbers: rows * columns as u64 }
+    }
+}
+
+/// Weights that are read where they lie in memory of the host.
+#[derive(Default)]
+struct InPlace {
+    /// Of data, scales and minima; 0 for what a weight does not have.
+    addresses: HashMap<Name, [u64; 3]>,
+    buffers: Vec<Arc<Buffer>>,
+}
+
+/// Uses weights where they lie, on a GPU that shares memory with the host and can; none where they have to be copied.
+fn in_place(
+    gpu: &Arc<Gpu>,
+    program: &Checked,
+    weights: &Arc<dyn Weights>,
+    matrices: &BTreeSet<Name>,
+) -> Result<Option<InPlace>, DeviceError> {
+    let alignment = gpu.adapter.import_alignment.filter(|&alignment| alignment as usize <= PAGE_BYTES);
+    if !gpu.adapter.unified || alignment.is_none() {
+        return Ok(None);
+    }
+    let tensors = matrices.iter().map(|name| Ok((name, weights.declared(program, name)?))).collect::<Result<Vec<_>, DeviceError>>()?;
+    let mut all: Vec<(Range<usize>, &WeightTensor)> = Vec::new();
+    for (_, tensor) in &tensors {
+        let held = [tensor.data(), tensor.scale(), tensor.min()].into_iter().filter(|part| !part.is_empty());
+        all.extend(held.map(|part| (pages_of(part), tensor)));
+    }
+    all.sort_by_key(|(pages, _)| pages.start);
+    let most = gpu.largest_buffer() as usize / PAGE_BYTES;
+    let mut runs: Vec<(Range<usize>, Vec<WeightTensor>)> = Vec::new();
+    for (pages, tensor) in all {
+        match runs.last_mut() {
+            Some((run, owners)) if pages.start <= run.end && pages.end.max(run.end) - run.start <= most => {
+                run.end = run.end.max(pages.end);
+                owners.push(tensor.clone());
+            }
+            _ => runs.push((pages, vec![tensor.clone()])),
+        }
+    }
+    let import = |(pages, owners): (Range<usize>, Vec<WeightTensor>)| {
+        let bytes = pages.start * PAGE_BYTES..pages.end * PAGE_BYTES;
+        Ok((bytes.clone(), Arc::new(Buffer::imported(gpu, bytes, owners)?)))
+    };
+    // A driver may take some memory and not other: then all is copied.
+    let Ok(buffers) = runs.into_iter().map(import).collect::<Result<Vec<_>, Fault>>() else { return Ok(None) };
+    let address = |part: &[u8]| {
+        let start = part.as_ptr() as usize;
+        let holds = |bytes: &Range<usize>| !part.is_empty() && bytes.start <= start && start + part.len() <= bytes.end;
+        let found = buffers.iter().find(|(bytes, _)| holds(bytes));
+        found.map_or(0, |(bytes, buffer)| buffer.address() + (start - bytes.start) as u64)
+    };
+    let addresses = tensors.iter().map(|(name, t)| ((*name).clone(), [t.data(), t.scale(), t.min()].map(address))).collect();
+    Ok(Some(InPlace { addresses, buffers: buffers.into_iter().map(|(_, buffer)| buffer).collect() }))
 }
 
 /// The weights that enter products and look-ups, and those that are read as plain numbers.
@@ -167,6 +236,7 @@ fn decoded(tensor: &WeightTensor) -> Vec<f32> {
 struct Place {
     slab: usize,
     offset: u64,
+    bytes: u64,
 }
 
 /// Which part of which buffer holds what.
@@ -191,7 +261,7 @@ impl Layout {
             _ => self.slabs.push(size),
         }
         let slab = self.slabs.len() - 1;
-        Ok(Some(Place { slab, offset: self.slabs[slab] - size }))
+        Ok(Some(Place { slab, offset: self.slabs[slab] - size, bytes }))
     }
 
     fn bytes(&self) -> u64 {

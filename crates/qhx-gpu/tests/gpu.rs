@@ -41,6 +41,7 @@ fn agrees_with_the_reference_without_features() {
     let products = ["linear/1", "linear/9", "linear/20", "linear/45", "linear/60", "experts/8", "experts/14", "model.mixture"];
     without(Features { integer_dot: false, cooperative_matrix: false, ..Default::default() }, &products);
     let others = ["rms_norm", "layer_norm", "attend/0", "attend/1", "attend/2", "gated_delta/0", "gated_delta/1", "model.decoder/3"];
-    let plain = Features { subgroups: false, max_buffer: Some(4 << 20), ..Default::default() };
+    let plain =
+        Features { subgroups: false, host_memory: false, max_buffer: Some(4 << 20), shared_memory: Some(16 << 10), ..Default::default() };
     without(plain, &[&products[..], &others].concat());
 }

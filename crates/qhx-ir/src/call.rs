@@ -1,7 +1,7 @@
 //! One call of an executable: whose rows, what is wanted of them, and where the results go.
 
 use crate::{Bindings, Checked, DType, DeviceError, RowResult, Stage, State, Want, hadamard::Hadamard};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// One call of an executable. It is begun by [`crate::Executable::submit`] and ended by [`crate::Executable::wait`].
@@ -26,7 +26,7 @@ pub struct Call<'a> {
 }
 
 /// What a call is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// Computing the rows of a prompt.

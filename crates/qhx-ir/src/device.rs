@@ -7,6 +7,7 @@ use crate::{Call, Checked, DeviceError, Matrix, Name, State, WeightTensor, check
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    fmt,
     ops::Add,
     path::PathBuf,
     sync::{Arc, atomic::AtomicBool},
@@ -34,6 +35,11 @@ pub trait Device: Send + Sync {
     /// The weights that are still needed when a prepared program is loaded: those that the host reads. A device that prepares nothing needs all of them.
     fn host_weights(&self, program: &Checked) -> Vec<Name> {
         program.weights.keys().cloned().collect()
+    }
+
+    /// Bytes of its own memory that can be used now, for a device that weights are copied to: it is opened for that. `None` where programs use the host's memory.
+    fn own_memory(&self) -> Result<Option<u64>, DeviceError> {
+        Ok(None)
     }
 
     /// Opens it: starts its threads, loads its driver. Opening it again gives the same machine.
@@ -65,7 +71,7 @@ pub trait Machine: Send + Sync {
 }
 
 /// The description of a device.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceInfo {
     /// `cpu`, `gpu`, `npu` …
     pub name: String,
@@ -97,8 +103,8 @@ impl DeviceInfo {
     }
 }
 
-/// A fact about a device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// A fact about a device. What is read from JSON has numbers only, no amounts of memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Fact {
     /// A name or a version.
@@ -184,11 +190,35 @@ pub struct LoadOptions {
     pub max_state_bytes: Option<u64>,
     /// Folder with the files that [`Machine::prepare`] wrote.
     pub artifacts: Option<PathBuf>,
+    /// Told how far loading is, by a device that copies weights to memory of its own.
+    pub progress: Option<LoadProgress>,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { max_rows: 256, max_soft_rows: 256, max_wanted: 1, max_segments: 1, max_state_bytes: None, artifacts: None }
+        Self { max_rows: 256, max_soft_rows: 256, max_wanted: 1, max_segments: 1, max_state_bytes: None, artifacts: None, progress: None }
+    }
+}
+
+/// Is told how many bytes of weights are loaded, and how many there are.
+#[derive(Clone)]
+pub struct LoadProgress(Arc<dyn Fn(u64, u64) + Send + Sync>);
+
+impl LoadProgress {
+    /// Calls `tell` with the bytes done and all bytes.
+    pub fn new(tell: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(tell))
+    }
+
+    /// So many bytes of so many are loaded.
+    pub fn tell(&self, done: u64, total: u64) {
+        (self.0)(done, total);
+    }
+}
+
+impl fmt::Debug for LoadProgress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LoadProgress")
     }
 }
 
@@ -304,7 +334,7 @@ pub trait Executable: Send {
 pub struct Ticket(pub u64);
 
 /// The memory of states.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateBytes {
     /// Key and value rows.
     pub kv: u64,

@@ -31,7 +31,7 @@ pub enum Dim {
 pub type Shape = Vec<Dim>;
 
 /// The values of the symbols in one call.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bindings {
     /// `T`.
     pub rows: usize,

@@ -44,6 +44,14 @@ pub enum DeviceError {
         /// Bytes that all states together may have.
         limit: u64,
     },
+    /// The device's own memory is used up in the middle of the work: sessions continue from their rows on another one.
+    #[error("{device} has no memory left: {reason}")]
+    Exhausted {
+        /// The device's name.
+        device: String,
+        /// What was needed, and what there is.
+        reason: String,
+    },
     /// This machine does not have the device, or not what is needed to drive it.
     #[error("{device}: {reason}")]
     Absent {
@@ -60,4 +68,14 @@ pub enum DeviceError {
         /// What happened.
         reason: String,
     },
+}
+
+impl DeviceError {
+    /// The device that can no longer go on with its sessions, which another one can.
+    pub fn left_device(&self) -> Option<&str> {
+        match self {
+            Self::Lost { device, .. } | Self::Exhausted { device, .. } => Some(device),
+            _ => None,
+        }
+    }
 }

@@ -15,20 +15,22 @@ pub struct BenchOptions {
     pub repeats: usize,
     /// Sessions that decode at once: each `tg` test is repeated for every number. More than one needs a model that was loaded for as many.
     pub sessions: Vec<usize>,
+    /// Tokens that are in the cache before a test begins: each test is repeated for every number.
+    pub depth: Vec<usize>,
     /// Compute all logits of a token, as sampling needs them, not only the largest.
     pub all_logits: bool,
 }
 
 impl Default for BenchOptions {
     fn default() -> Self {
-        Self { prompt: vec![512], generate: vec![64], repeats: 5, sessions: vec![1], all_logits: false }
+        Self { prompt: vec![512], generate: vec![64], repeats: 5, sessions: vec![1], depth: vec![0], all_logits: false }
     }
 }
 
 /// Tokens per second of one test.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BenchResult {
-    /// `pp512`, `tg64` …
+    /// `pp512`, `tg64`, with 2,000 tokens in the cache `tg64@d2000` …
     pub test: String,
     /// Mean of the runs.
     pub mean: f64,
@@ -98,6 +100,7 @@ pub fn bench(
 ) -> Result<BenchReport, Error> {
     let decode = options.generate.iter().flat_map(|&n| options.sessions.iter().map(move |&sessions| (Test::Generate(sessions), n)));
     let tests: Vec<_> = options.prompt.iter().map(|&n| (Test::Prompt, n)).chain(decode).filter(|&(_, tokens)| tokens > 0).collect();
+    let tests: Vec<_> = options.depth.iter().flat_map(|&depth| tests.iter().map(move |&(test, tokens)| (test, tokens, depth))).collect();
     if let Some(&sessions) = options.sessions.iter().find(|sessions| !(1..=model.sessions()).contains(sessions)) {
         let expected = format!("1 to {}, as many as the model was loaded for", model.sessions());
         return Err(Error::Option { option: "sessions", found: sessions.to_string(), expected });
@@ -105,7 +108,7 @@ pub fn bench(
     if !(1..=MAX_REPEATS).contains(&options.repeats) {
         return Err(Error::Option { option: "repeats", found: options.repeats.to_string(), expected: format!("1 to {MAX_REPEATS}") });
     }
-    if let Some(&(_, longest)) = tests.iter().max_by_key(|(_, tokens)| tokens)
+    if let Some(longest) = tests.iter().map(|(_, tokens, depth)| tokens.saturating_add(*depth)).max()
         && longest > model.context()
     {
         return Err(Error::PromptTooLong { prompt: longest, context: model.context(), limit: model.context_limit() });
@@ -115,21 +118,29 @@ pub fn bench(
     sessions.iter_mut().for_each(|session| session.want_largest_only(!options.all_logits));
     let mut results = Vec::new();
     let mut reading = Reading::default();
-    for (test, tokens) in tests {
+    for (test, tokens, depth) in tests {
         let ids = some_ids(model, tokens);
-        test.run(&mut sessions, &ids, cancel, &mut || ())?;
+        let before = some_ids(model, depth);
+        for session in &mut sessions[..test.sessions()] {
+            session.reset();
+            if !before.is_empty() {
+                session.append(&before, cancel)?;
+                session.checkpoint()?;
+            }
+        }
+        test.run(&mut sessions, depth, &ids, cancel, &mut || ())?;
         let mut runs = Vec::with_capacity(options.repeats);
         // What is read is the same in all runs once they are warm.
         let mut counted = Reading::default();
         for _ in 0..options.repeats {
             counted = Reading::default();
-            let time = test.run(&mut sessions, &ids, cancel, &mut || counted.add(model))?;
+            let time = test.run(&mut sessions, depth, &ids, cancel, &mut || counted.add(model))?;
             runs.push((tokens * test.sessions()) as f64 / time.as_secs_f64());
         }
         if counted.tokens > reading.tokens && test.sessions() == 1 {
             reading = counted;
         }
-        let result = BenchResult::new(test.name(tokens), runs);
+        let result = BenchResult::new(test.name(tokens, depth), runs);
         on_result(&result);
         results.push(result);
     }
@@ -138,7 +149,8 @@ pub fn bench(
     let weight_bytes_per_token = reading.bytes.checked_div(reading.tokens as u64).unwrap_or_else(reckoned);
     // Before the bandwidth is measured: that takes memory of its own.
     let peak_rss_bytes = memory::peak_rss_bytes();
-    let read_bandwidth = read_bandwidth(threads);
+    // The processor's bandwidth says nothing about a device with memory of its own.
+    let read_bandwidth = if model.memory().device.is_some() { 0.0 } else { read_bandwidth(threads) };
     let fastest = results.iter().filter(|r| r.test.starts_with("tg") && !r.test.contains('x')).map(|r| r.mean).fold(0.0, f64::max);
     Ok(BenchReport {
         bundle: model.name().to_owned(),
@@ -192,12 +204,13 @@ enum Test {
 }
 
 impl Test {
-    /// In the usual notation; with several sessions, their number behind it.
-    fn name(self, tokens: usize) -> String {
+    /// In the usual notation; with several sessions, their number behind it, then what is in the cache.
+    fn name(self, tokens: usize, depth: usize) -> String {
+        let depth = if depth == 0 { String::new() } else { format!("@d{depth}") };
         match self {
-            Self::Prompt => format!("pp{tokens}"),
-            Self::Generate(1) => format!("tg{tokens}"),
-            Self::Generate(sessions) => format!("tg{tokens}x{sessions}"),
+            Self::Prompt => format!("pp{tokens}{depth}"),
+            Self::Generate(1) => format!("tg{tokens}{depth}"),
+            Self::Generate(sessions) => format!("tg{tokens}x{sessions}{depth}"),
         }
     }
 
@@ -208,10 +221,17 @@ impl Test {
         }
     }
 
-    /// How long the test takes; `decoded` is called after each step of a `tg` test.
-    fn run(self, sessions: &mut [Session], ids: &[u32], cancel: &Cancel, decoded: &mut dyn FnMut()) -> Result<Duration, Error> {
+    /// How long the test takes after the first `depth` rows of the sessions; `decoded` is called after each step of a `tg` test.
+    fn run(
+        self,
+        sessions: &mut [Session],
+        depth: usize,
+        ids: &[u32],
+        cancel: &Cancel,
+        decoded: &mut dyn FnMut(),
+    ) -> Result<Duration, Error> {
         let sessions = &mut sessions[..self.sessions()];
-        sessions.iter_mut().for_each(Session::reset);
+        sessions.iter_mut().try_for_each(|session| session.rollback(depth))?;
         let started = Instant::now();
         match (self, &mut *sessions) {
             (Self::Prompt, [session, ..]) => drop(session.append(ids, cancel)?),

@@ -8,6 +8,7 @@ use crate::{
     medium::{FrontEnd, Medium, MediumNumbers, takes},
     memory::{TowerNeed, available_bytes},
     placement::{self, Placement, Rules},
+    registry::{self, CpuSettings, GpuSettings, NpuSettings},
     soft_rows::{SOFT_ROWS, deepstack_count, deepstack_name, soft_row_width},
 };
 use qhx_bundle::media::Media;
@@ -28,6 +29,7 @@ pub(crate) struct Encoders {
     choice: DeviceChoice,
     rules: Option<Rules>,
     overcommit: bool,
+    processor: CpuSettings,
     weights: Arc<dyn Weights>,
     /// Where what was prepared is.
     artifacts: Option<PathBuf>,
@@ -101,7 +103,8 @@ impl Encoders {
     ) -> Self {
         let LoadOptions { device: choice, overcommit, .. } = *options;
         let (rules, loaded) = (options.placement.clone(), towers.0.iter().map(|_| Mutex::default()).collect());
-        Self { towers, loaded, candidates, choice, rules, overcommit, weights, artifacts, made: Mutex::default() }
+        let processor = options.cpu();
+        Self { towers, loaded, candidates, choice, rules, overcommit, processor, weights, artifacts, made: Mutex::default() }
     }
 
     /// Where the stages of a tower run, once it is loaded.
@@ -157,22 +160,53 @@ impl Encoders {
         if let Some(features) = medium.features() {
             return tower.staged(medium, features);
         }
-        let mut loaded = lock(&self.loaded[place]);
-        let loaded = self.load(tower, &mut loaded, medium)?;
-        tower.run(&mut *loaded.executable, medium, cancel, taps)
+        let mut slot = lock(&self.loaded[place]);
+        let mut shown = taps.map(|taps| move |tap: Tap<'_>| taps(tap));
+        let mut run = |loaded: &mut Loaded| {
+            let taps = shown.as_mut().map(|shown| shown as &mut dyn FnMut(Tap<'_>));
+            tower.run(&mut *loaded.executable, medium, cancel, taps)
+        };
+        if let Err(error) = self.load(tower, &mut slot, medium, &self.candidates) {
+            let is_full = matches!(error, Error::MediumDoesNotFit { .. }) || left_device(&error);
+            if self.choice != DeviceChoice::Auto || !is_full {
+                return Err(error);
+            }
+            self.load(tower, &mut slot, medium, &self.cpu()?)?.placement.explain(&error.to_string());
+        }
+        match self.load(tower, &mut slot, medium, &self.candidates).and_then(&mut run) {
+            Err(error) if left_device(&error) => {
+                *slot = None;
+                let loaded = self.load(tower, &mut slot, medium, &self.cpu()?)?;
+                loaded.placement.explain(&error.to_string());
+                run(loaded)
+            }
+            encoded => encoded,
+        }
+    }
+
+    /// The processor, which takes what other devices cannot go on with.
+    fn cpu(&self) -> Result<Vec<Arc<dyn Device>>, Error> {
+        registry::candidates_with(DeviceChoice::Cpu, self.processor, &NpuSettings::default(), &GpuSettings::default())
     }
 
     /// Gets the tower ready for a call as large as the medium's.
-    fn load<'a>(&self, tower: &Tower, slot: &'a mut Option<Loaded>, medium: &Medium) -> Result<&'a mut Loaded, Error> {
+    fn load<'a>(
+        &self,
+        tower: &Tower,
+        slot: &'a mut Option<Loaded>,
+        medium: &Medium,
+        devices: &[Arc<dyn Device>],
+    ) -> Result<&'a mut Loaded, Error> {
         let rows = medium.rows();
         if slot.as_ref().is_none_or(|loaded| loaded.max_rows < rows) {
             // What is loaded holds memory for its largest call.
             *slot = None;
+            let (device, placement) = placement::place_tower(&tower.program, self.choice, self.rules.as_ref(), devices)?;
             let needed = TowerNeed { program: &tower.program, rows }.bytes();
-            if let Some(available) = available_bytes().filter(|&available| needed > available && !self.overcommit) {
+            let available = device.own_memory()?.or_else(available_bytes);
+            if let Some(available) = available.filter(|&available| needed > available && !self.overcommit) {
                 return Err(Error::MediumDoesNotFit { medium: medium.name().to_owned(), kind: tower.kind, needed, available });
             }
-            let (device, placement) = placement::place_tower(&tower.program, self.choice, self.rules.as_ref(), &self.candidates)?;
             let options = qhx_ir::LoadOptions {
                 max_rows: rows,
                 max_soft_rows: 0,
@@ -180,6 +214,7 @@ impl Encoders {
                 max_segments: 1,
                 max_state_bytes: None,
                 artifacts: self.artifacts.clone(),
+                progress: None,
             };
             let executable = device.load(&tower.program, &self.weights, &options)?;
             *slot = Some(Loaded { executable, max_rows: rows, placement });
@@ -268,6 +303,11 @@ impl Tower {
         let output = |name: &str| outputs.value(name).map(<[f32]>::to_vec);
         Encoded::of(medium, [self.soft_rows(rows)?, self.width], self.deepstack, output).map_err(wrong)
     }
+}
+
+/// Whether a device cannot go on that another can take the place of.
+fn left_device(error: &Error) -> bool {
+    matches!(error, Error::Device(error) if error.left_device().is_some())
 }
 
 /// A device that panicked is used again: what it computes is checked.

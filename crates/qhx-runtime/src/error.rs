@@ -90,7 +90,7 @@ pub enum Error {
         reason: String,
     },
     /// The model needs more memory than there is.
-    #[error("the model does not fit into memory: it needs {0}; use a smaller context, a smaller precision, or free memory")]
+    #[error("the model does not fit into memory: it needs {estimate}; {remedy}", estimate = .0, remedy = .0.remedy())]
     DoesNotFit(Box<MemoryEstimate>),
     /// Encoding a medium needs more memory than there is.
     #[error(

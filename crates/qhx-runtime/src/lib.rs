@@ -3,6 +3,7 @@
 //! The crate knows bundles, programs and devices; it never knows a model family by name. What differs between models
 //! (tokenizer, chat template, end-of-turn ids) arrives as data from the bundle.
 
+pub mod auto;
 pub mod bench;
 mod cancel;
 mod chat;
@@ -22,7 +23,9 @@ mod generation;
 #[cfg(feature = "grammar")]
 mod grammar;
 mod inputs;
+pub mod isolate;
 mod language;
+mod loading;
 mod log_probs;
 mod medium;
 pub mod memory;

@@ -21,8 +21,11 @@ pub struct MemoryEstimate {
     pub tower_bytes: u64,
     /// The sum.
     pub total_bytes: u64,
-    /// What this machine can give now; absent where it cannot be known.
+    /// What this machine, or the device, can give now; absent where it cannot be known.
     pub available_bytes: Option<u64>,
+    /// The device whose own memory that is; absent: the machine's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// The longest session counted for.
     pub context: usize,
     /// The rows per call counted for.
@@ -44,6 +47,7 @@ impl MemoryEstimate {
             tower_bytes: 0,
             total_bytes: weight_bytes.saturating_add(state_bytes).saturating_add(scratch_bytes),
             available_bytes: available_bytes(),
+            device: None,
             context,
             chunk,
         }
@@ -70,6 +74,20 @@ impl MemoryEstimate {
         self
     }
 
+    /// The same for a device that has memory of its own, of which so much can be used.
+    pub fn on_device(mut self, name: &str, available: u64) -> Self {
+        (self.available_bytes, self.device) = (Some(available), Some(name.to_owned()));
+        self
+    }
+
+    /// What to do where it does not fit.
+    pub(crate) fn remedy(&self) -> &'static str {
+        match &self.device {
+            Some(_) => "use a smaller context, a smaller precision, or the CPU",
+            None => "use a smaller context, a smaller precision, or free memory",
+        }
+    }
+
     /// Whether it fits into what is available (yes, where that is unknown).
     pub fn fits(&self) -> bool {
         self.available_bytes.is_none_or(|available| self.total_bytes <= available)
@@ -81,13 +99,14 @@ impl fmt::Display for MemoryEstimate {
         let towers = if self.tower_bytes == 0 { String::new() } else { format!(", towers {}", show_bytes(self.tower_bytes)) };
         write!(
             f,
-            "{} (weights {}, state for a context of {} {}, scratch {}{towers}) of {} available",
+            "{} (weights {}, state for a context of {} {}, scratch {}{towers}) of {} available{}",
             show_bytes(self.total_bytes),
             show_bytes(self.weight_bytes),
             self.context,
             show_bytes(self.state_bytes),
             show_bytes(self.scratch_bytes),
             self.available_bytes.map_or("an unknown amount".into(), show_bytes),
+            self.device.as_ref().map_or_else(String::new, |device| format!(" on {device}")),
         )
     }
 }

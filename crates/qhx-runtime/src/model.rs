@@ -5,22 +5,22 @@
 
 use crate::{
     Cancel, DeviceChoice, Encoded, Error, Language, LoadOptions, Medium, ModelParts,
+    auto::{AutoChoice, Contest},
     encoder::Encoders,
     memory::{MemoryEstimate, TowerNeed},
     options::{DEFAULT_CONTEXT, MAX_SESSIONS, MOST_DRAFTS},
-    placement::{self, Placement},
-    registry::{self, NpuSettings},
+    placement::{self, Fallback, Placement},
+    registry::{self, CpuSettings, GpuSettings, NpuSettings},
     runner::Runner,
     soft_rows::soft_row_width,
 };
-use qhx_bundle::{Bundle, target::MadeFor};
+use qhx_bundle::{Bundle, manifest::TEXT_PROGRAM, target::MadeFor};
 use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, State, Tap, Weights};
 use qhx_media::MediaKind;
 use std::{
     collections::BTreeMap,
     ops::Deref,
-    path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -35,6 +35,9 @@ struct Loaded {
     origin: Origin,
     device: DeviceInfo,
     placement: Placement,
+    /// Where the stages run since the device was lost.
+    moved: OnceLock<Placement>,
+    choice: Option<AutoChoice>,
     memory: MemoryEstimate,
     wanted: usize,
     can_draft: bool,
@@ -48,6 +51,8 @@ struct Loaded {
 /// What the text program was loaded from, for the case that its device is lost.
 struct Origin {
     devices: Vec<Arc<dyn Device>>,
+    /// The processor takes the place of what is lost.
+    cpu: CpuSettings,
     weights: Arc<dyn Weights>,
     options: qhx_ir::LoadOptions,
 }
@@ -61,12 +66,41 @@ pub struct LoadPlan {
     pub memory: MemoryEstimate,
     /// The device itself.
     pub device: Arc<dyn Device>,
+    /// What `auto` chose, where there was something to choose.
+    pub choice: Option<AutoChoice>,
 }
 
 impl LoadPlan {
     /// Chooses device, context and chunk for a program.
     pub fn new(program: &Checked, context_limit: usize, options: &LoadOptions) -> Result<Self, Error> {
         Self::among(program, context_limit, options, &options.candidates()?)
+    }
+
+    /// What loading the text program of a bundle would do. Nothing is measured: before `auto` has measured a model, it is said to run on the processor.
+    pub fn of(bundle: &Bundle, options: &LoadOptions) -> Result<Self, Error> {
+        let options = options.of_bundle(bundle)?;
+        let no_text = || Error::NotText { program: TEXT_PROGRAM.into(), reason: "the bundle has none".into() };
+        let (program, limit) = (bundle.program(TEXT_PROGRAM).ok_or_else(no_text)?, bundle.manifest().model.context_length);
+        let Some(contest) = Contest::new(&bundle.fingerprint().to_string(), &options)? else {
+            return Self::new(program, limit, &options);
+        };
+        let on = |devices: &[Arc<dyn Device>]| Self::among(program, limit, &options, devices);
+        let choice = match contest.recall() {
+            None => contest.processor("not measured yet: the first load measures GPU and processor".into()),
+            Some(measured) if !measured.prefers_gpu() => contest.choice(measured, false),
+            Some(measured) => match on(&contest.gpu) {
+                Ok(plan) if plan.memory.fits() || options.overcommit => return Ok(plan.chosen(contest.choice(measured, false))),
+                Ok(plan) => contest.processor(Error::DoesNotFit(Box::new(plan.memory)).to_string()),
+                Err(error) => contest.processor(error.to_string()),
+            },
+        };
+        Ok(on(&contest.cpu)?.chosen(choice))
+    }
+
+    fn chosen(mut self, choice: AutoChoice) -> Self {
+        self.placement.explain(&choice.reason);
+        self.choice = Some(choice);
+        self
     }
 
     /// The same with what encoding `media` takes.
@@ -87,7 +121,12 @@ impl LoadPlan {
         let wanted = between("wanted", options.wanted, 1 << 20)?.max(sessions + MOST_DRAFTS).min(chunk);
         let memory = MemoryEstimate::of(program, context, chunk, wanted);
         let (device, placement) = placement::place(program, options.device, options.placement.as_ref(), candidates)?;
-        Ok(Self { memory: memory.with_copies(program, placement.copies.iter().map(|copy| &*copy.slot)), placement, device })
+        let mut memory = memory.with_copies(program, placement.copies.iter().map(|copy| &*copy.slot));
+        // A device that is not there says so when it is loaded.
+        if let Ok(Some(available)) = device.own_memory() {
+            memory = memory.on_device(device.name(), available);
+        }
+        Ok(Self { memory, placement, device, choice: None })
     }
 }
 
@@ -112,52 +151,18 @@ impl Deref for Model {
 }
 
 impl Model {
-    /// Opens the bundle at `path` and loads its text program.
-    pub fn open(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self, Error> {
-        let started = Instant::now();
-        Self::load_since(&Bundle::open(path)?, options, started)
-    }
-
-    /// Loads the text program of an open bundle.
-    pub fn load(bundle: &Bundle, options: &LoadOptions) -> Result<Self, Error> {
-        Self::load_since(bundle, options, Instant::now())
-    }
-
-    fn load_since(bundle: &Bundle, options: &LoadOptions, started: Instant) -> Result<Self, Error> {
-        let options = &options.of_bundle(bundle)?;
-        check_processor(bundle, &options.npu)?;
-        let loaded = Self::load_among(ModelParts::of(bundle)?, options, &options.candidates()?, started);
-        loaded.map_err(|error| match error {
-            Error::Device(DeviceError::Weight { name, .. })
-                if bundle.manifest().plan.is_some() && bundle.weights().tensor(&name).is_none() =>
-            {
-                Error::OnlyOwnPlacement { bundle: bundle.place().to_owned(), weight: name.to_string() }
-            }
-            other => other,
-        })
-    }
-
-    /// Loads a model from its parts onto the device that `options` ask for.
-    pub fn from_parts(parts: ModelParts, options: &LoadOptions) -> Result<Self, Error> {
-        Self::load_among(parts, options, &options.candidates()?, Instant::now())
-    }
-
-    /// Loads a model from its parts onto a device of the caller's own.
-    pub fn on_device(parts: ModelParts, device: Arc<dyn Device>, options: &LoadOptions) -> Result<Self, Error> {
-        Self::load_among(parts, options, &[device], Instant::now())
-    }
-
-    /// Loads a model from its parts onto several devices of the caller's own: the first for what the placement of `options` does not name.
-    pub fn on_devices(parts: ModelParts, devices: &[Arc<dyn Device>], options: &LoadOptions) -> Result<Self, Error> {
-        Self::load_among(parts, options, devices, Instant::now())
-    }
-
-    fn load_among(parts: ModelParts, options: &LoadOptions, candidates: &[Arc<dyn Device>], started: Instant) -> Result<Self, Error> {
+    /// Loads a model from its parts onto some devices: the first for what the placement of `options` does not name.
+    pub(crate) fn load_among(
+        parts: ModelParts,
+        options: &LoadOptions,
+        candidates: &[Arc<dyn Device>],
+        started: Instant,
+    ) -> Result<Self, Error> {
         if let Some(rules) = &options.placement {
             rules.check(std::iter::once(&parts.program).chain(parts.towers.values()))?;
         }
         let plan = LoadPlan::among(&parts.program, parts.context_limit, options, candidates)?;
-        let LoadPlan { placement, memory, device } = plan.counting(&parts.towers, &options.media);
+        let LoadPlan { placement, memory, device, .. } = plan.counting(&parts.towers, &options.media);
         let language = Language::with_context(&parts, memory.context)?;
         let ModelParts { program, weights, fingerprint, prepared, .. } = parts;
         if !memory.fits() && !options.overcommit {
@@ -174,12 +179,14 @@ impl Model {
             max_segments: sessions,
             max_state_bytes: options.state_bytes,
             artifacts: artifacts.clone(),
+            progress: options.progress.clone(),
         };
         let machine = device.open()?;
         let executable = machine.load(&program, &weights, &load)?;
         let can_draft = executable.commits_partly() && executable.is_batch_invariant();
         let runner = Mutex::new(Runner::new(executable, program.clone(), language.placeholders().clone(), language.vocabulary().logits));
-        let origin = Origin { devices: candidates.to_vec(), weights: weights.clone(), options: load };
+        let again = qhx_ir::LoadOptions { progress: None, ..load };
+        let origin = Origin { devices: candidates.to_vec(), cpu: options.cpu(), weights: weights.clone(), options: again };
         let encoders = Encoders::new(language.towers.clone(), weights, candidates.to_vec(), artifacts, options);
         Ok(Self(Arc::new(Loaded {
             language,
@@ -188,6 +195,8 @@ impl Model {
             origin,
             device: machine.describe(),
             placement,
+            moved: OnceLock::new(),
+            choice: None,
             memory,
             wanted,
             can_draft,
@@ -206,7 +215,21 @@ impl Model {
 
     /// Where each stage runs.
     pub fn placement(&self) -> &Placement {
-        &self.0.placement
+        self.0.moved.get().unwrap_or(&self.0.placement)
+    }
+
+    /// What `auto` chose, where there was something to choose.
+    pub fn choice(&self) -> Option<&AutoChoice> {
+        self.0.choice.as_ref()
+    }
+
+    /// The same model, which nobody shares yet, with what `auto` chose.
+    pub(crate) fn chosen(mut self, choice: AutoChoice) -> Self {
+        if let Some(loaded) = Arc::get_mut(&mut self.0) {
+            loaded.placement.explain(&choice.reason);
+            loaded.choice = Some(choice);
+        }
+        self
     }
 
     /// What it needs, as estimated before it was loaded.
@@ -301,14 +324,24 @@ impl Model {
         Ok((runner.executable.new_state(self.context())?, runner.loads))
     }
 
-    /// The device of the text program is gone: loads it anew, on the first of the model's devices or else on the processor that takes it. Sessions compute their states again
-    /// from their rows. The error is why the device was lost, where nothing takes its place.
+    /// The device of the text program cannot go on: loads it anew, on the first of the model's devices or else on the processor that takes it. Sessions compute their
+    /// states again from their rows. The error is why the device was given up, where nothing takes its place.
     pub(crate) fn recover(&self, lost: DeviceError) -> Result<(), Error> {
-        let Origin { devices, weights, options } = &self.0.origin;
-        let processor = registry::candidates(DeviceChoice::Cpu, None).unwrap_or_default();
-        let loaded =
-            devices.iter().chain(&processor).find_map(|device| Some((device, device.load(self.program(), weights, options).ok()?)));
-        let Some((device, executable)) = loaded else { return Err(lost.into()) };
+        let Origin { devices, cpu, weights, options } = &self.0.origin;
+        let processor = registry::candidates_with(DeviceChoice::Cpu, *cpu, &NpuSettings::default(), &GpuSettings::default());
+        let processor = processor.unwrap_or_default();
+        // A device without memory would have none for a second copy either.
+        let is_full = matches!(lost, DeviceError::Exhausted { .. });
+        let others = devices.iter().filter(|_| !is_full).chain(&processor);
+        let mut loaded = others.filter_map(|device| Some((device, device.load(self.program(), weights, options).ok()?)));
+        let Some((device, executable)) = loaded.next() else { return Err(lost.into()) };
+        if let Ok((_, mut placement)) = placement::place(self.program(), DeviceChoice::Auto, None, std::slice::from_ref(device)) {
+            let (from, to) = (lost.left_device().unwrap_or_default().to_owned(), device.name().to_owned());
+            placement.explain(&format!("{from} was given up"));
+            placement.fallbacks.push(Fallback { stage: self.program().name.to_string(), from, to, reason: lost.to_string() });
+            // Of several moves the first is told.
+            let _ = self.0.moved.set(placement);
+        }
         self.runner().replace(executable, format!("{lost}; the answer was continued on {}", device.name()));
         Ok(())
     }

@@ -6,7 +6,7 @@ use crate::{
     registry::{self, CpuSettings, GpuSettings, InstructionSet, NpuSettings},
 };
 use qhx_bundle::Bundle;
-use qhx_ir::Device;
+use qhx_ir::{Device, LoadProgress};
 use std::sync::Arc;
 
 /// The session length that is chosen when nobody asks for one and the model allows it.
@@ -49,6 +49,8 @@ pub struct LoadOptions {
     pub npu: NpuSettings,
     /// How a graphics processor is to be used.
     pub gpu: GpuSettings,
+    /// Told how far loading is, where weights are copied to a device.
+    pub progress: Option<LoadProgress>,
 }
 
 impl Default for LoadOptions {
@@ -68,6 +70,7 @@ impl Default for LoadOptions {
             media: Vec::new(),
             npu: NpuSettings::default(),
             gpu: GpuSettings::default(),
+            progress: None,
         }
     }
 }
@@ -75,8 +78,12 @@ impl Default for LoadOptions {
 impl LoadOptions {
     /// The devices that they name, the one for everything else first.
     pub fn candidates(&self) -> Result<Vec<Arc<dyn Device>>, Error> {
-        let cpu = CpuSettings { threads: self.threads, pin: self.pin, instructions: self.instructions };
-        registry::candidates_for(self.device, self.placement.as_ref(), cpu, &self.npu, &self.gpu)
+        registry::candidates_for(self.device, self.placement.as_ref(), self.cpu(), &self.npu, &self.gpu)
+    }
+
+    /// How the processor is to be used.
+    pub(crate) fn cpu(&self) -> CpuSettings {
+        CpuSettings { threads: self.threads, pin: self.pin, instructions: self.instructions }
     }
 
     /// As they are for a bundle: an arch folder runs on the NPU, on the generation that it is for, and what its manifest places elsewhere there, unless

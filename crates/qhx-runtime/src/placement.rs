@@ -30,6 +30,13 @@ pub struct Placement {
     pub copies: Vec<SlotCopy>,
 }
 
+impl Placement {
+    /// Gives all stages that a device runs this reason for being there.
+    pub(crate) fn explain(&mut self, reason: &str) {
+        self.stages.iter_mut().filter(|stage| stage.device != "host").for_each(|stage| stage.reason = reason.to_owned());
+    }
+}
+
 /// One stage and its device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlacedStage {

@@ -3,12 +3,21 @@
 //! Each device crate stands behind a cargo feature of its name. `reference` is always there: slow and obviously right, for verification
 //! only, and never chosen automatically.
 
-use crate::{DeviceChoice, Error, placement::Rules};
+use crate::{
+    DeviceChoice, Error,
+    isolate::{self, Worker},
+    placement::Rules,
+};
 use qhx_ir::{
-    Device, DeviceInfo,
+    Device, DeviceError, DeviceInfo,
     reference::{HalfSumsDevice, ReferenceDevice},
 };
-use std::{path::PathBuf, sync::Arc};
+use serde::{Deserialize, Serialize};
+use std::{
+    io::{self, Read, Write},
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+};
 
 /// How the processor is to be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,16 +109,34 @@ pub enum NpuLibraries {
 }
 
 /// How graphics processors are to be used.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuSettings {
     /// The most bytes of its memory that are used; absent: all of it.
     pub memory_limit: Option<u64>,
-    /// The folder in which compiled shaders are kept between starts; absent: nowhere.
+    /// The folder in which compiled shaders, and what `auto` measured, are kept between starts; absent: nowhere.
     pub cache: Option<PathBuf>,
+    /// Run the processor's driver in a process of its own, which this command starts: see [`crate::isolate`].
+    #[serde(skip)]
+    pub isolate: Option<Worker>,
+    /// Measure again which device `auto` means.
+    pub measure_again: bool,
+    /// Let `auto` count software on the CPU as a graphics processor: for tests.
+    pub software: bool,
     /// Have every call checked by Vulkan's validation layer, where it is installed: for tests.
     pub validate: bool,
-    /// For tests: this submission to the processor and all after it fail as if it were lost.
-    pub fails_at: Option<u64>,
+    /// For tests: what goes wrong on the processor, and when.
+    pub fault: Option<(GpuFault, u64)>,
+}
+
+/// What goes wrong on a graphics processor, for tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GpuFault {
+    /// It is lost, when so many submissions were made.
+    Loss,
+    /// Its work does not end, when so many submissions were made.
+    Hang,
+    /// It has no memory left, when so many buffers were made.
+    OutOfMemory,
 }
 
 /// What this build and this machine offer: the devices that `auto` chooses from, best first, then those that are used only when asked for.
@@ -127,6 +154,20 @@ pub fn gpus() -> Vec<DeviceInfo> {
     return qhx_gpu::GpuDevice::list().unwrap_or_default();
     #[cfg(not(feature = "gpu"))]
     Vec::new()
+}
+
+/// The graphics processor that `auto` may choose: the first that is no software.
+pub(crate) fn gpu_for_auto(settings: &GpuSettings) -> Option<DeviceInfo> {
+    // A driver that has a process of its own is not loaded here.
+    let found = match settings.isolate {
+        Some(_) => gpu(DeviceChoice::GPU, 0, settings).ok()?.iter().filter_map(|device| Some(device.open().ok()?.describe())).collect(),
+        // Which there are does not change while a program runs.
+        None => {
+            static FOUND: OnceLock<Vec<DeviceInfo>> = OnceLock::new();
+            FOUND.get_or_init(gpus).clone()
+        }
+    };
+    found.into_iter().find(|device| settings.software || device.text("type") != Some("software"))
 }
 
 /// The devices that `choice` stands for, best first; `threads` is for devices that work with threads of this machine (absent: their own choice).
@@ -198,9 +239,31 @@ fn cpu(choice: DeviceChoice, _: CpuSettings) -> Result<Vec<Arc<dyn Device>>, Err
 /// A graphics processor. It is looked for when it is opened.
 #[cfg(feature = "gpu")]
 fn gpu(_: DeviceChoice, number: u8, settings: &GpuSettings) -> Result<Vec<Arc<dyn Device>>, Error> {
-    let GpuSettings { memory_limit, cache, validate, fails_at } = settings.clone();
-    let options = qhx_gpu::GpuOptions { number: number.into(), memory_limit, cache, validate, fails_at, ..Default::default() };
-    Ok(vec![Arc::new(qhx_gpu::GpuDevice::new(options))])
+    let GpuSettings { memory_limit, cache, validate, fault, .. } = settings.clone();
+    let fault = fault.map(|(fault, at)| {
+        let kind = match fault {
+            GpuFault::Loss => qhx_gpu::Injected::Loss,
+            GpuFault::Hang => qhx_gpu::Injected::Hang,
+            GpuFault::OutOfMemory => qhx_gpu::Injected::OutOfMemory,
+        };
+        (kind, at)
+    });
+    let options = qhx_gpu::GpuOptions { number: number.into(), memory_limit, cache, validate, fault, ..Default::default() };
+    let device: Arc<dyn Device> = Arc::new(qhx_gpu::GpuDevice::new(options));
+    Ok(vec![match &settings.isolate {
+        Some(worker) => Arc::new(isolate::IsolatedDevice::new(device, worker.clone(), serde_json::json!((number, settings)))),
+        None => device,
+    }])
+}
+
+/// What the process of a [`Worker`] does: has a graphics processor, and serves another process over input and output until its input ends.
+pub fn work(input: impl Read + Send + 'static, output: impl Write + Send + 'static) -> io::Result<()> {
+    isolate::serve(input, output, |settings| {
+        let wrong = |reason: String| DeviceError::Absent { device: DeviceChoice::GPU.to_string(), reason };
+        let (number, settings): (u8, GpuSettings) = serde_json::from_value(settings).map_err(|e| wrong(e.to_string()))?;
+        let devices = gpu(DeviceChoice::Gpu(number), number, &settings).map_err(|e| wrong(e.to_string()))?;
+        devices.into_iter().next().ok_or_else(|| wrong("there is none".into()))
+    })
 }
 
 #[cfg(not(feature = "gpu"))]

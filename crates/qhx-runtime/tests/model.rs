@@ -132,16 +132,17 @@ fn programs_that_are_not_text_are_refused() {
 fn bench_measures_what_it_says() {
     for device in device_choices() {
         let model = model(Kind::Dense, device, 8, 40);
-        let options = BenchOptions { prompt: vec![16, 0], generate: vec![4], repeats: 3, sessions: vec![1], all_logits: false };
+        let options =
+            BenchOptions { prompt: vec![16, 0], generate: vec![4], repeats: 3, sessions: vec![1], depth: vec![0, 5], all_logits: false };
         let mut shown = Vec::new();
         let report = bench(&model, "f32", &options, &Cancel::new(), &mut |result| shown.push(result.test.clone())).unwrap();
-        assert_eq!(shown, ["pp16", "tg4"]);
+        assert_eq!(shown, ["pp16", "tg4", "pp16@d5", "tg4@d5"]);
         assert!(report.results.iter().all(|r| r.runs.len() == 3 && r.mean > 0.0 && r.sd >= 0.0));
         assert_eq!((report.device.as_str(), report.precision.as_str()), (device.name(), "f32"));
         if cfg!(feature = "cpu") {
             assert!(report.read_bandwidth_bytes_per_s > 1e8 && report.bandwidth_share > 0.0);
         }
-        let beyond = BenchOptions { prompt: vec![41], ..options.clone() };
+        let beyond = BenchOptions { prompt: vec![36], ..options.clone() };
         assert!(bench(&model, "f32", &beyond, &Cancel::new(), &mut |_| {}).unwrap_err().to_string().contains("41"));
         let none = BenchOptions { repeats: 0, ..options };
         assert!(bench(&model, "f32", &none, &Cancel::new(), &mut |_| {}).is_err());

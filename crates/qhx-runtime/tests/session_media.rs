@@ -120,8 +120,15 @@ fn by_hand(kind: Kind, model: &Model, ids: &[u32], media: &[(usize, Medium)]) ->
         _ => panic!("{input:?}"),
     });
     let inputs: Vec<_> = inputs.collect();
-    let load =
-        qhx_ir::LoadOptions { max_rows: rows, max_soft_rows: rows, max_wanted: 1, max_segments: 1, max_state_bytes: None, artifacts: None };
+    let load = qhx_ir::LoadOptions {
+        max_rows: rows,
+        max_soft_rows: rows,
+        max_wanted: 1,
+        max_segments: 1,
+        max_state_bytes: None,
+        artifacts: None,
+        progress: None,
+    };
     let mut executable = ReferenceDevice.load(&parts.program, &parts.weights, &load).unwrap();
     let mut state = executable.new_state(CONTEXT).unwrap();
     let mut segments = [Segment { epoch: parts.program.epoch(rows), ..Segment::new(Some(&mut *state), 0, rows) }];

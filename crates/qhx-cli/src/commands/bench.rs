@@ -40,6 +40,9 @@ pub(crate) struct Bench {
     /// Numbers of concurrent sessions, separated by commas: each -n test is repeated for each of them, and named like tg64x8 for 8 sessions
     #[arg(long, value_name = "N", default_value = "1", value_delimiter = ',', value_parser = count(256))]
     sessions: Vec<usize>,
+    /// Tokens in the cache before a test, separated by commas: each test is repeated for each of them, and named like tg64@d2000
+    #[arg(short = 'd', long = "depth", value_name = "N", default_value = "0", value_delimiter = ',', value_parser = count_or_none(MAX_TOKENS))]
+    depth: Vec<usize>,
     /// Measured runs of each test
     #[arg(short = 'r', long = "repeats", value_name = "N", default_value = "3", value_parser = count(MAX_REPEATS as u64))]
     repeats: usize,
@@ -56,7 +59,8 @@ pub(crate) struct Bench {
 impl Bench {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
         let longest = self.prompt.iter().chain(&self.generate).copied().max().unwrap_or(0);
-        let tests = self.prompt.len() + self.generate.len() * self.sessions.len();
+        let tests = (self.prompt.len() + self.generate.len() * self.sessions.len()) * self.depth.len();
+        let deepest = self.depth.iter().copied().max().unwrap_or(0);
         if tests > MAX_TESTS {
             return Err(Failure::usage(format!("-p and -n name {tests} tests, at most {MAX_TESTS} are run")));
         }
@@ -65,13 +69,14 @@ impl Bench {
         }
         let bundle = open_model(Some(&self.model), self.machine.device, interrupt)?.bundle;
         let sessions = self.sessions.iter().copied().max().unwrap_or(1);
-        let load = LoadOptions { context: Some(longest), sessions, ..self.machine.load_options()? };
+        let load = LoadOptions { context: Some(longest.saturating_add(deepest)), sessions, ..self.machine.load_options()? };
         let model = load_model(&bundle, &load)?;
         let options = BenchOptions {
             prompt: self.prompt.clone(),
             generate: self.generate.clone(),
             repeats: self.repeats,
             sessions: self.sessions.clone(),
+            depth: self.depth.clone(),
             all_logits: self.all_logits,
         };
         let precision = &bundle.manifest().precision;
@@ -108,7 +113,7 @@ fn tables(report: &BenchReport, bundle: &Bundle) -> String {
     let share = if report.bandwidth_share > 0.0 {
         format!("{:.0} %", 100.0 * report.bandwidth_share)
     } else {
-        "unknown: no tg test was run".into()
+        "unknown: no tg test was run, or the device has memory of its own".into()
     };
     let mut measured = vec![
         ("peak memory", show_bytes(report.peak_rss_bytes)),

@@ -129,11 +129,11 @@ impl Doctor {
         let names: Vec<_> = found.iter().map(|device| format!("{}{}", device.description, kind(device))).collect();
         let mut findings = vec![fine("GPU", names.join(", "))];
         findings.extend(cpu.iter().filter(|finding| matches!(&*finding.subject, "bundle" | "files")).cloned());
-        let memory = found.first().and_then(|device| device.memory_bytes);
+        let memory = found.first().and_then(|device| device.number("memory_available_bytes").or(device.memory_bytes));
         let bundle = self.bundle.as_ref().and_then(|path| Bundle::open(path).ok());
         let planned = bundle.and_then(|bundle| self.estimate(bundle.program(TEXT_PROGRAM)?, &bundle).ok());
         if let (Some(memory), Some(plan)) = (memory, planned) {
-            let shown = format!("{} of {} on the GPU", show_bytes(plan.memory.total_bytes), show_bytes(memory));
+            let shown = format!("{} of {} available on the GPU", show_bytes(plan.memory.total_bytes), show_bytes(memory));
             findings.push(match plan.memory.total_bytes <= memory {
                 true => fine("memory", shown),
                 false => wrong("memory", shown, "choose a smaller --context, a bundle of lower precision, or the CPU"),

@@ -21,6 +21,7 @@ use qhx_ir::{Checked, OpKind};
 use qhx_npu::{ContextFile, PreparedPlan};
 use qhx_runtime::{
     LoadOptions, LoadPlan,
+    auto::AutoChoice,
     memory::{MemoryEstimate, state_bytes, tensor_bytes, weight_bytes, weight_bytes_per_token},
     placement::{Fallback, Phase, PlacedStage, place_tower, tower_stage},
     split::SlotCopy,
@@ -63,6 +64,9 @@ struct Report<'a> {
     encodings: Vec<StoredAs>,
     stages: Vec<StageReport>,
     fallbacks: Vec<Fallback>,
+    /// What `auto` chose, where there is a GPU to choose.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    auto: Option<AutoChoice>,
     copies: Vec<SlotCopy>,
     media: &'a Media,
     towers: Vec<TowerReport>,
@@ -134,8 +138,8 @@ impl Inspect {
         if let Some(rules) = &options.placement {
             rules.check(bundle.programs().values())?;
         }
-        let plan = LoadPlan::new(program, manifest.model.context_length, &options)?;
-        let towers = towers(&bundle, &options)?;
+        let plan = LoadPlan::of(&bundle, &options)?;
+        let towers = towers(&bundle, &options, &plan)?;
         let report = Report { npu: prepared(&bundle)?, ..Report::new(&bundle, manifest, program, plan, towers) };
         if self.json { output::print_json(&report) } else { output::print(&report.tables()) }
     }
@@ -166,6 +170,7 @@ impl<'a> Report<'a> {
             encodings: stored_as(bundle),
             stages: stages(program, &plan.placement.stages, context),
             fallbacks: plan.placement.fallbacks,
+            auto: plan.choice,
             copies: plan.placement.copies,
             media: &manifest.media,
             towers,
@@ -208,7 +213,8 @@ impl<'a> Report<'a> {
             ("left out", ignored),
         ]);
         let context = per_token.context;
-        let cost = facts(&[
+        let auto = self.auto.iter().map(|choice| ("auto", format!("{} ({})", choice.device, choice.reason)));
+        let cost: Vec<_> = [
             ("one token reads", format!("{} of weights", show_bytes(per_token.weight_bytes))),
             ("one token computes", format!("{} FLOPs", show_count(per_token.flops))),
             ("its attention", format!("{} FLOPs over {context} rows", show_count(per_token.attention_flops))),
@@ -218,7 +224,11 @@ impl<'a> Report<'a> {
             ),
             ("memory", memory.to_string()),
             ("", if memory.fits() { "it fits".into() } else { "it does not fit: qhx would refuse to load it".to_owned() }),
-        ]);
+        ]
+        .into_iter()
+        .chain(auto)
+        .collect();
+        let cost = facts(&cost);
         let mut files = Table::new([("file", Align::Left), ("bytes", Align::Right), ("", Align::Right)]);
         for (file, entry) in self.files {
             files.row([file.to_string(), entry.bytes.to_string(), show_bytes(entry.bytes)]);
@@ -279,10 +289,11 @@ fn stages(program: &Checked, placed: &[PlacedStage], context: usize) -> Vec<Stag
 }
 
 /// The programs that encode media, and where they would run.
-fn towers(bundle: &Bundle, options: &LoadOptions) -> Result<Vec<TowerReport>, Failure> {
+fn towers(bundle: &Bundle, options: &LoadOptions, plan: &LoadPlan) -> Result<Vec<TowerReport>, Failure> {
     let media = &bundle.manifest().media;
     let names = media.image.iter().map(|i| &i.program).chain(media.audio.iter().map(|a| &a.program));
-    let candidates = options.candidates()?;
+    // Towers run where the text program does, unless a placement says more.
+    let candidates = if plan.choice.is_some() { vec![plan.device.clone()] } else { options.candidates()? };
     let report = |program: &Checked| {
         let (_, placement) = place_tower(program, options.device, options.placement.as_ref(), &candidates)?;
         let places = program.stages.iter().enumerate().map(|(place, stage)| (tower_stage(program, &stage.name), place));

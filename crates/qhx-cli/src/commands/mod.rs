@@ -19,6 +19,7 @@ mod serve;
 mod synth;
 mod trace;
 mod verify;
+pub(crate) mod worker;
 
 use crate::{failure::Failure, interrupt::Interrupt};
 use clap::Subcommand;
@@ -43,6 +44,8 @@ pub(crate) enum Command {
     Completions(completions::Completions),
     #[command(hide = true)]
     Man(man::Man),
+    #[command(hide = true)]
+    Worker(worker::Worker),
 }
 
 impl Command {
@@ -65,6 +68,7 @@ impl Command {
             Self::Doctor(command) => command.run(interrupt),
             Self::Completions(command) => command.run(),
             Self::Man(command) => command.run(),
+            Self::Worker(command) => command.run(),
         }
     }
 }

@@ -171,6 +171,7 @@ impl MediaCases {
             max_segments: segments.len(),
             max_state_bytes: None,
             artifacts: None,
+            progress: None,
         };
         let mut executable: Box<dyn Executable> = device.load(&program, &weights, &options).unwrap();
         let inputs: Vec<InputData<'_>> = inputs

@@ -87,29 +87,44 @@ impl Lowering<'_> {
         let inner = View { buffer: self.buffer(inner_bytes), shape: vec![rows, choices.into(), ffn.into()], dtype: x.dtype };
         let (at, to) = (chosen.buffer, inner.buffer);
         let act = function(*activation);
-        let reads = [p.numbers, at].into_iter().chain(p.scales).map(Resource::Buffer).collect();
-        self.step(reads, buffers([to]), move |r| {
-            let pairs = r.bind(rows) * choices;
-            let addresses = [
-                r.address(p.numbers),
-                p.scales.map_or(0, |s| r.address(s)),
-                gate.data,
-                up.data,
-                gate.scales,
-                up.scales,
-                gate.minima,
-                up.minima,
-                r.address(at),
-                0,
-                r.address(to),
-            ];
-            let (ahead, team) = shape_of_work(r, 1, ffn);
-            let constants = [&gate.constants()[..], &[form_number, 1, 1, 0, act, ahead, team as u32]].concat();
-            let numbers = [hidden, p.stride, ffn, count, choices].map(|n| n as u32);
-            let numbers = [&numbers[..], &[gate.data_bytes, gate.scale_bytes, gate.min_bytes]].concat();
-            let [b, c] = crate::recorder::fold(pairs);
-            r.dispatch(kernels::EXPERTS, &constants, [ffn.div_ceil(team), b, c], &addresses, &numbers)
-        });
+        // Gate and up together, or one of them.
+        let products = |own: &mut Self, [first, second]: [Matrix; 2], kind: u32, to: usize| {
+            let reads = [p.numbers, at].into_iter().chain(p.scales).map(Resource::Buffer).collect();
+            own.step(reads, buffers([to]), move |r| {
+                let pairs = r.bind(rows) * choices;
+                let addresses = [
+                    r.address(p.numbers),
+                    p.scales.map_or(0, |s| r.address(s)),
+                    first.data,
+                    second.data,
+                    first.scales,
+                    second.scales,
+                    first.minima,
+                    second.minima,
+                    r.address(at),
+                    0,
+                    r.address(to),
+                ];
+                let (ahead, team) = shape_of_work(r, 1, ffn);
+                let constants = [&first.constants()[..], &[form_number, 1, 1, kind, act, ahead, team as u32]].concat();
+                let numbers = [hidden, p.stride, ffn, count, choices].map(|n| n as u32);
+                let numbers = [&numbers[..], &[first.data_bytes, first.scale_bytes, first.min_bytes]].concat();
+                let [b, c] = crate::recorder::fold(pairs);
+                r.dispatch(kernels::EXPERTS, &constants, [ffn.div_ceil(team), b, c], &addresses, &numbers)
+            });
+        };
+        if gate.encoding == up.encoding {
+            products(self, [gate, up], 0, to);
+        } else {
+            let [gates, ups] = [self.buffer(inner_bytes), self.buffer(inner_bytes)];
+            products(self, [gate, gate], 2, gates);
+            products(self, [up, up], 2, ups);
+            self.step(buffers([gates, ups]), buffers([to]), move |r| {
+                let count = r.bind(rows) * choices * ffn;
+                let arguments = [count as u32, 1, 0, 0];
+                r.flat(kernels::MAP, &[GATED, act], count, 256, &[r.address(gates), r.address(ups), r.address(to)], &arguments)
+            });
+        }
         let p = self.prepared(&inner, *form, None);
         let y = self.result(path);
         let (by, to) = (factors.buffer, y.buffer);
@@ -173,6 +188,9 @@ fn matrix_product(
     let groups = [m.rows.div_ceil(128), rows.div_ceil(64), 1];
     r.dispatch(kernels::LINEAR_MATRIX, &[], groups, &addresses, &numbers)
 }
+
+/// What `map.comp` calls an activation of one value times another.
+const GATED: u32 = 2;
 
 /// The form of rows as `product.glsl` names it.
 fn form_constant(form: ActivationForm) -> u32 {

@@ -40,6 +40,12 @@ pub(crate) struct Adapter {
     pub(crate) identity: [u8; 16],
     /// Bytes of the memory that is the device's own; where memory is shared, of that.
     pub(crate) memory: u64,
+    /// The heap that this is.
+    heap: usize,
+    /// Whether the driver says how much of it this process may use.
+    pub(super) tells_budget: bool,
+    /// Memory of the host can be used in place if it begins and ends at multiples of this.
+    pub(crate) import_alignment: Option<u64>,
     /// Whether the host can see all of the device's memory: nothing has to be held twice.
     pub(crate) unified: bool,
     pub(crate) subgroup_size: u32,
@@ -119,12 +125,20 @@ impl Driver {
         let mut driver = vk::PhysicalDeviceDriverProperties::default();
         let mut subgroups = vk::PhysicalDeviceSubgroupProperties::default();
         let mut maintenance = vk::PhysicalDeviceMaintenance3Properties::default();
+        let mut host = vk::PhysicalDeviceExternalMemoryHostPropertiesEXT::default();
+        let mut maintenance4 = vk::PhysicalDeviceMaintenance4Properties::default();
         let extensions = self.extensions(handle);
         let has = |name: &CStr| extensions.iter().any(|own| own == name);
         // SAFETY: the instance lives; every structure of a chain lives through its call.
         let (properties, families, memory) = unsafe {
             let mut all =
                 vk::PhysicalDeviceProperties2::default().push_next(&mut driver).push_next(&mut subgroups).push_next(&mut maintenance);
+            if has(ext::external_memory_host::NAME) {
+                all = all.push_next(&mut host);
+            }
+            if has(khr::maintenance4::NAME) {
+                all = all.push_next(&mut maintenance4);
+            }
             self.instance.get_physical_device_properties2(handle, &mut all);
             let families = self.instance.get_physical_device_queue_family_properties(handle);
             (all.properties, families, self.instance.get_physical_device_memory_properties(handle))
@@ -141,7 +155,8 @@ impl Driver {
             .or_else(|| families.iter().position(|f| f.queue_flags.contains(vk::QueueFlags::COMPUTE)));
         let heaps = &memory.memory_heaps[..memory.memory_heap_count as usize];
         let types = &memory.memory_types[..memory.memory_type_count as usize];
-        let own = heaps.iter().filter(|heap| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL)).map(|heap| heap.size).max();
+        let own = heaps.iter().enumerate().filter(|(_, heap)| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL));
+        let (heap, memory_bytes) = own.map(|(place, heap)| (place, heap.size)).max_by_key(|(_, size)| *size).unwrap_or_default();
         let kind = match properties.device_type {
             vk::PhysicalDeviceType::DISCRETE_GPU => Kind::Discrete,
             vk::PhysicalDeviceType::INTEGRATED_GPU => Kind::Integrated,
@@ -205,7 +220,12 @@ impl Driver {
             driver: format!("{} {}", text(&driver.driver_name), text(&driver.driver_info)).trim().to_owned(),
             vulkan: number(version),
             identity: properties.pipeline_cache_uuid,
-            memory: own.unwrap_or(0),
+            memory: memory_bytes,
+            heap,
+            tells_budget: has(ext::memory_budget::NAME),
+            import_alignment: has(ext::external_memory_host::NAME)
+                .then_some(host.min_imported_host_pointer_alignment)
+                .filter(|&alignment| alignment > 0),
             unified,
             subgroup_size: subgroups.subgroup_size.max(1),
             subgroups: subgroups.supported_stages.contains(vk::ShaderStageFlags::COMPUTE)
@@ -216,10 +236,28 @@ impl Driver {
             storage16,
             cooperative_matrix,
             shared_memory: properties.limits.max_compute_shared_memory_size,
-            max_allocation: maintenance.max_memory_allocation_size,
+            max_allocation: match maintenance4.max_buffer_size {
+                0 => maintenance.max_memory_allocation_size,
+                most => most.min(maintenance.max_memory_allocation_size),
+            },
             queue_family: queue_family.unwrap_or(0) as u32,
             tick_ns: properties.limits.timestamp_period,
             lacks,
+        }
+    }
+
+    /// Bytes of a device's memory that this process may use now, what it uses already included: what the driver says, or else all of it.
+    pub(crate) fn budget(&self, adapter: &Adapter) -> u64 {
+        if !adapter.tells_budget {
+            return adapter.memory;
+        }
+        let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
+        let mut properties = vk::PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
+        // SAFETY: the instance lives, and the device has the extension.
+        unsafe { self.instance.get_physical_device_memory_properties2(adapter.handle, &mut properties) };
+        match budget.heap_budget[adapter.heap] {
+            0 => adapter.memory,
+            bytes => bytes.min(adapter.memory),
         }
     }
 

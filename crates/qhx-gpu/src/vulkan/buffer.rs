@@ -2,7 +2,10 @@
 
 use super::{Fault, Gpu};
 use ash::vk;
+use qhx_ir::WeightTensor;
 use std::{
+    ffi::c_void,
+    ops::Range,
     ptr::NonNull,
     sync::{Arc, atomic::Ordering},
 };
@@ -30,6 +33,32 @@ pub(crate) struct Buffer {
     /// Where the host sees it.
     mapped: Option<NonNull<u8>>,
     counted: bool,
+    /// Of memory that is not the buffer's own.
+    _owners: Vec<WeightTensor>,
+}
+
+/// Memory of the host is mapped in pages of this size, or of a multiple of it.
+pub(crate) const PAGE_BYTES: usize = 4096;
+
+/// The numbers of the pages that some bytes lie in.
+pub(crate) fn pages_of(bytes: &[u8]) -> Range<usize> {
+    let start = bytes.as_ptr() as usize;
+    start / PAGE_BYTES..(start + bytes.len()).div_ceil(PAGE_BYTES)
+}
+
+/// Whether every page of some has a byte of one of these weights.
+fn covered(pages: &Range<usize>, owners: &[WeightTensor]) -> bool {
+    let parts = owners.iter().flat_map(|tensor| [tensor.data(), tensor.scale(), tensor.min()]).filter(|part| !part.is_empty());
+    let mut held: Vec<Range<usize>> = parts.map(pages_of).collect();
+    held.sort_by_key(|part| part.start);
+    let mut reached = pages.start / PAGE_BYTES;
+    for part in held.into_iter().filter(|part| part.end > pages.start / PAGE_BYTES) {
+        if part.start > reached {
+            break;
+        }
+        reached = reached.max(part.end);
+    }
+    pages.start % PAGE_BYTES == 0 && pages.end % PAGE_BYTES == 0 && reached >= pages.end / PAGE_BYTES
 }
 
 // SAFETY: the mapping is plain memory that is accessed through `&self` by `write` and `read` only, whose callers do not race with the device: see `write`.
@@ -78,7 +107,7 @@ impl Buffer {
                 gpu.device.destroy_buffer(handle, None);
                 uncount(Fault::of(&format!("allocating {bytes} bytes"), e))
             })?;
-            let mut buffer = Self { gpu: gpu.clone(), handle, memory, address: 0, bytes, mapped: None, counted: own };
+            let mut buffer = Self { gpu: gpu.clone(), handle, memory, address: 0, bytes, mapped: None, counted: own, _owners: Vec::new() };
             let device = &gpu.device;
             device.bind_buffer_memory(handle, memory, 0).map_err(|e| Fault::of("binding memory", e))?;
             buffer.address = device.get_buffer_device_address(&vk::BufferDeviceAddressInfo::default().buffer(handle));
@@ -86,6 +115,50 @@ impl Buffer {
                 let mapped = device.map_memory(memory, 0, vk::WHOLE_SIZE, vk::MemoryMapFlags::empty());
                 buffer.mapped = NonNull::new(mapped.map_err(|e| Fault::of("mapping memory", e))?.cast());
             }
+            Ok(buffer)
+        }
+    }
+
+    /// A buffer over memory of the host, used where it is and only read: the pages of some weights. The error says why it has to be copied.
+    pub(crate) fn imported(gpu: &Arc<Gpu>, pages: Range<usize>, owners: Vec<WeightTensor>) -> Result<Self, Fault> {
+        assert!(covered(&pages, &owners), "every page of {pages:?} holds a byte of a weight, so that it is mapped");
+        let cannot = |e| Fault::of("importing memory of the host", e);
+        let Some(import) = &gpu.import else { return Err(cannot(vk::Result::ERROR_EXTENSION_NOT_PRESENT)) };
+        let bytes = pages.len() as u64;
+        let kind = vk::ExternalMemoryHandleTypeFlags::HOST_ALLOCATION_EXT;
+        let mut external = vk::ExternalMemoryBufferCreateInfo::default().handle_types(kind);
+        let usage = vk::BufferUsageFlags::STORAGE_BUFFER | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS;
+        let create = vk::BufferCreateInfo::default().size(bytes).usage(usage).push_next(&mut external);
+        let pointer = pages.start as *mut c_void;
+        gpu.count(bytes)?;
+        let uncount = |fault: Fault| {
+            gpu.used.fetch_sub(bytes, Ordering::Relaxed);
+            fault
+        };
+        // SAFETY: the device lives, held by `gpu`; the pages are mapped, as asserted, and stay so as long as their owners, which the buffer keeps. Nobody writes to
+        // them: shaders only read weights. What is created is destroyed by `drop`, or below where a later step fails.
+        unsafe {
+            let mut types = vk::MemoryHostPointerPropertiesEXT::default();
+            let ask = import.fp().get_memory_host_pointer_properties_ext;
+            ask(gpu.device.handle(), kind, pointer, &mut types).result().map_err(cannot).map_err(uncount)?;
+            let handle = gpu.device.create_buffer(&create, None).map_err(cannot).map_err(uncount)?;
+            let discard = |fault| {
+                gpu.device.destroy_buffer(handle, None);
+                uncount(fault)
+            };
+            let needs = gpu.device.get_buffer_memory_requirements(handle);
+            let found = gpu.memory_type(needs.memory_type_bits & types.memory_type_bits, vk::MemoryPropertyFlags::empty());
+            let Some(place) = found.filter(|_| needs.size <= bytes) else {
+                return Err(discard(cannot(vk::Result::ERROR_INVALID_EXTERNAL_HANDLE)));
+            };
+            let mut flags = vk::MemoryAllocateFlagsInfo::default().flags(vk::MemoryAllocateFlags::DEVICE_ADDRESS);
+            let mut host = vk::ImportMemoryHostPointerInfoEXT::default().handle_type(kind).host_pointer(pointer);
+            let allocate = vk::MemoryAllocateInfo::default().allocation_size(bytes).memory_type_index(place);
+            let allocate = allocate.push_next(&mut flags).push_next(&mut host);
+            let memory = gpu.device.allocate_memory(&allocate, None).map_err(|e| discard(cannot(e)))?;
+            let mut buffer = Self { gpu: gpu.clone(), handle, memory, address: 0, bytes, mapped: None, counted: true, _owners: owners };
+            gpu.device.bind_buffer_memory(handle, memory, 0).map_err(cannot)?;
+            buffer.address = gpu.device.get_buffer_device_address(&vk::BufferDeviceAddressInfo::default().buffer(handle));
             Ok(buffer)
         }
     }

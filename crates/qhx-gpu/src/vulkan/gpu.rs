@@ -1,8 +1,8 @@
 //! An opened device: its queue, its pipelines, and waiting for it.
 
-use super::{Adapter, Driver, Fault, Recording};
+use super::{Adapter, Driver, Fault, Injected, Recording};
 use crate::cache;
-use ash::{khr, vk};
+use ash::{ext, khr, vk};
 use std::{
     collections::{BTreeMap, HashMap},
     path::PathBuf,
@@ -12,6 +12,8 @@ use std::{
     },
     time::Duration,
 };
+
+const INJECTED: &str = "a failure that a test asked for";
 
 /// An opened device.
 pub(crate) struct Gpu {
@@ -32,12 +34,27 @@ pub(crate) struct Gpu {
     /// How long a submission may take.
     patience: Duration,
     lost: AtomicBool,
-    /// For tests: the number of the submission that fails.
-    fails_at: Option<u64>,
+    /// For tests: what goes wrong, and when.
+    fault: Option<(Injected, u64)>,
+    /// Buffers that were made so far.
+    buffers: AtomicU64,
+    /// To use memory of the host in place.
+    pub(super) import: Option<ext::external_memory_host::Device>,
     cache_folder: Option<PathBuf>,
     /// Where dispatches are timed: how many of each shader there were, and their nanoseconds.
     profile: Option<Mutex<Profile>>,
     driver: Arc<Driver>,
+}
+
+/// How a device is to be used.
+pub(crate) struct Conduct {
+    /// Bounds its memory; absent: all of it.
+    pub(crate) memory_limit: Option<u64>,
+    /// Bounds the time of a submission.
+    pub(crate) patience: Duration,
+    pub(crate) fault: Option<(Injected, u64)>,
+    pub(crate) cache_folder: Option<PathBuf>,
+    pub(crate) profiled: bool,
 }
 
 /// By shader and constants.
@@ -59,16 +76,9 @@ pub(crate) struct Pipeline {
 }
 
 impl Gpu {
-    /// Opens a device. `limit` bounds its memory, `patience` the time of a submission.
-    pub(crate) fn open(
-        driver: &Arc<Driver>,
-        adapter: Adapter,
-        limit: Option<u64>,
-        patience: Duration,
-        fails_at: Option<u64>,
-        cache_folder: Option<PathBuf>,
-        profiled: bool,
-    ) -> Result<Arc<Self>, Fault> {
+    /// Opens a device.
+    pub(crate) fn open(driver: &Arc<Driver>, adapter: Adapter, conduct: Conduct) -> Result<Arc<Self>, Fault> {
+        let Conduct { memory_limit, patience, fault, cache_folder, profiled } = conduct;
         let wrong = |e| Fault::of("opening the device", e);
         let newest = adapter.vulkan.split('.').nth(1).and_then(|minor| minor.parse::<u32>().ok()).is_some_and(|minor| minor >= 3);
         let priorities = [1.0];
@@ -89,6 +99,12 @@ impl Gpu {
         let mut create = vk::DeviceCreateInfo::default().queue_create_infos(&queues).push_next(&mut v11).push_next(&mut v12);
         if newest {
             create = create.push_next(&mut v13);
+        }
+        if adapter.tells_budget {
+            extensions.push(ext::memory_budget::NAME.as_ptr());
+        }
+        if adapter.import_alignment.is_some() {
+            extensions.push(ext::external_memory_host::NAME.as_ptr());
         }
         if adapter.cooperative_matrix {
             extensions.push(khr::cooperative_matrix::NAME.as_ptr());
@@ -112,6 +128,7 @@ impl Gpu {
                 .or_else(|_| device.create_pipeline_cache(&vk::PipelineCacheCreateInfo::default(), None))
                 .map_err(wrong)?;
             let memory = driver.instance.get_physical_device_memory_properties(adapter.handle);
+            let import = adapter.import_alignment.map(|_| ext::external_memory_host::Device::new(&driver.instance, &device));
             Ok(Arc::new(Self {
                 device,
                 layout,
@@ -122,10 +139,12 @@ impl Gpu {
                 pipeline_cache,
                 pipelines: Mutex::default(),
                 used: AtomicU64::new(0),
-                limit: limit.unwrap_or(u64::MAX).min(adapter.memory),
+                limit: memory_limit.unwrap_or(u64::MAX).min(adapter.memory),
                 patience,
                 lost: AtomicBool::new(false),
-                fails_at,
+                fault,
+                buffers: AtomicU64::new(0),
+                import,
                 cache_folder,
                 profile: profiled.then(Mutex::default),
                 adapter,
@@ -139,9 +158,9 @@ impl Gpu {
         self.driver.messages()
     }
 
-    /// Bytes that may still be allocated.
+    /// Bytes that may still be allocated, as far as is known now.
     pub(crate) fn available(&self) -> u64 {
-        self.limit.saturating_sub(self.used.load(Ordering::Relaxed))
+        self.limit.min(self.driver.budget(&self.adapter)).saturating_sub(self.used.load(Ordering::Relaxed))
     }
 
     /// The most bytes of one buffer.
@@ -149,7 +168,12 @@ impl Gpu {
         self.adapter.max_allocation
     }
 
+    /// Counts a buffer on the device that is about to be made.
     pub(super) fn count(&self, bytes: u64) -> Result<(), Fault> {
+        let number = self.buffers.fetch_add(1, Ordering::Relaxed);
+        if self.fails(Injected::OutOfMemory, number) {
+            return Err(Fault::Memory(INJECTED.into()));
+        }
         let used = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if used > self.limit {
             self.used.fetch_sub(bytes, Ordering::Relaxed);
@@ -220,9 +244,9 @@ impl Gpu {
         let buffers: Vec<_> = recordings.iter().map(|recording| recording.buffer).collect();
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let number = queue.submitted + 1;
-        if self.fails_at.is_some_and(|at| number >= at) {
+        if self.fails(Injected::Loss, number) {
             self.lost.store(true, Ordering::Relaxed);
-            return Err(Fault::Lost("a failure that a test asked for".into()));
+            return Err(Fault::Lost(INJECTED.into()));
         }
         let (after, semaphores) = ([number], [self.done]);
         let mut values = vk::TimelineSemaphoreSubmitInfo::default().signal_semaphore_values(&after);
@@ -240,13 +264,18 @@ impl Gpu {
         let wait = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
         // SAFETY: the semaphore lives as long as the device.
         match unsafe { self.device.wait_semaphores(&wait, self.patience.as_nanos() as u64) } {
-            Ok(()) => Ok(()),
-            Err(vk::Result::TIMEOUT) => {
+            Ok(()) if !self.fails(Injected::Hang, number) => Ok(()),
+            Ok(()) | Err(vk::Result::TIMEOUT) => {
                 self.lost.store(true, Ordering::Relaxed);
                 Err(Fault::Lost(format!("it did not end its work within {} s", self.patience.as_secs_f32())))
             }
             Err(e) => Err(self.fault("waiting for the device", e)),
         }
+    }
+
+    /// Whether a test wants something of this number to go wrong.
+    fn fails(&self, kind: Injected, number: u64) -> bool {
+        self.fault.is_some_and(|(own, first)| own == kind && number >= first)
     }
 
     /// Runs a recording to its end.

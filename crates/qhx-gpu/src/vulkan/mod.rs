@@ -10,11 +10,22 @@ mod commands;
 mod gpu;
 
 pub(crate) use adapter::{Adapter, Driver, Kind};
-pub(crate) use buffer::{Buffer, Use};
+pub(crate) use buffer::{Buffer, PAGE_BYTES, Use, pages_of};
 pub(crate) use commands::{Command, Recording};
-pub(crate) use gpu::{Gpu, Pipeline, Profile};
+pub(crate) use gpu::{Conduct, Gpu, Pipeline, Profile};
 
 use ash::vk;
+
+/// What goes wrong for tests, from a number on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Injected {
+    /// The device is lost, when so many submissions were made.
+    Loss,
+    /// Work does not end, when so many submissions were made.
+    Hang,
+    /// There is no memory, when so many buffers were made.
+    OutOfMemory,
+}
 
 /// What went wrong below.
 #[derive(Debug)]
@@ -40,7 +51,7 @@ impl Fault {
 impl From<Fault> for qhx_ir::DeviceError {
     fn from(fault: Fault) -> Self {
         match fault {
-            Fault::Memory(reason) => Self::Resources(format!("the GPU has not enough memory: {reason}")),
+            Fault::Memory(reason) => Self::Exhausted { device: "gpu".into(), reason },
             Fault::Lost(reason) => Self::Lost { device: "gpu".into(), reason },
         }
     }

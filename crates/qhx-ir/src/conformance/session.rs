@@ -62,6 +62,7 @@ impl<'c> Session<'c> {
             max_segments: plan.sessions,
             max_state_bytes: None,
             artifacts: None,
+            progress: None,
         };
         for b in bindings {
             limits.max_rows = limits.max_rows.max(b.rows);

@@ -57,6 +57,7 @@ fn check(model: &TinyModel, device: &NpuDevice, artifacts: Option<&std::path::Pa
         max_segments: 1,
         max_state_bytes: None,
         artifacts: artifacts.map(Into::into),
+        progress: None,
     };
     let mut found = device.load(&model.program, &model.weights, &options).unwrap();
     let mut right = ReferenceDevice.load(&windowed(model), &model.weights, &options).unwrap();

@@ -313,9 +313,9 @@ impl Scheduler {
                 self.rows += planned.iter().map(|planned| planned.rows.len() as u64).sum::<u64>();
             }
             match result {
-                Err(Error::Device(DeviceError::StatesFull { .. })) if self.prefixes.evict() => {}
+                Err(Error::Device(DeviceError::StatesFull { .. } | DeviceError::Exhausted { .. })) if self.prefixes.evict() => {}
                 // All that was computed is gone; it is computed again from the rows.
-                Err(Error::Device(lost @ DeviceError::Lost { .. })) => {
+                Err(Error::Device(lost)) if lost.left_device().is_some() => {
                     self.prefixes.clear();
                     return self.model.recover(lost);
                 }

@@ -175,7 +175,7 @@ impl Session {
             let purpose = Purpose { phase: Phase::Decode, cancel: Some(cancel.flag()) };
             let mut spans = [Span { sequence: &mut self.sequence, rows, wanted, mask: None }];
             match model.runner().call(&mut spans, &purpose, &mut Watch::default()) {
-                Err(Error::Device(lost @ DeviceError::Lost { .. })) => model.recover(lost)?,
+                Err(Error::Device(lost)) if lost.left_device().is_some() => model.recover(lost)?,
                 result => return result.map(|()| true),
             }
         }
@@ -492,7 +492,7 @@ impl Session {
         let model = self.model.clone();
         let result = model.runner().call(&mut [Span { sequence: &mut self.sequence, rows, wanted, mask: None }], purpose, watch);
         match result {
-            Err(Error::Device(lost @ DeviceError::Lost { .. })) => {
+            Err(Error::Device(lost)) if lost.left_device().is_some() => {
                 model.recover(lost)?;
                 self.refresh()
             }

@@ -75,8 +75,15 @@ impl Bench {
     pub(crate) fn load(self) -> Loaded {
         let program = Checked::new(self.program).unwrap();
         let weights: Arc<dyn Weights> = Arc::new(self.weights);
-        let limits =
-            LoadOptions { max_rows: 64, max_soft_rows: 64, max_wanted: 64, max_segments: 8, max_state_bytes: None, artifacts: None };
+        let limits = LoadOptions {
+            max_rows: 64,
+            max_soft_rows: 64,
+            max_wanted: 64,
+            max_segments: 8,
+            max_state_bytes: None,
+            artifacts: None,
+            progress: None,
+        };
         Loaded {
             executable: ReferenceDevice.load(&program, &weights, &limits).unwrap(),
             epoch: 0,

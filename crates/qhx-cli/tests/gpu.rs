@@ -1,0 +1,112 @@
+//! The GPU from the command line, on the one that Vulkan offers: in CI, Mesa's software Vulkan. Run by `cargo xtask gpu`.
+#![cfg(unix)]
+
+mod common;
+
+use common::{bundle, failed, json, qhx, ran, succeed};
+use serde_json::Value;
+use std::{
+    fs,
+    io::Read,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+const QUESTION: &str = "What is the capital of Portugal?";
+
+/// A command that counts software Vulkan as a GPU under `auto`.
+fn with_software(arguments: &[&str]) -> Command {
+    let mut command = qhx(arguments);
+    command.env("QHX_GPU_SOFTWARE", "1");
+    command
+}
+
+/// The built-in model answers on the GPU, also in a process of its own, what it answers on the CPU.
+#[test]
+#[ignore = "needs Vulkan: cargo xtask gpu"]
+fn the_built_in_model_answers_on_the_gpu() {
+    let answer = |flags: &[&str]| json([&["run", QUESTION, "--max-new", "12", "--json"], flags].concat());
+    let expected = answer(&["--device", "cpu"]);
+    for flags in [&["--device", "gpu"][..], &["--device", "gpu", "--isolate"]] {
+        let found = answer(flags);
+        assert_eq!((&found["ids"], &found["fallbacks"]), (&expected["ids"], &Value::Array(vec![])), "{flags:?}: {found}");
+        assert!(found["stages"].as_array().unwrap().iter().all(|stage| stage["device"] == "gpu"), "{flags:?}: {found}");
+    }
+}
+
+/// A process of the GPU that is killed in the middle of an answer: the answer is the same.
+#[test]
+#[ignore = "needs Vulkan: cargo xtask gpu"]
+fn an_answer_outlives_the_process_of_its_gpu() {
+    let qwen = bundle("qwen3");
+    let arguments = ["run", qwen.to_str().unwrap(), "hello there", "--max-new", "300", "--ignore-eos", "--context", "512"];
+    let expected = succeed([&arguments[..], &["--device", "cpu"]].concat());
+    let isolated = [&arguments[..], &["--device", "gpu", "--isolate"]].concat();
+    let mut child = qhx(&isolated).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // The answer has begun.
+    let mut begin = vec![0; 20];
+    child.stdout.as_mut().unwrap().read_exact(&mut begin).unwrap();
+    let worker = worker_of(&child);
+    assert!(Command::new("kill").args(["-9", &worker]).status().unwrap().success());
+    let found = ran(child.wait_with_output().unwrap());
+    assert_eq!(found.code, Some(0), "{found:?}");
+    assert_eq!(String::from_utf8(begin).unwrap() + &found.stdout, expected);
+    assert!(found.stderr.contains("gpu was lost: its process is gone") && found.stderr.contains("continued on cpu"), "{}", found.stderr);
+    // A process that ends well takes its worker with it.
+    let mut child = qhx(&isolated).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 20]).unwrap();
+    let worker = worker_of(&child);
+    assert!(child.wait_with_output().unwrap().status.success());
+    assert!(!fs::exists(format!("/proc/{worker}/status")).unwrap(), "the worker is gone");
+}
+
+/// The only child of a process.
+fn worker_of(child: &Child) -> String {
+    let began = Instant::now();
+    loop {
+        let tasks = fs::read_dir(format!("/proc/{}/task", child.id())).unwrap().map(|task| task.unwrap().path().join("children"));
+        let children: String = tasks.filter_map(|file| fs::read_to_string(file).ok()).collect();
+        match children.split_whitespace().collect::<Vec<_>>()[..] {
+            [only] => return only.to_owned(),
+            ref all => assert!(all.is_empty() && began.elapsed() < Duration::from_secs(60), "{all:?}"),
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// What `auto` measured is shown by `inspect`, and measured again when asked for.
+#[test]
+#[ignore = "needs Vulkan: cargo xtask gpu"]
+fn inspect_shows_what_auto_chose() {
+    let llama = bundle("llama");
+    let llama = llama.to_str().unwrap();
+    let inspect =
+        || -> Value { serde_json::from_str(&ran(with_software(&["inspect", llama, "--json"]).output().unwrap()).stdout).unwrap() };
+    let run =
+        |flags: &[&str]| ran(with_software(&[&["run", llama, "hello there", "--max-new", "2"], flags].concat()).output().unwrap()).stderr;
+    assert_eq!(inspect()["auto"]["device"], "cpu");
+    assert!(inspect()["auto"]["reason"].as_str().unwrap().contains("not measured yet"));
+    assert!(run(&[]).contains("auto: "), "the first load measures");
+    let shown = inspect();
+    let measured = &shown["auto"]["measured"];
+    assert!(measured["gpu"]["decode_tokens_per_second"].as_f64().unwrap() > 0.0, "{shown}");
+    assert_eq!(shown["auto"]["device"], shown["stages"][0]["device"], "{shown}");
+    assert!(!run(&[]).contains("auto: "), "the second does not");
+    assert!(run(&["--remeasure"]).contains("auto: "));
+    assert!(run(&["--device", "cpu"]).lines().all(|line| !line.contains("auto: ")));
+    assert_eq!(json(["inspect", llama, "--json"])["auto"], Value::Null, "software is no choice by itself");
+}
+
+/// A limit of memory: `gpu` refuses, `auto` takes the CPU and says so.
+#[test]
+#[ignore = "needs Vulkan: cargo xtask gpu"]
+fn a_limit_of_memory_is_kept() {
+    let llama = bundle("llama");
+    let arguments = ["run", llama.to_str().unwrap(), "hello there", "--max-new", "2", "--gpu-memory", "64KiB"];
+    let refused = ran(qhx([&arguments[..], &["--device", "gpu"]].concat()).output().unwrap());
+    failed(refused, 1, &["64.0 KiB available on gpu", "--gpu-memory"]);
+    let chosen = ran(with_software(&arguments).output().unwrap());
+    assert!(chosen.code == Some(0) && chosen.stderr.contains("auto: cpu (") && chosen.stderr.contains("64.0 KiB available"), "{chosen:?}");
+    failed(ran(qhx([&arguments[..5], &["--gpu-memory", "much"]].concat()).output().unwrap()), 2, &["MiB or GiB"]);
+}
