@@ -139,6 +139,29 @@ fn a_client_that_goes_away_frees_its_place() {
     assert_eq!(server.post("/v1/completions", json!({ "prompt": "Once", "max_tokens": 2 })).status, 200);
 }
 
+/// A stream that has not begun has nothing to send, and its client's going shows all the same.
+#[test]
+fn a_client_that_leaves_the_queue_is_gone() {
+    // The first answer takes longer than the second may wait.
+    let server = TestServer::with(|options| (options.load.sessions, options.load.context) = (1, Some(4096)));
+    let running = server.send("POST", "/v1/chat/completions", &[], &long(true));
+    let waiting = || server.get("/loads").json()["loads"][0]["num_waiting_reqs"].as_u64().unwrap();
+    let wait_for = |count: u64| {
+        let began = Instant::now();
+        while waiting() != count {
+            assert!(began.elapsed() < Duration::from_secs(2), "{} wait instead of {count}", waiting());
+            thread::sleep(Duration::from_millis(2));
+        }
+    };
+    thread::sleep(Duration::from_millis(50));
+    let queued = server.send("POST", "/v1/chat/completions", &[], &long(true));
+    wait_for(1);
+    drop(queued);
+    wait_for(0);
+    drop(running);
+    server.wait_until_idle();
+}
+
 #[test]
 fn a_client_that_does_not_read_holds_nobody_up() {
     let server = TestServer::new();
