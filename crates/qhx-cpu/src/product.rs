@@ -29,7 +29,7 @@ pub(crate) fn add(pool: &Pool, instructions: Instructions, left: Matrix<'_>, rig
     for at in (0..columns).step_by(piece) {
         let k = (columns - at).min(piece);
         let (x, x_stride) = match rows_collide(left.stride) {
-            true => (&*copied_apart(pool, left, at, k, &mut apart), k + LINE),
+            true => (copied_apart(pool, left, at, k, &mut apart), k + LINE),
             false => (&left.numbers[at..], left.stride),
         };
         let tiles = Tiles::strided(sum, stride, left.rows, right.rows, TILE_ROWS, tile_columns);

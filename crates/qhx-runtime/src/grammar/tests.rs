@@ -32,14 +32,13 @@ fn structures() -> Vec<Structure> {
         "additionalProperties": false,
     });
     let tools = json!([{ "type": "function", "function": { "name": "tell_the_weather", "parameters": person } }]);
-    let constrained = |constraint| {
-        let mut structure = Structure::default();
-        structure.constraint = Some(constraint);
-        structure
+    let constrained = |constraint| Structure { constraint: Some(constraint), ..Structure::default() };
+    let calls = Structure {
+        tools: Some(Tools::from_json(&tools).unwrap()),
+        tool_choice: crate::ToolChoice::Required,
+        one_call: true,
+        ..Structure::default()
     };
-    let mut calls = Structure::default();
-    calls.tools = Some(Tools::from_json(&tools).unwrap());
-    (calls.tool_choice, calls.one_call) = (crate::ToolChoice::Required, true);
     vec![constrained(Constraint::JsonSchema(person)), constrained(Constraint::JsonObject), calls]
 }
 

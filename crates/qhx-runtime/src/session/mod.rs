@@ -17,7 +17,7 @@ use crate::{
 };
 use checkpoint::{Checkpoint, recurrent};
 use qhx_bundle::Digest;
-use qhx_ir::{DeviceError, Phase, State, Tap};
+use qhx_ir::{Phase, State, Tap};
 use qhx_media::MediaKind;
 use std::{sync::Arc, time::Instant};
 
@@ -48,6 +48,9 @@ pub struct Session {
     /// [`Prompt::stable_rows`] of the prompt that is being put in: a good row for a checkpoint.
     stable_rows: usize,
 }
+
+/// Takes what a stage made of rows of one of several sessions: its number, the number of its first row, and the tap.
+type ShowTaps<'a> = dyn FnMut(usize, usize, Tap<'_>) + 'a;
 
 /// How a prompt met what the session already had: see [`Session::prepare`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,7 +192,7 @@ impl Session {
         sessions: &mut [&mut Self],
         ids: &[u32],
         cancel: &Cancel,
-        taps: Option<&mut dyn FnMut(usize, usize, Tap<'_>)>,
+        taps: Option<&mut ShowTaps<'_>>,
     ) -> Result<(), Error> {
         let Some(model) = sessions.first().map(|session| session.model.clone()) else { return Ok(()) };
         for (session, &id) in sessions.iter().zip(ids) {
