@@ -158,7 +158,10 @@ pub(super) fn auto(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> R
     let bytes = stored_bytes(&programs);
     let w8_bytes = stored_bytes(&material.programs(&PrecisionPlan::from(Precision::W8))?);
     let share = 100.0 * bytes as f64 / w8_bytes as f64;
-    let note = format!("{bytes} bytes of weights, {share:.1} % of the {w8_bytes} that w8 has; {:.2} bits per weight", choice.bits);
+    let mut note = format!("{bytes} bytes of weights, {share:.1} % of the {w8_bytes} that w8 has; {:.2} bits per weight", choice.bits);
+    if bytes >= w8_bytes {
+        note += "; w8 takes less room, because the rows of this model are short and blocks are padded";
+    }
     let choices = Choices { stages: chosen_stages(&programs, &choice), tried, note };
     Ok(Outcome { staged, programs, measurement, choices: Some(choices) })
 }
