@@ -1,7 +1,7 @@
 //! The server before judges from outside: official clients, schemas validated by another library, a fuzzer of its description, an evaluation harness, a browser, a gateway, and clients that
 //! misbehave.
 
-use crate::{Failure, cargo, debian, root, run, target};
+use crate::{Failure, cargo, root, run, target};
 use std::{
     fs,
     io::{BufRead, BufReader},
@@ -72,10 +72,10 @@ pub(crate) fn judge(python: &Path) -> Result<(), Failure> {
     })?;
     timed("schemas", || run(script("schemas.py").args([&server.address, SCHEMAS[0]]).arg(schema_packages(python)?).arg(SCHEMAS[1])))?;
     timed("schemathesis", || run(&mut fuzzer(python, &server.address)))?;
-    timed("page", || {
-        let (browser, libraries) = chromium()?;
-        run(script("page.py").arg(&server.address).arg(browser).env("LD_LIBRARY_PATH", libraries))
-    })?;
+    match chromium() {
+        Some(browser) => timed("page", || run(script("page.py").arg(&server.address).arg(browser)))?,
+        None => eprintln!("not run: the page in a browser, because there is no Chromium"),
+    }
     drop(server);
     timed("lm-eval", || {
         let (checkpoint, bundle) = (root().join("fixtures/llama"), target().join("judges-llama"));
@@ -86,7 +86,6 @@ pub(crate) fn judge(python: &Path) -> Result<(), Failure> {
         let server = Server::start(&qhx, &bundle)?;
         run(script("lm_eval_server.py").arg(&server.address).arg(&checkpoint))
     })?;
-    timed("chaos", || run(script("chaos.py").arg(&qhx)))?;
     timed("fleet", || run(script("fleet.py").arg(&qhx)))
 }
 
@@ -100,7 +99,7 @@ fn timed(name: &str, work: impl FnOnce() -> Result<(), Failure>) -> Result<(), F
 
 fn fuzzer(python: &Path, address: &str) -> Command {
     let mut fuzzer = Command::new(python.with_file_name("schemathesis"));
-    fuzzer.args(["run", &format!("{address}/openapi.json"), "--checks", CHECKS, "--max-examples", "15", "--seed", "1", "--workers", "2"]);
+    fuzzer.args(["run", &format!("{address}/openapi.json"), "--checks", CHECKS, "--max-examples", "15", "--seed", "1", "--workers", "1"]);
     // It leaves files where it runs.
     fuzzer.arg("--no-color").current_dir(target());
     fuzzer
@@ -142,18 +141,9 @@ fn node_script(python: &Path, script: &Path) -> Result<PathBuf, Failure> {
     Ok(copy)
 }
 
-/// The machine's browser, or one that is fetched, and where its libraries are.
-fn chromium() -> Result<(PathBuf, PathBuf), Failure> {
-    let own = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"].map(PathBuf::from);
-    if let Some(browser) = own.into_iter().find(|path| path.exists()) {
-        return Ok((browser, PathBuf::new()));
-    }
-    let folder = target().join("assets/debian-chromium");
-    if !folder.exists() {
-        eprintln!("fetching Chromium …");
-        debian::unpack(&debian::Packages { install: vec!["chromium"], ..Default::default() }, &folder)?;
-    }
-    Ok((folder.join("usr/lib/chromium/chromium"), folder.join("usr/lib/x86_64-linux-gnu")))
+/// The browser, where there is one.
+fn chromium() -> Option<PathBuf> {
+    ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"].into_iter().map(PathBuf::from).find(|path| path.exists())
 }
 
 /// A server that ends with this.
