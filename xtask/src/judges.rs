@@ -99,7 +99,7 @@ fn timed(name: &str, work: impl FnOnce() -> Result<(), Failure>) -> Result<(), F
 
 fn fuzzer(python: &Path, address: &str) -> Command {
     let mut fuzzer = Command::new(python.with_file_name("schemathesis"));
-    fuzzer.args(["run", &format!("{address}/openapi.json"), "--checks", CHECKS, "--max-examples", "15", "--seed", "1", "--workers", "1"]);
+    fuzzer.args(["run", &format!("{address}/openapi.json"), "--checks", CHECKS, "--max-examples", "8", "--seed", "1", "--workers", "1"]);
     // It leaves files where it runs.
     fuzzer.arg("--no-color").current_dir(target());
     fuzzer
