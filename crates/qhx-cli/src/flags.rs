@@ -41,9 +41,22 @@ pub(crate) struct MachineFlags {
     /// Device to run on: auto, cpu, gpu (gpu:1 is the second), npu, split, or reference (slow and plain, for verification)
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: DeviceChoice,
+    #[command(flatten)]
+    hardware: HardwareFlags,
+}
+
+impl MachineFlags {
+    pub(crate) fn load_options(&self) -> Result<LoadOptions, Failure> {
+        self.hardware.load_options(self.device)
+    }
+}
+
+/// How a device is used, whichever it is.
+#[derive(Args)]
+pub(crate) struct HardwareFlags {
     /// CPU threads [default: one for each core]
     #[arg(long, value_name = "N", value_parser = count(MAX_THREADS))]
-    pub(crate) threads: Option<usize>,
+    threads: Option<usize>,
     #[command(flatten)]
     pin: PinFlag,
     #[command(flatten)]
@@ -52,13 +65,13 @@ pub(crate) struct MachineFlags {
     placement: PlacementFlag,
     /// Prompt tokens per prefill chunk
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CHUNK, value_parser = count(MAX_CHUNK))]
-    pub(crate) chunk: usize,
+    chunk: usize,
 }
 
-impl MachineFlags {
-    pub(crate) fn load_options(&self) -> Result<LoadOptions, Failure> {
+impl HardwareFlags {
+    pub(crate) fn load_options(&self, device: DeviceChoice) -> Result<LoadOptions, Failure> {
         Ok(LoadOptions {
-            device: self.device,
+            device,
             placement: self.placement.read()?,
             threads: self.threads,
             pin: self.pin.read(),
@@ -119,7 +132,7 @@ pub(crate) struct GpuFlags {
     /// Run the GPU's driver in a process of its own: if that crashes, the answer is continued on the CPU
     #[arg(long)]
     isolate: bool,
-    /// Measure again whether GPU or CPU is faster, for --device auto
+    /// Measure again what runs fastest where, for --device auto and split
     #[arg(long)]
     remeasure: bool,
 }

@@ -29,7 +29,7 @@ fn of_runtime(error: &RuntimeError) -> Option<String> {
             Some("QHX_QNN_DIR names the folder with QNN's libraries".into())
         }
         RuntimeError::NoDevice { asked, .. } if asked == DeviceChoice::Split.name() => {
-            Some("--placement FILE.toml says what runs where".into())
+            Some("--placement FILE.toml splits a model over the devices that it names".into())
         }
         RuntimeError::OtherArch { here, .. } => Some(format!("qhx forge SRC --out DIR --target {here}")),
         RuntimeError::OnlyNpu { .. } => Some("--device npu runs it".into()),

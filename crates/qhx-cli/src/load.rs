@@ -16,7 +16,10 @@ pub(crate) fn load_model(bundle: &Bundle, options: &LoadOptions) -> Result<Model
     let model = Model::load(bundle, &LoadOptions { progress: Some(bar.progress()), ..options.clone() })?;
     drop(bar);
     if let Some(choice) = model.choice().filter(|choice| choice.is_new || choice.measured.is_none()) {
-        output::dim_note(&format!("auto: {} ({})", choice.device, choice.reason));
+        output::dim_note(&format!("{}: {} ({})", options.device, choice.device, choice.reason));
+    }
+    if let Some(cost) = model.choice().and_then(|choice| choice.cost.as_ref()) {
+        output::note(&format!("note: {cost}"));
     }
     for fallback in &model.placement().fallbacks {
         let (stage, from, to, reason) = (&fallback.stage, &fallback.from, &fallback.to, &fallback.reason);

@@ -89,13 +89,41 @@ fn inspect_shows_what_auto_chose() {
     assert!(inspect()["auto"]["reason"].as_str().unwrap().contains("not measured yet"));
     assert!(run(&[]).contains("auto: "), "the first load measures");
     let shown = inspect();
-    let measured = &shown["auto"]["measured"];
-    assert!(measured["gpu"]["decode_tokens_per_second"].as_f64().unwrap() > 0.0, "{shown}");
-    assert_eq!(shown["auto"]["device"], shown["stages"][0]["device"], "{shown}");
+    let ways = shown["auto"]["measured"]["ways"].as_array().unwrap();
+    let decode = |name: &str| {
+        let tried = ways.iter().find(|tried| tried["way"]["name"] == name).unwrap();
+        tried["speed"]["decode_tokens_per_second"].as_f64().unwrap()
+    };
+    assert!(decode("gpu") > 0.0 && decode("cpu") > 0.0, "{shown}");
     assert!(!run(&[]).contains("auto: "), "the second does not");
     assert!(run(&["--remeasure"]).contains("auto: "));
     assert!(run(&["--device", "cpu"]).lines().all(|line| !line.contains("auto: ")));
     assert_eq!(json(["inspect", llama, "--json"])["auto"], Value::Null, "software is no choice by itself");
+}
+
+/// The ways to place a model, and the one that is chosen as a file that says the same.
+#[test]
+#[ignore = "needs Vulkan: cargo xtask gpu"]
+fn a_plan_can_be_looked_at_and_kept() {
+    let phimoe = bundle("phimoe");
+    let phimoe = phimoe.to_str().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("split.toml");
+    let file = file.to_str().unwrap();
+    let plan = ran(with_software(&["inspect", phimoe, "--plan", "--device", "split", "--save-placement", file]).output().unwrap());
+    assert!(plan.code == Some(0), "{plan:?}");
+    for shown in ["experts on cpu", "prefill on gpu, decode on cpu", "→", "gpu █", "cpu ·", "both at once"] {
+        assert!(
+            plan.stdout.contains(shown) || plan.stdout.replace('·', "█").contains(&shown.replace('·', "█")),
+            "{shown}: {}",
+            plan.stdout
+        );
+    }
+    let run = |flags: &[&str]| {
+        ran(with_software(&[&["generate", phimoe, "--ids", "1,2,3,4,5", "--max-new", "8"], flags].concat()).output().unwrap())
+    };
+    let (split, placed, cpu) = (run(&["--device", "split"]), run(&["--placement", file]), run(&["--device", "cpu"]));
+    assert!(split.code == Some(0) && split.stdout == cpu.stdout && placed.stdout == cpu.stdout, "{split:?} {placed:?} {cpu:?}");
 }
 
 /// A limit of memory: `gpu` refuses, `auto` takes the CPU and says so.

@@ -33,6 +33,7 @@ mod model;
 mod options;
 mod parts;
 pub mod placement;
+pub mod planner;
 mod processor;
 mod prompt;
 pub mod registry;

@@ -1,9 +1,11 @@
-//! From a bundle, or its parts, to a loaded model: on the device that is asked for, or under `auto` on the one that is faster.
+//! From a bundle, or its parts, to a loaded model: on the device that is asked for, or under `auto` and `split` in the way that is fastest.
 
 use crate::{
-    Error, LoadOptions, Model, ModelParts,
-    auto::{self, Contest, Measured, Speed, Trial},
+    Error, LoadOptions, LoadPlan, Model, ModelParts,
+    auto::{self, Contest, Measured, Speed, Trial, Tried},
     check_processor,
+    options::MOST_DRAFTS,
+    planner::{Clock, Extent, Pair, Way},
     sequence::Sequence,
 };
 use qhx_bundle::Bundle;
@@ -32,6 +34,12 @@ impl Model {
         Self::load_among(parts, options, &[device], Instant::now())
     }
 
+    /// Loads a model from its parts onto an accelerator and a processor of the caller's own, in the way that is fastest: see [`crate::auto`].
+    pub fn on_pair(parts: ModelParts, pair: Pair, options: &LoadOptions) -> Result<Self, Error> {
+        let contest = Contest::of_pair(&parts.fingerprint, pair, options)?;
+        load_fastest(parts, options, &contest, Instant::now())
+    }
+
     /// Loads a model from its parts onto several devices of the caller's own: the first for what the placement of `options` does not name.
     pub fn on_devices(parts: ModelParts, devices: &[Arc<dyn Device>], options: &LoadOptions) -> Result<Self, Error> {
         Self::load_among(parts, options, devices, Instant::now())
@@ -51,37 +59,82 @@ fn load_since(bundle: &Bundle, options: &LoadOptions, started: Instant) -> Resul
 
 fn load_parts(parts: ModelParts, options: &LoadOptions, started: Instant) -> Result<Model, Error> {
     match Contest::new(&parts.fingerprint, options)? {
-        Some(contest) => load_faster(parts, options, &contest, started),
+        Some(contest) => load_fastest(parts, options, &contest, started),
         None => Model::load_among(parts, options, &options.candidates()?, started),
     }
 }
 
-/// Loads a model onto the GPU or the processor: whichever was faster when it was first loaded. A GPU that cannot load it leaves it to the processor.
-fn load_faster(parts: ModelParts, options: &LoadOptions, contest: &Contest, started: Instant) -> Result<Model, Error> {
-    let on_cpu = |parts| Model::load_among(parts, options, &contest.cpu, started);
-    let known = contest.recall();
-    if let Some(measured) = known.as_ref().filter(|measured| !measured.prefers_gpu()) {
-        return Ok(on_cpu(parts)?.chosen(contest.choice(measured.clone(), false)));
-    }
-    let on_gpu = match (Model::load_among(parts.clone(), options, &contest.gpu, started), known) {
-        (Err(error), _) => return Ok(on_cpu(parts)?.chosen(contest.processor(error.to_string()))),
-        (Ok(model), Some(measured)) => return Ok(model.chosen(contest.choice(measured, false))),
-        (Ok(model), None) => model,
+/// Loads a model in the way that was fastest when it was first loaded. Where the GPU cannot be used, that is the processor.
+fn load_fastest(parts: ModelParts, options: &LoadOptions, contest: &Contest, started: Instant) -> Result<Model, Error> {
+    let load = |way: &Way| Model::load_among(parts.clone(), &contest.options(way, options), &contest.devices(way), started);
+    let processor = |reason: Error| -> Result<Model, Error> {
+        let reason = contest.refuse(reason)?;
+        Ok(load(&Way::alone(contest.pair.processor.name()))?.chosen(contest.processor(reason.to_string())))
     };
-    let gpu = speed(&on_gpu, None);
-    let on_cpu = on_cpu(parts)?;
-    let cpu = speed(&on_cpu, gpu.as_ref().ok().copied())?;
-    let failure = gpu.as_ref().err().map(Error::to_string);
-    let measured = Measured { gpu: gpu.ok(), cpu, failure };
+    if let Some(known) = contest.recall()
+        && let Some(best) = contest.best(&known).cloned()
+    {
+        return match load(&best.way) {
+            Ok(model) => Ok(model.chosen(contest.choice(known, &best, false))),
+            Err(error) => processor(error),
+        };
+    }
+    let mut measured = match plan(&parts, options, contest) {
+        Ok(measured) => measured,
+        Err(error) => return processor(error),
+    };
+    let mut worth = contest.worth_trying(&measured.ways);
+    // The one that is expected to be the best comes last, and stays.
+    worth.reverse();
+    let mut loaded: Option<(Way, Model)> = None;
+    for place in worth {
+        // Not two at once in the GPU's memory.
+        drop(loaded.take());
+        let Tried { way, speed, failure, .. } = &mut measured.ways[place];
+        match load(way).and_then(|model| Ok((time(&model, &*contest.pair.clock)?, model))) {
+            Ok((found, model)) => (*speed, loaded) = (Some(found), Some((way.clone(), model))),
+            Err(error) => *failure = Some(error.to_string()),
+        }
+    }
+    let Some(best) = contest.best(&measured).cloned() else {
+        return processor(Error::absent(options.device.to_string(), measured.failures()));
+    };
     contest.remember(&measured);
-    let faster = if measured.prefers_gpu() { on_gpu } else { on_cpu };
-    Ok(faster.chosen(contest.choice(measured, true)))
+    let model = match loaded {
+        Some((way, model)) if way == best.way => model,
+        other => {
+            drop(other);
+            load(&best.way)?
+        }
+    };
+    Ok(model.chosen(contest.choice(measured, &best, true)))
 }
 
-/// How fast a loaded model is; `rival` is what it is compared with.
-fn speed(model: &Model, rival: Option<Speed>) -> Result<Speed, Error> {
+/// The ways to place a model, with what is expected of them; the GPU alone is among them even where it has too little memory, with that as its failure.
+fn plan(parts: &ModelParts, options: &LoadOptions, contest: &Contest) -> Result<Measured, Error> {
+    let Pair { accelerator, processor, .. } = &contest.pair;
+    let on = |device: &Arc<dyn Device>| LoadPlan::among(&parts.program, parts.context_limit, options, std::slice::from_ref(device));
+    if !contest.pair.has_room()? {
+        return Err(Error::DoesNotFit(Box::new(on(accelerator)?.memory)));
+    }
+    let memory = on(processor)?.memory;
+    let extent = Extent { context: memory.context, chunk: memory.chunk, wanted: options.wanted.max(options.sessions + MOST_DRAFTS) };
+    let mut measured = contest.plan(&parts.program, extent)?;
+    let alone = Way::alone(accelerator.name());
+    if !measured.ways.iter().any(|tried| tried.way == alone) {
+        let failure = match on(accelerator) {
+            Ok(plan) => Error::DoesNotFit(Box::new(plan.memory)),
+            Err(error) => error,
+        };
+        measured.ways.push(Tried { way: alone, predicted: None, speed: None, failure: Some(failure.to_string()) });
+    }
+    Ok(measured)
+}
+
+/// How fast a loaded model is.
+fn time(model: &Model, clock: &dyn Clock) -> Result<Speed, Error> {
     let (state, _) = model.new_state()?;
     let (context, vocabulary) = (model.context(), model.vocabulary());
     let sequence = Sequence::new(state, context, vocabulary.logits);
-    auto::measure(&mut model.runner(), Trial { sequence, context, chunk: model.chunk(), vocabulary: vocabulary.ids, rival })
+    auto::measure(&mut model.runner(), Trial { sequence, context, chunk: model.chunk(), vocabulary: vocabulary.ids }, clock)
 }

@@ -172,7 +172,8 @@ pub fn weight_bytes_per_token(program: &Checked) -> u64 {
     read.values().fold(0, |sum, &bytes| sum.saturating_add(bytes))
 }
 
-fn experts_per_row(program: &Checked, chosen: &str) -> u64 {
+/// How many experts a row chooses, by the value that says which.
+pub(crate) fn experts_per_row(program: &Checked, chosen: &str) -> u64 {
     match program.maker(chosen).map(|op| &program.ops[op].op) {
         Some(OpKind::Route { method, .. }) => method.experts_per_row() as u64,
         _ => u64::MAX,

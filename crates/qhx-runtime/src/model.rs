@@ -10,6 +10,7 @@ use crate::{
     memory::{MemoryEstimate, TowerNeed},
     options::{DEFAULT_CONTEXT, MAX_SESSIONS, MOST_DRAFTS},
     placement::{self, Fallback, Placement},
+    planner::Way,
     registry::{self, CpuSettings, GpuSettings, NpuSettings},
     runner::Runner,
     soft_rows::soft_row_width,
@@ -84,17 +85,16 @@ impl LoadPlan {
         let Some(contest) = Contest::new(&bundle.fingerprint().to_string(), &options)? else {
             return Self::new(program, limit, &options);
         };
-        let on = |devices: &[Arc<dyn Device>]| Self::among(program, limit, &options, devices);
-        let choice = match contest.recall() {
+        let on = |way: &Way| Self::among(program, limit, &contest.options(way, &options), &contest.devices(way));
+        let choice = match contest.recall().and_then(|known| Some((contest.best(&known)?.clone(), known))) {
             None => contest.processor("not measured yet: the first load measures GPU and processor".into()),
-            Some(measured) if !measured.prefers_gpu() => contest.choice(measured, false),
-            Some(measured) => match on(&contest.gpu) {
-                Ok(plan) if plan.memory.fits() || options.overcommit => return Ok(plan.chosen(contest.choice(measured, false))),
+            Some((best, known)) => match on(&best.way) {
+                Ok(plan) if plan.memory.fits() || options.overcommit => return Ok(plan.chosen(contest.choice(known, &best, false))),
                 Ok(plan) => contest.processor(Error::DoesNotFit(Box::new(plan.memory)).to_string()),
                 Err(error) => contest.processor(error.to_string()),
             },
         };
-        Ok(on(&contest.cpu)?.chosen(choice))
+        Ok(on(&Way::alone(contest.pair.processor.name()))?.chosen(choice))
     }
 
     fn chosen(mut self, choice: AutoChoice) -> Self {
@@ -110,7 +110,12 @@ impl LoadPlan {
         self
     }
 
-    fn among(program: &Checked, context_limit: usize, options: &LoadOptions, candidates: &[Arc<dyn Device>]) -> Result<Self, Error> {
+    pub(crate) fn among(
+        program: &Checked,
+        context_limit: usize,
+        options: &LoadOptions,
+        candidates: &[Arc<dyn Device>],
+    ) -> Result<Self, Error> {
         let between = |option, found: usize, most: usize| match (1..=most).contains(&found) {
             true => Ok(found),
             false => Err(Error::Option { option, found: found.to_string(), expected: format!("1 to {most}") }),

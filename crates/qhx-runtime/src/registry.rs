@@ -158,16 +158,23 @@ pub fn gpus() -> Vec<DeviceInfo> {
 
 /// The graphics processor that `auto` may choose: the first that is no software.
 pub(crate) fn gpu_for_auto(settings: &GpuSettings) -> Option<DeviceInfo> {
+    found_gpus(settings).into_iter().find(|device| settings.software || device.text("type") != Some("software"))
+}
+
+/// The graphics processor that a split uses.
+pub(crate) fn first_gpu(settings: &GpuSettings) -> Option<DeviceInfo> {
+    found_gpus(settings).into_iter().next()
+}
+
+fn found_gpus(settings: &GpuSettings) -> Vec<DeviceInfo> {
     // A driver that has a process of its own is not loaded here.
-    let found = match settings.isolate {
-        Some(_) => gpu(DeviceChoice::GPU, 0, settings).ok()?.iter().filter_map(|device| Some(device.open().ok()?.describe())).collect(),
-        // Which there are does not change while a program runs.
-        None => {
-            static FOUND: OnceLock<Vec<DeviceInfo>> = OnceLock::new();
-            FOUND.get_or_init(gpus).clone()
-        }
-    };
-    found.into_iter().find(|device| settings.software || device.text("type") != Some("software"))
+    if settings.isolate.is_some() {
+        let isolated = gpu(DeviceChoice::GPU, 0, settings).unwrap_or_default();
+        return isolated.iter().filter_map(|device| Some(device.open().ok()?.describe())).collect();
+    }
+    // Which there are does not change while a program runs.
+    static FOUND: OnceLock<Vec<DeviceInfo>> = OnceLock::new();
+    FOUND.get_or_init(gpus).clone()
 }
 
 /// The devices that `choice` stands for, best first; `threads` is for devices that work with threads of this machine (absent: their own choice).
@@ -189,7 +196,7 @@ pub fn candidates_with(
         DeviceChoice::Auto | DeviceChoice::Cpu => cpu(choice, settings),
         DeviceChoice::Gpu(number) => gpu(choice, number, gpu_settings),
         DeviceChoice::Npu => npu(choice, npu_settings),
-        DeviceChoice::Split => none(choice, "qhx does not choose by itself what runs where: it needs a placement"),
+        DeviceChoice::Split => cpu(choice, settings),
         DeviceChoice::Reference => Ok(vec![Arc::new(ReferenceDevice)]),
         DeviceChoice::ReferenceF16 => Ok(vec![Arc::new(HalfSumsDevice)]),
     }
@@ -340,6 +347,7 @@ pub fn plain(threads: Option<usize>) -> Result<Arc<dyn Device>, Error> {
     }
 }
 
+#[cfg(not(all(feature = "cpu", feature = "gpu", feature = "npu")))]
 fn none(choice: DeviceChoice, reason: &str) -> Result<Vec<Arc<dyn Device>>, Error> {
     Err(Error::absent(choice.to_string(), reason.to_owned()))
 }

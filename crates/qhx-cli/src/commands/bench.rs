@@ -1,8 +1,10 @@
 //! `qhx bench`: how fast a model runs here.
 
+use super::synthetic;
 use crate::{
+    environment,
     failure::Failure,
-    flags::{MAX_TOKENS, MachineFlags, count, count_or_none},
+    flags::{HardwareFlags, MAX_TOKENS, count, count_or_none},
     interrupt::Interrupt,
     load::load_model,
     open::open_model,
@@ -11,12 +13,16 @@ use crate::{
     units::{show_bandwidth, show_bytes, show_count},
 };
 use clap::Args;
-use qhx_bundle::Bundle;
+use qhx_bundle::{Bundle, files};
 use qhx_runtime::{
-    LoadOptions,
-    bench::{BenchOptions, BenchReport, ExpertUse, MAX_REPEATS, bench},
+    DeviceChoice, LoadOptions,
+    auto::AutoChoice,
+    bench::{BenchOptions, BenchReport, BenchResult, ExpertUse, MAX_REPEATS, bench},
+    registry::devices,
 };
-use std::path::PathBuf;
+use serde::Serialize;
+use serde_json::json;
+use std::path::{Path, PathBuf};
 
 /// The most tests of one call.
 const MAX_TESTS: usize = 64;
@@ -26,9 +32,11 @@ const MAX_TESTS: usize = 64;
 /// Prints tokens per second as mean ± standard deviation, peak memory, the weight bytes read per token and their share of the memory bandwidth, which is measured
 /// too; for a mixture of experts also how many experts were used.
 #[derive(Args)]
-#[command(after_help = "Example:\n  qhx bench smol -p 512 -n 64 -r 5 --threads 2")]
+#[command(
+    after_help = "Examples:\n  qhx bench smol -p 512 -n 64 -r 5 --threads 2\n  qhx bench phi --device cpu,gpu,split --report laptop.json"
+)]
 pub(crate) struct Bench {
-    /// A bundle, a Hugging Face folder or a GGUF file (forged once into the user's cache)
+    /// A bundle, a Hugging Face folder or a GGUF file (forged once into the user's cache); or the name of a model of which a copy with random weights is made: phi, qwen3.5, qwen3-vl, gemma4
     #[arg(value_name = "MODEL")]
     model: PathBuf,
     /// Prompt lengths for prefill, separated by commas; 0 for none
@@ -46,12 +54,18 @@ pub(crate) struct Bench {
     /// Measured runs of each test
     #[arg(short = 'r', long = "repeats", value_name = "N", default_value = "3", value_parser = count(MAX_REPEATS as u64))]
     repeats: usize,
+    /// Devices to measure, separated by commas: auto, cpu, gpu (gpu:1 is the second), npu, split, or reference
+    #[arg(long, default_value = "auto", value_name = "DEVICE", value_delimiter = ',', help_heading = "Execution")]
+    device: Vec<DeviceChoice>,
     #[command(flatten)]
-    machine: MachineFlags,
+    hardware: HardwareFlags,
+    /// Also write everything to a file that can be sent to others: results, devices, what was predicted and measured of each way to place the model
+    #[arg(long, value_name = "FILE.json")]
+    report: Option<PathBuf>,
     /// Compute all logits of each token, as sampling needs them; greedy decoding needs only the largest
     #[arg(long)]
     all_logits: bool,
-    /// Print one JSON object instead of a table
+    /// Print one JSON object instead of a table, or a list of them for several devices
     #[arg(long)]
     json: bool,
 }
@@ -67,29 +81,75 @@ impl Bench {
         if longest == 0 {
             return Err(Failure::usage("there is nothing to measure").hint("give -p or -n a number above 0"));
         }
-        let bundle = open_model(Some(&self.model), self.machine.device, interrupt)?.bundle;
-        let sessions = self.sessions.iter().copied().max().unwrap_or(1);
-        let load = LoadOptions { context: Some(longest.saturating_add(deepest)), sessions, ..self.machine.load_options()? };
-        let model = load_model(&bundle, &load)?;
-        let options = BenchOptions {
-            prompt: self.prompt.clone(),
-            generate: self.generate.clone(),
-            repeats: self.repeats,
-            sessions: self.sessions.clone(),
-            depth: self.depth.clone(),
-            all_logits: self.all_logits,
-        };
-        let precision = &bundle.manifest().precision;
-        let mut told = |result: &qhx_runtime::bench::BenchResult| {
-            output::dim_note(&format!("{}: {:.2} ± {:.2} tok/s", result.test, result.mean, result.sd));
-        };
-        let report = bench(&model, precision, &options, interrupt.cancel(), &mut told)?;
-        if self.json { output::print_json(&report) } else { output::print(&tables(&report, &bundle)) }
+        let synthetic = synthetic::of_name(&self.model, interrupt)?;
+        let model = synthetic.as_deref().unwrap_or(&self.model);
+        let mut runs = Vec::new();
+        for &device in &self.device {
+            let bundle = open_model(Some(model), device, interrupt)?.bundle;
+            let sessions = self.sessions.iter().copied().max().unwrap_or(1);
+            let context = Some(longest.saturating_add(deepest));
+            let model = load_model(&bundle, &LoadOptions { context, sessions, ..self.hardware.load_options(device)? })?;
+            let options = BenchOptions {
+                prompt: self.prompt.clone(),
+                generate: self.generate.clone(),
+                repeats: self.repeats,
+                sessions: self.sessions.clone(),
+                depth: self.depth.clone(),
+                all_logits: self.all_logits,
+            };
+            let mut told = |result: &BenchResult| {
+                output::dim_note(&format!("{}: {:.2} ± {:.2} tok/s", result.test, result.mean, result.sd));
+            };
+            let report = bench(&model, &bundle.manifest().precision, &options, interrupt.cancel(), &mut told)?;
+            runs.push(Run {
+                device: device.to_string(),
+                report,
+                choice: model.choice().cloned(),
+                size: size(&bundle),
+                parameters: bundle.manifest().model.parameters,
+            });
+        }
+        if let Some(path) = &self.report {
+            write_report(path, &runs)?;
+        }
+        match (self.json, &runs[..]) {
+            (false, _) => output::print(&runs.iter().map(tables).collect::<Vec<_>>().join("\n")),
+            (true, [run]) => output::print_json(&run.report),
+            (true, runs) => output::print_json(&runs.iter().map(|run| &run.report).collect::<Vec<_>>()),
+        }
     }
 }
 
-fn tables(report: &BenchReport, bundle: &Bundle) -> String {
-    let size: u64 = bundle.manifest().weights.iter().filter_map(|file| bundle.manifest().files.get(file)).map(|file| file.bytes).sum();
+/// What was measured on one device.
+#[derive(Serialize)]
+struct Run {
+    /// As it was asked for.
+    device: String,
+    report: BenchReport,
+    /// What `auto` or `split` chose.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    choice: Option<AutoChoice>,
+    /// Bytes of the weights' files.
+    size: u64,
+    parameters: u64,
+}
+
+fn size(bundle: &Bundle) -> u64 {
+    bundle.manifest().weights.iter().filter_map(|file| bundle.manifest().files.get(file)).map(|file| file.bytes).sum()
+}
+
+/// One file for others to read.
+fn write_report(path: &Path, runs: &[Run]) -> Result<(), Failure> {
+    let devices = devices(environment::cpu()?, &environment::npu()?);
+    let all = json!({ "qhx": env!("CARGO_PKG_VERSION"), "system": std::env::consts::OS, "arch": std::env::consts::ARCH, "devices": devices, "runs": runs });
+    let text = serde_json::to_vec_pretty(&all).map_err(|error| Failure::work(format!("cannot write JSON: {error}")))?;
+    files::write(path, |out| out.write_all(&text))?;
+    output::dim_note(&format!("written to {}", path.display()));
+    Ok(())
+}
+
+fn tables(run: &Run) -> String {
+    let Run { report, size, parameters, .. } = run;
     let mut table = Table::new([
         ("model", Align::Left),
         ("size", Align::Right),
@@ -102,8 +162,8 @@ fn tables(report: &BenchReport, bundle: &Bundle) -> String {
     for result in &report.results {
         table.row([
             format!("{} {}", report.bundle, report.precision),
-            show_bytes(size),
-            show_count(bundle.manifest().model.parameters),
+            show_bytes(*size),
+            show_count(*parameters),
             report.device.clone(),
             report.threads.to_string(),
             result.test.clone(),

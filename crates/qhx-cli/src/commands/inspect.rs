@@ -1,11 +1,12 @@
 //! `qhx inspect`: what a model is, what it costs, and where it would run.
 
-use super::{forge::encodings_table, plan::per_token};
+use super::{forge::encodings_table, placement_plan, plan::per_token};
 use crate::{
     cost::{StoredAs, active_parameters, flops, stored_as},
     failure::Failure,
     flags::ExecutionFlags,
     interrupt::Interrupt,
+    load::load_model,
     open::open_model,
     output,
     table::{Align, Table, facts},
@@ -13,7 +14,7 @@ use crate::{
 };
 use clap::Args;
 use qhx_bundle::{
-    Bundle, BundlePath,
+    Bundle, BundlePath, files,
     manifest::{ChatMode, FileEntry, IgnoredTensors, Manifest, ModelFacts, SuggestedSampling, TEXT_PROGRAM},
     media::{AudioFrontEnd, ImageFrontEnd, Media, Patches, Resize},
 };
@@ -41,6 +42,12 @@ pub(crate) struct Inspect {
     model: PathBuf,
     #[command(flatten)]
     execution: ExecutionFlags,
+    /// Show which ways there are to place the model on GPU and CPU, what was predicted and measured of each, and draw the one that is chosen; measures if that was not done yet
+    #[arg(long)]
+    plan: bool,
+    /// Write what runs where as a file for --placement
+    #[arg(long, value_name = "FILE.toml")]
+    save_placement: Option<PathBuf>,
     /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
@@ -138,7 +145,18 @@ impl Inspect {
         if let Some(rules) = &options.placement {
             rules.check(bundle.programs().values())?;
         }
+        if self.plan && LoadPlan::of(&bundle, &options)?.choice.is_some_and(|choice| choice.way.is_none()) {
+            // Loading measures, and remembers.
+            load_model(&bundle, &options)?;
+        }
         let plan = LoadPlan::of(&bundle, &options)?;
+        if let Some(path) = &self.save_placement {
+            let rules = placement_plan::rules(&plan, options.placement.as_ref());
+            files::write(path, |out| out.write_all(rules.to_toml().as_bytes()))?;
+        }
+        if self.plan && !self.json {
+            return output::print(&placement_plan::tables(program, &plan));
+        }
         let towers = towers(&bundle, &options, &plan)?;
         let report = Report { npu: prepared(&bundle)?, ..Report::new(&bundle, manifest, program, plan, towers) };
         if self.json { output::print_json(&report) } else { output::print(&report.tables()) }

@@ -4,6 +4,7 @@
 
 pub(crate) mod media;
 pub(crate) mod mistakes;
+pub(crate) mod simulated;
 
 use qhx_bundle::Bundle;
 use qhx_forge::{

@@ -1,6 +1,7 @@
 //! What was measured, kept in the cache folder: a small JSON file for each model. Whatever is wrong with it, the answer is to measure again.
 
 use super::Measured;
+use crate::LoadOptions;
 use qhx_bundle::{Digest, files};
 use qhx_ir::DeviceInfo;
 use serde::{Deserialize, Serialize};
@@ -9,9 +10,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// A file of ours is much smaller.
-const MAX_BYTES: u64 = 64 << 10;
+const MAX_BYTES: u64 = 1 << 20;
 
 /// What a measurement holds for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +22,10 @@ pub(super) struct Key {
     cpu: String,
     gpu: String,
     driver: String,
+    /// The most of the GPU's memory, the context, and how many sessions: what fits depends on them.
+    gpu_memory: Option<u64>,
+    context: Option<usize>,
+    sessions: usize,
     qhx: String,
 }
 
@@ -33,13 +38,16 @@ struct File {
 }
 
 impl Key {
-    pub(super) fn new(fingerprint: &str, gpu: &DeviceInfo, cpu: &DeviceInfo) -> Self {
+    pub(super) fn new(fingerprint: &str, gpu: &DeviceInfo, cpu: &DeviceInfo, options: &LoadOptions) -> Self {
         let text = |device: &DeviceInfo, fact: &str| device.text(fact).unwrap_or_default().to_owned();
         Self {
             model: fingerprint.to_owned(),
             cpu: format!("{}, {}, {} threads", cpu.description, text(cpu, "instructions"), cpu.threads),
             gpu: format!("{} {}", gpu.name, gpu.description),
             driver: format!("{}, Vulkan {}", text(gpu, "driver"), text(gpu, "vulkan")),
+            gpu_memory: options.gpu.memory_limit,
+            context: options.context,
+            sessions: options.sessions,
             qhx: env!("CARGO_PKG_VERSION").to_owned(),
         }
     }
@@ -53,8 +61,7 @@ impl Key {
 pub(super) fn load(folder: &Path, key: &Key) -> Option<Measured> {
     let bytes = files::read(&key.path(folder), MAX_BYTES).ok()?;
     let File { version, key: found, measured } = serde_json::from_slice(&bytes).ok()?;
-    let is_sound = measured.cpu.is_sound() && measured.gpu.is_none_or(|gpu| gpu.is_sound());
-    (version == VERSION && found == *key && is_sound).then_some(measured)
+    (version == VERSION && found == *key && measured.is_sound()).then_some(measured)
 }
 
 /// Keeps what was measured. Failing to is no error.
@@ -67,24 +74,32 @@ pub(super) fn store(folder: &Path, key: &Key, measured: &Measured) {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::Speed, *};
+    use super::{
+        super::tests::{facts, tried},
+        *,
+    };
+    use crate::planner::Way;
     use serde_json::{Value, json};
 
     fn key(driver: &str) -> Key {
-        Key { model: "m".into(), cpu: "c".into(), gpu: "g".into(), driver: driver.into(), qhx: "1".into() }
+        let [model, cpu, gpu, driver, qhx] = ["m", "c", "g", driver, "1"].map(str::to_owned);
+        Key { model, cpu, gpu, driver, gpu_memory: None, context: Some(64), sessions: 1, qhx }
+    }
+
+    fn measured() -> Measured {
+        Measured { facts: facts(), ways: vec![tried(Way::alone("cpu"), 12.5, 100.0)] }
     }
 
     #[test]
     fn it_holds_for_its_key_alone() {
         let folder = tempfile::tempdir().unwrap();
         let cache = folder.path().join("deep/gpu");
-        let speed = Speed { decode_tokens_per_second: 12.5, prefill_tokens_per_second: Some(100.0) };
-        let measured = Measured { gpu: Some(speed), cpu: speed, failure: None };
         assert_eq!(load(&cache, &key("1")), None);
-        store(&cache, &key("1"), &measured);
-        assert_eq!(load(&cache, &key("1")), Some(measured.clone()));
+        store(&cache, &key("1"), &measured());
+        assert_eq!(load(&cache, &key("1")), Some(measured()));
         assert_eq!(load(&cache, &key("2")), None, "another driver");
-        store(&cache, &key("2"), &measured);
+        assert_eq!(load(&cache, &Key { gpu_memory: Some(1), ..key("1") }), None, "another limit");
+        store(&cache, &key("2"), &measured());
         assert_eq!(load(&cache, &key("1")), None, "one file for each model: the last driver's");
     }
 
@@ -92,8 +107,7 @@ mod tests {
     fn what_is_wrong_is_measured_again() {
         let folder = tempfile::tempdir().unwrap();
         let (key, path) = (key("1"), key("1").path(folder.path()));
-        let speed = Speed { decode_tokens_per_second: 1.0, prefill_tokens_per_second: None };
-        store(folder.path(), &key, &Measured { gpu: None, cpu: speed, failure: Some("lost".into()) });
+        store(folder.path(), &key, &measured());
         let good: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         assert!(load(folder.path(), &key).is_some());
         let changed = |change: &dyn Fn(&mut Value)| {
@@ -105,13 +119,15 @@ mod tests {
             String::new(),
             "\u{0}".repeat(100),
             "[".repeat(50_000),
-            format!("{}{}", good, " ".repeat(1 << 20)),
-            changed(&|v| v["version"] = json!(2)),
+            format!("{}{}", good, " ".repeat(2 << 20)),
+            changed(&|v| v["version"] = json!(3)),
             changed(&|v| v["more"] = json!(1)),
             changed(&|v| v["key"]["qhx"] = json!("0")),
-            changed(&|v| v["measured"]["cpu"]["decode_tokens_per_second"] = json!(0.0)),
-            changed(&|v| v["measured"]["cpu"]["decode_tokens_per_second"] = json!(-1.0)),
-            changed(&|v| v["measured"]["gpu"] = json!({"decode_tokens_per_second": "fast"})),
+            changed(&|v| v["measured"]["ways"] = json!([])),
+            changed(&|v| v["measured"]["facts"]["together"] = json!(-1.0)),
+            changed(&|v| v["measured"]["ways"][0]["speed"]["decode_tokens_per_second"] = json!(0.0)),
+            changed(&|v| v["measured"]["ways"][0]["speed"]["decode_tokens_per_second"] = json!(-1.0)),
+            changed(&|v| v["measured"]["ways"][0]["speed"] = json!({"decode_tokens_per_second": "fast"})),
         ];
         for text in bad {
             fs::write(&path, &text).unwrap();

@@ -14,24 +14,27 @@ use super::{Phase, tower_stage};
 use crate::Error;
 use qhx_bundle::{files::read_given, target::PlacementRules};
 use qhx_ir::Checked;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
 };
 
 /// Which stage is to run where.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rules {
     /// The device of everything that nothing else names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default: Option<String>,
     /// The device that reads prompts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<String>,
     /// The device that writes tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode: Option<String>,
     /// Devices by stage: the first words of an op's path, of the text program or (as `vision…`, `audio…`) of a tower; `*` is any one word.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub stages: BTreeMap<String, String>,
 }
 
@@ -61,6 +64,11 @@ impl Rules {
         toml::from_str(text).map_err(|e| Error::Placement { reason: e.to_string().trim_end().to_owned() })
     }
 
+    /// The text of a file that says the same.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).unwrap_or_default()
+    }
+
     /// Those that speak of these programs.
     pub fn of_programs<'a>(&self, programs: impl IntoIterator<Item = &'a Checked>) -> Self {
         let paths = paths(programs);
@@ -81,7 +89,7 @@ impl Rules {
     }
 
     /// The device for a path of a program in a phase, and the rule that says so. A tower has no phases.
-    pub(super) fn device(&self, program: &Checked, path: &str, phase: Phase) -> Option<(&str, String)> {
+    pub(crate) fn device(&self, program: &Checked, path: &str, phase: Phase) -> Option<(&str, String)> {
         let tower = is_tower(program);
         let path = if tower { tower_stage(program, path) } else { path.to_owned() };
         let under = self.stages.iter().filter(|(stage, _)| matches(&path, stage));

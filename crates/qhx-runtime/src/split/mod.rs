@@ -52,9 +52,22 @@ pub struct OpRange {
     pub ops: Range<usize>,
 }
 
+/// Consecutive ops on one device each, in the program's order, where `place` says which device runs an op.
+pub(crate) fn op_ranges(program: &Checked, place: impl Fn(&Op) -> usize) -> Vec<OpRange> {
+    let mut runs: Vec<OpRange> = Vec::new();
+    for (at, op) in program.ops.iter().enumerate() {
+        let device = place(op);
+        match runs.last_mut() {
+            Some(run) if run.device == device => run.ops.end = at + 1,
+            _ => runs.push(OpRange { device, ops: at..at + 1 }),
+        }
+    }
+    runs
+}
+
 impl OpRange {
     /// Its ops as a program, named by the places of its ops where it is not all of it.
-    fn part(&self, program: &Checked) -> Result<Checked, CheckError> {
+    pub(crate) fn part(&self, program: &Checked) -> Result<Checked, CheckError> {
         let Range { start, end } = self.ops;
         if start == 0 && end == program.ops.len() {
             return Ok(program.clone());
@@ -77,15 +90,7 @@ impl SplitDevice {
 
     /// The runs of a phase, in the program's order.
     pub fn runs(&self, program: &Checked, phase: Phase) -> Vec<OpRange> {
-        let mut runs: Vec<OpRange> = Vec::new();
-        for (at, op) in program.ops.iter().enumerate() {
-            let (device, _) = self.device(program, op, phase);
-            match runs.last_mut() {
-                Some(run) if run.device == device => run.ops.end = at + 1,
-                _ => runs.push(OpRange { device, ops: at..at + 1 }),
-            }
-        }
-        runs
+        op_ranges(program, |op| self.device(program, op, phase).0)
     }
 
     fn load_runs(

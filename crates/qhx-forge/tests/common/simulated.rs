@@ -1,0 +1,198 @@
+//! A machine that is not there: devices that compute with the processor, and whose time is reckoned instead of measured.
+
+use qhx_ir::{
+    Call, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Machine, Op, OpKind, State, StateBytes, Ticket, Weights, dim,
+};
+use qhx_runtime::{memory::tensor_bytes, planner::Clock};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+/// A clock that goes on when simulated devices work.
+#[derive(Default)]
+pub(crate) struct VirtualClock(Mutex<f64>);
+
+impl VirtualClock {
+    fn seconds(&self) -> f64 {
+        *self.0.lock().unwrap()
+    }
+
+    fn go_on_to(&self, seconds: f64) {
+        let mut now = self.0.lock().unwrap();
+        *now = now.max(seconds);
+    }
+}
+
+impl Clock for VirtualClock {
+    fn now(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds())
+    }
+}
+
+/// How fast a simulated device is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Traits {
+    pub(crate) call_seconds: f64,
+    pub(crate) op_seconds: f64,
+    pub(crate) read: f64,
+    pub(crate) products: f64,
+    pub(crate) copy: f64,
+    /// Bytes of its own memory.
+    pub(crate) memory: Option<u64>,
+}
+
+/// A device with a time of its own.
+pub(crate) struct Simulated(Arc<Inner>);
+
+struct Inner {
+    name: String,
+    device: Arc<dyn Device>,
+    traits: Traits,
+    clock: Arc<VirtualClock>,
+    /// When it has done all that it was given.
+    free: Mutex<f64>,
+}
+
+impl Simulated {
+    pub(crate) fn new(name: &str, device: Arc<dyn Device>, traits: Traits, clock: Arc<VirtualClock>) -> Arc<dyn Device> {
+        Arc::new(Self(Arc::new(Inner { name: name.to_owned(), device, traits, clock, free: Mutex::new(0.0) })))
+    }
+}
+
+impl Device for Simulated {
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    fn accepts(&self, program: &Checked, op: &Op) -> Result<(), DeviceError> {
+        self.0.device.accepts(program, op)
+    }
+
+    fn own_memory(&self) -> Result<Option<u64>, DeviceError> {
+        Ok(self.0.traits.memory)
+    }
+
+    fn open(&self) -> Result<Arc<dyn Machine>, DeviceError> {
+        Ok(Arc::new(Self(self.0.clone())))
+    }
+}
+
+impl Machine for Simulated {
+    fn describe(&self) -> DeviceInfo {
+        DeviceInfo {
+            name: self.0.name.clone(),
+            description: "simulated".into(),
+            memory_bytes: self.0.traits.memory,
+            threads: 1,
+            facts: BTreeMap::new(),
+        }
+    }
+
+    fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
+        let executable = self.0.device.load(program, weights, options)?;
+        Ok(Box::new(Timed { executable, device: self.0.clone(), ends: Vec::new() }))
+    }
+}
+
+/// An executable whose calls end when the device would have ended them.
+struct Timed {
+    executable: Box<dyn Executable>,
+    device: Arc<Inner>,
+    /// When each call that was submitted ends.
+    ends: Vec<f64>,
+}
+
+impl Timed {
+    /// Programs that only measure are not computed.
+    fn is_probe(&self) -> bool {
+        self.program().stages.first().is_some_and(|stage| &*stage.name == "probe")
+    }
+
+    fn cost(&self, call: &Call<'_>) -> f64 {
+        let (program, traits) = (self.program(), &self.device.traits);
+        let numbers =
+            |value: &str| dim::bind_shape(&program.value_type(value).shape, &call.bindings).unwrap().iter().product::<usize>() as f64;
+        let values = program.inputs.iter().map(|input| &input.name).chain(program.outputs.iter().map(|output| &output.value));
+        let logits = if call.wants.is_empty() {
+            0.0
+        } else {
+            program.wanted_output().map_or(0.0, |(place, _)| numbers(&program.outputs[place].value))
+        };
+        let copied = 4.0 * (values.map(|value| numbers(value)).sum::<f64>() - logits);
+        let rows = call.bindings.rows as f64;
+        let depth: f64 = call.segments.iter().filter_map(|segment| Some(segment.state.as_ref()?.len() as f64)).sum();
+        let op = |op: &Op| {
+            let size = |name| {
+                program
+                    .weights
+                    .get(name)
+                    .map_or((0.0, 0.0), |w| (tensor_bytes(w.encoding, &w.shape) as f64, w.shape.iter().product::<usize>() as f64))
+            };
+            let (bytes, products) = op.op.weights().into_iter().map(|name| size(name)).fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
+            let table_rows = |name| program.weights.get(name).map_or(1.0, |w| w.shape[0] as f64);
+            let (bytes, products) = match &op.op {
+                OpKind::Embed { table, .. } => (bytes * rows / table_rows(table), 0.0),
+                // Two experts a row, all different as long as there are any.
+                OpKind::Experts { gate, .. } => {
+                    (bytes * (2.0 * rows / table_rows(gate)).min(1.0), products * rows * 2.0 / table_rows(gate))
+                }
+                OpKind::Attend { q, slot: Some(slot), .. } => {
+                    let keys = depth + rows;
+                    (program.slots[slot].bytes(1) as f64 * keys, 2.0 * numbers(q) * keys)
+                }
+                OpKind::Linear { weight, .. } => (bytes, numbers(op.outputs()[0].as_ref()) * program.weights[weight].shape[1] as f64),
+                _ => (bytes, products * rows),
+            };
+            traits.op_seconds + (bytes / traits.read).max(products / traits.products)
+        };
+        traits.call_seconds + copied / traits.copy + program.ops.iter().map(op).sum::<f64>()
+    }
+}
+
+impl Executable for Timed {
+    fn program(&self) -> &Checked {
+        self.executable.program()
+    }
+
+    fn new_state(&self, context: usize) -> Result<Box<dyn State>, DeviceError> {
+        self.executable.new_state(context)
+    }
+
+    fn submit(&mut self, call: &mut Call<'_>) -> Result<Ticket, DeviceError> {
+        let cost = self.cost(call);
+        let mut free = self.device.free.lock().unwrap();
+        *free = free.max(self.device.clock.seconds()) + cost;
+        self.ends.push(*free);
+        if self.is_probe() { Ok(Ticket(0)) } else { self.executable.submit(call) }
+    }
+
+    fn wait(&mut self, ticket: Ticket, call: &mut Call<'_>) -> Result<(), DeviceError> {
+        self.device.clock.go_on_to(self.ends.remove(0));
+        match self.is_probe() {
+            true => call.outputs.give(&self.program().clone(), &[], |_| Vec::new()),
+            false => self.executable.wait(ticket, call),
+        }
+    }
+
+    fn max_segments(&self) -> usize {
+        self.executable.max_segments()
+    }
+
+    fn commits_partly(&self) -> bool {
+        self.executable.commits_partly()
+    }
+
+    fn is_batch_invariant(&self) -> bool {
+        self.executable.is_batch_invariant()
+    }
+
+    fn state_bytes(&self) -> Option<StateBytes> {
+        self.executable.state_bytes()
+    }
+
+    fn scratch_bytes(&self) -> u64 {
+        self.executable.scratch_bytes()
+    }
+}

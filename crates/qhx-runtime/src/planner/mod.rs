@@ -1,0 +1,128 @@
+//! Which ways there are to place a model on an accelerator and the processor, and how long each would take.
+//!
+//! A prediction has two sides: what a program reads and computes ([`work`]), and facts about the devices, which are measured once ([`facts`]). It is
+//! good enough to say which few ways are worth a try; those are loaded and timed by [`crate::auto`].
+
+mod clock;
+mod facts;
+mod ways;
+mod work;
+
+pub use clock::{Clock, WallClock};
+pub use facts::{DeviceFacts, Facts};
+pub use ways::Way;
+
+use crate::placement::Phase;
+use facts::Form;
+use qhx_ir::{Checked, Device, DeviceError};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use ways::{ACCELERATOR, Names, Room, runs, ways};
+use work::{Shape, Work, value_bytes};
+
+/// Two devices that may share a model.
+#[derive(Clone)]
+pub struct Pair {
+    /// A GPU, or what takes its place.
+    pub accelerator: Arc<dyn Device>,
+    /// The host's processor.
+    pub processor: Arc<dyn Device>,
+    /// What they are timed with.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// How long a usual request would take.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Prediction {
+    /// A token of the answer.
+    pub decode_seconds: f64,
+    /// The prompt.
+    pub prefill_seconds: f64,
+}
+
+/// What a usual request has.
+pub(crate) const PROMPT_TOKENS: usize = 256;
+pub(crate) const ANSWER_TOKENS: usize = 128;
+
+impl Prediction {
+    /// The speed of prefill.
+    pub fn prefill_tokens_per_second(&self) -> f64 {
+        PROMPT_TOKENS as f64 / self.prefill_seconds
+    }
+
+    /// The whole request.
+    pub fn seconds(&self) -> f64 {
+        self.prefill_seconds + ANSWER_TOKENS as f64 * self.decode_seconds
+    }
+
+    pub(crate) fn is_sound(&self) -> bool {
+        self.seconds().is_finite() && self.seconds() > 0.0
+    }
+}
+
+/// The numbers that a model is loaded with, as far as they matter here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    pub(crate) context: usize,
+    pub(crate) chunk: usize,
+    pub(crate) wanted: usize,
+}
+
+impl Pair {
+    /// Whether the accelerator has memory enough to be worth a thought.
+    pub(crate) fn has_room(&self) -> Result<bool, DeviceError> {
+        Ok(self.accelerator.own_memory()?.is_none_or(|bytes| bytes >= facts::LEAST_MEMORY))
+    }
+
+    /// Facts about the two, measured with products like those of `program`.
+    pub(crate) fn measure(&self, program: &Checked) -> Result<Facts, DeviceError> {
+        Facts::measure(&*self.accelerator, &*self.processor, Form::of(program), &*self.clock)
+    }
+
+    /// The ways that fit, with what is expected of them, the best first.
+    pub(crate) fn ways(&self, program: &Checked, facts: &Facts, extent: Extent) -> Result<Vec<(Way, Prediction)>, DeviceError> {
+        let Extent { context, chunk, wanted } = extent;
+        let room = Room { bytes: self.accelerator.own_memory()?, context, chunk, wanted };
+        let all = ways(program, self.names(), room)?.into_iter().map(|way| {
+            let prediction = self.predict(program, facts, &way, chunk)?;
+            Ok((way, prediction))
+        });
+        let mut all = all.collect::<Result<Vec<_>, DeviceError>>()?;
+        all.sort_by(|(_, a), (_, b)| a.seconds().total_cmp(&b.seconds()));
+        Ok(all)
+    }
+
+    fn names(&self) -> Names<'_> {
+        Names { accelerator: self.accelerator.name(), processor: self.processor.name() }
+    }
+
+    /// How long a usual request would take.
+    fn predict(&self, program: &Checked, facts: &Facts, way: &Way, chunk: usize) -> Result<Prediction, DeviceError> {
+        let runs = |phase| runs(program, self.names(), way, phase);
+        let seconds = |phase: Phase, shape: Shape| -> Result<f64, DeviceError> {
+            let mut sum = 0.0;
+            for run in runs(phase) {
+                let device = if run.device == ACCELERATOR { &facts.accelerator } else { &facts.processor };
+                let part = run.part(program)?;
+                let ops: f64 = part.ops.iter().map(|op| device.op(Work::of(&part, op, shape))).sum();
+                // Logits stay where they are: only the largest is wanted.
+                let made = part.outputs.iter().filter(|output| !program.is_output(&output.value)).map(|output| &output.value);
+                let crossing: f64 =
+                    part.inputs.iter().map(|input| &input.name).chain(made).map(|name| value_bytes(&part, name, shape)).sum();
+                sum += device.call_seconds + ops + crossing / device.copied_bytes_per_second;
+            }
+            Ok(sum)
+        };
+        let rows = chunk.clamp(1, PROMPT_TOKENS);
+        let prefill = seconds(Phase::Prefill, Shape { rows, depth: PROMPT_TOKENS / 2 })? * (PROMPT_TOKENS as f64 / rows as f64);
+        let decode = seconds(Phase::Decode, Shape { rows: 1, depth: PROMPT_TOKENS + ANSWER_TOKENS / 2 })?;
+        // The cache moves once, where the phases are apart.
+        let moved: u64 = match runs(Phase::Prefill) == runs(Phase::Decode) {
+            true => 0,
+            false => program.slots.values().map(|slot| slot.bytes(PROMPT_TOKENS)).sum(),
+        };
+        let copied = moved as f64 / facts.accelerator.copied_bytes_per_second.min(facts.processor.copied_bytes_per_second);
+        Ok(Prediction { decode_seconds: decode, prefill_seconds: prefill + copied })
+    }
+}

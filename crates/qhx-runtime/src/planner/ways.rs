@@ -1,0 +1,154 @@
+//! The ways in which a program can be placed on an accelerator and the processor.
+
+use crate::{
+    memory::MemoryEstimate,
+    placement::{Phase, Rules},
+    split::{OpRange, op_ranges},
+};
+use qhx_ir::{Checked, DeviceError, Name, OpKind};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A way to place a program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Way {
+    /// For people: `cpu`, `gpu`, `experts on cpu` …
+    pub name: String,
+    /// What runs where. `default` is always named.
+    pub rules: Rules,
+}
+
+impl Way {
+    /// Everything on one device.
+    pub fn alone(device: &str) -> Self {
+        Self { name: device.to_owned(), rules: Rules { default: Some(device.to_owned()), ..Rules::default() } }
+    }
+
+    /// Whether more than one device takes part.
+    pub fn is_split(&self) -> bool {
+        self.rules.devices().len() > 1
+    }
+}
+
+/// What bounds the choice.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// Bytes of the accelerator's own memory; absent: it uses the host's.
+    pub(super) bytes: Option<u64>,
+    pub(super) context: usize,
+    pub(super) chunk: usize,
+    pub(super) wanted: usize,
+}
+
+/// The names of the two devices.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Names<'a> {
+    pub(super) accelerator: &'a str,
+    pub(super) processor: &'a str,
+}
+
+/// The two ways with one device, then all splits that are worth a thought and fit.
+pub(super) fn ways(program: &Checked, names: Names<'_>, room: Room) -> Result<Vec<Way>, DeviceError> {
+    let Names { accelerator, processor } = names;
+    let (on_accelerator, on_processor) = (Way::alone(accelerator), Way::alone(processor));
+    let by_phase = |prefill: &str, decode: &str| Way {
+        name: format!("prefill on {prefill}, decode on {decode}"),
+        rules: Rules { default: Some(prefill.to_owned()), decode: Some(decode.to_owned()), ..Rules::default() },
+    };
+    let mut all = vec![on_accelerator, by_phase(accelerator, processor), by_phase(processor, accelerator)];
+    let (layers, experts) = (layers(program), experts(program));
+    // As many layers as fit, of those that a rule may move.
+    let most = |total: usize, way: &dyn Fn(usize) -> Way| -> Result<Option<Way>, DeviceError> {
+        let (mut fits, mut beyond) = (0, total + 1);
+        while beyond - fits > 1 {
+            let middle = fits + (beyond - fits) / 2;
+            *(if room.holds(program, names, &way(middle))? { &mut fits } else { &mut beyond }) = middle;
+        }
+        Ok((fits > 0).then(|| way(fits)))
+    };
+    let moved = |paths: &[Name], to: &str| paths.iter().map(|path| (path.to_string(), to.to_owned())).collect::<BTreeMap<_, _>>();
+    if !experts.is_empty() {
+        // The rest on the accelerator, with the experts of as many layers as fit beside it.
+        let rest_there = |there: usize| Way {
+            name: match there {
+                0 => format!("experts on {processor}"),
+                _ => format!("experts of {} of {} layers on {processor}", experts.len() - there, experts.len()),
+            },
+            rules: Rules { default: Some(accelerator.into()), stages: moved(&experts[there..], processor), ..Rules::default() },
+        };
+        let experts_there = |there: usize| Way {
+            name: format!("experts of {there} of {} layers on {accelerator}", experts.len()),
+            rules: Rules { default: Some(processor.into()), stages: moved(&experts[..there], accelerator), ..Rules::default() },
+        };
+        all.push(rest_there(0));
+        all.extend(most(experts.len() - 1, &rest_there)?);
+        all.extend(most(experts.len(), &experts_there)?);
+    }
+    let first_there = |there: usize| Way {
+        name: format!("first {there} of {} layers on {accelerator}", layers.len()),
+        rules: Rules { default: Some(processor.into()), stages: moved(&layers[..there], accelerator), ..Rules::default() },
+    };
+    if layers.len() > 1 {
+        all.extend(most(layers.len() - 1, &first_there)?);
+    }
+    let mut fitting = vec![on_processor];
+    for way in all {
+        if room.holds(program, names, &way)? {
+            fitting.push(way);
+        }
+    }
+    Ok(fitting)
+}
+
+impl Room {
+    /// Whether what a way puts on the accelerator fits there.
+    fn holds(&self, program: &Checked, names: Names<'_>, way: &Way) -> Result<bool, DeviceError> {
+        let Some(bytes) = self.bytes else { return Ok(true) };
+        let mut seen = BTreeSet::new();
+        let mut needed = 0u64;
+        for phase in Phase::ALL {
+            for run in runs(program, names, way, phase).into_iter().filter(|run| run.device == ACCELERATOR) {
+                if seen.insert((run.ops.start, run.ops.end)) {
+                    let part = run.part(program)?;
+                    needed = needed.saturating_add(MemoryEstimate::of(&part, self.context, self.chunk, self.wanted).total_bytes);
+                }
+            }
+        }
+        Ok(needed <= bytes)
+    }
+}
+
+/// The places of the two devices.
+pub(super) const ACCELERATOR: usize = 0;
+const PROCESSOR: usize = 1;
+
+/// The ops of a program in a phase, by device.
+pub(super) fn runs(program: &Checked, names: Names<'_>, way: &Way, phase: Phase) -> Vec<OpRange> {
+    op_ranges(program, |op| match way.rules.device(program, &op.path, phase) {
+        Some((device, _)) if device == names.accelerator => ACCELERATOR,
+        _ => PROCESSOR,
+    })
+}
+
+/// The first words of all layers' paths: `layers.0` …
+fn layers(program: &Checked) -> Vec<Name> {
+    let mut all: Vec<Name> = Vec::new();
+    for op in &program.ops {
+        let mut words = op.path.splitn(3, '.');
+        if let (Some(first), Some(number), Some(_)) = (words.next(), words.next(), words.next())
+            && number.parse::<usize>().is_ok()
+        {
+            let layer: Name = format!("{first}.{number}").into();
+            if all.last() != Some(&layer) {
+                all.push(layer);
+            }
+        }
+    }
+    all
+}
+
+/// The paths of the ops with experts.
+fn experts(program: &Checked) -> Vec<Name> {
+    program.ops.iter().filter(|op| matches!(op.op, OpKind::Experts { .. })).map(|op| op.path.clone()).collect()
+}
