@@ -8,13 +8,27 @@
 #extension GL_KHR_shader_subgroup_shuffle : require
 #endif
 
-layout(buffer_reference, std430, buffer_reference_align = 4) buffer Floats { float at[]; };
-layout(buffer_reference, std430, buffer_reference_align = 4) buffer Words { uint at[]; };
-layout(buffer_reference, std430, buffer_reference_align = 4) buffer Integers { int at[]; };
-layout(buffer_reference, std430, buffer_reference_align = 8) buffer Pairs { uvec2 at[]; };
-layout(buffer_reference, std430, buffer_reference_align = 8) buffer Addresses { uint64_t at[]; };
-layout(buffer_reference, std430, buffer_reference_align = 16) buffer Quads { uvec4 at[]; };
-layout(buffer_reference, std430, buffer_reference_align = 16) buffer Vectors { vec4 at[]; };
+// Where workgroups of one dispatch read what others have written.
+#ifdef ACROSS_GROUPS
+#extension GL_KHR_memory_scope_semantics : require
+#define SEEN nonprivate
+#else
+#define SEEN
+#endif
+
+layout(buffer_reference, std430, buffer_reference_align = 4) SEEN buffer Floats { float at[]; };
+layout(buffer_reference, std430, buffer_reference_align = 4) SEEN buffer Words { uint at[]; };
+layout(buffer_reference, std430, buffer_reference_align = 4) SEEN buffer Integers { int at[]; };
+layout(buffer_reference, std430, buffer_reference_align = 8) SEEN buffer Pairs { uvec2 at[]; };
+layout(buffer_reference, std430, buffer_reference_align = 8) SEEN buffer Addresses { uint64_t at[]; };
+layout(buffer_reference, std430, buffer_reference_align = 16) SEEN buffer Quads { uvec4 at[]; };
+layout(buffer_reference, std430, buffer_reference_align = 16) SEEN buffer Vectors { vec4 at[]; };
+
+// What does not change while a dispatch runs.
+layout(buffer_reference, std430, buffer_reference_align = 4) readonly buffer FixedFloats { float at[]; };
+layout(buffer_reference, std430, buffer_reference_align = 4) readonly buffer FixedWords { uint at[]; };
+layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer FixedPairs { uvec2 at[]; };
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer FixedQuads { uvec4 at[]; };
 
 const float LOWEST = -3.402823466e38;
 const uint NONE = 0xffffffffu;

@@ -1,7 +1,8 @@
 #version 460
-// Elementwise: sums, products, gates, functions, bounds.
+// Elementwise operations.
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
+#include "map.glsl"
 layout(local_size_x = 256) in;
 layout(constant_id = 0) const uint OPERATION = 0;
 layout(constant_id = 1) const uint FUNCTION = 0;
@@ -18,16 +19,5 @@ layout(push_constant) uniform Arguments {
 void main() {
     uint i = flat_index();
     if (i >= count) return;
-    float x = Floats(a).at[i];
-    switch (OPERATION) {
-        case 0: x += Floats(b).at[i]; break;
-        case 1: x *= Floats(b).at[i]; break;
-        case 2: x = activate(FUNCTION, x) * Floats(b).at[i]; break;
-        case 3: x = activate(FUNCTION, x); break;
-        case 4: x = x * low * Floats(b).at[i % width]; break;
-        case 5: x = x * low; break;
-        case 6: x = low * safe_tanh(x / low); break;
-        case 7: x = min(max(x, low), high); break;
-    }
-    Floats(y).at[i] = x;
+    Floats(y).at[i] = mapped(OPERATION, FUNCTION, Floats(a).at[i], b, i, width, low, high);
 }

@@ -1,5 +1,7 @@
 // Pages of keys and values: of each slot the keys `[kv_heads, 64, words]`, then the values, as `pages.rs` lays them out.
+#ifndef SLOT
 layout(constant_id = 0) const uint SLOT = 0; // 0 none: keys are those of the call; 1 f32; 2 f16
+#endif
 const uint PAGE_ROWS = 64u;
 
 uint row_words(uint dim) { return SLOT == 2u ? (dim + 1u) / 2u : dim; }

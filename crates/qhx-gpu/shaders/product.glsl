@@ -1,8 +1,10 @@
 // Products of weight rows with rows of numbers. A weight row is taken in chunks of 16 bytes (int6: a block of 24); a lane takes every so-manieth chunk.
+#ifndef STORED_ROWS
 layout(constant_id = 4) const uint FORM = 0; // how the other rows come: 0 floats, 1 int8 with a scale for each row, 2 int8 with a scale for each 32
 layout(constant_id = 5) const uint ROWS = 1; // rows that meet a weight row at once
 layout(constant_id = 6) const uint OUTPUTS = 1; // weight rows at once
 layout(constant_id = 9) const uint AHEAD = 1; // chunks that are loaded before the first is used
+#endif
 
 #ifdef INTEGER_DOT
 #extension GL_EXT_integer_dot_product : require
@@ -23,14 +25,23 @@ struct Matrix {
     uint scale_bytes;
     uint min_bytes;
 };
+#ifndef STORED_ROWS
 struct Rows {
     uint64_t numbers;
     uint64_t scales;
     uint width;
     uint stride; // numbers from row to row, a multiple of 32
 };
+#endif
 
 float sums[OUTPUTS * ROWS];
+
+#ifndef STORED_ROWS
+// Of a row: four numbers, sixteen bytes and the scale of a block, from a column on.
+vec4 row_floats(Rows x, uint row, uint column) { return Vectors(x.numbers + 4ul * (uint64_t(row) * x.stride + column)).at[0]; }
+uvec4 row_bytes(Rows x, uint row, uint column) { return Quads(x.numbers + uint64_t(row) * x.stride + column).at[0]; }
+float row_scale(Rows x, uint row, uint column) { return Floats(x.scales).at[FORM == 1u ? row : row * (x.stride / 32u) + column / 32u]; }
+#endif
 
 // Four stored integers as signed bytes.
 uint centred(uint q, uint zero) { return MIN == 1u ? q : ((q | 0x80808080u) - zero) ^ 0x80808080u; }
@@ -60,9 +71,8 @@ void add_floats(uvec4 raw, uint chunk, uint slot, uint first_row, uint rows, Row
     }
     [[unroll]] for (uint r = 0u; r < ROWS; r++) {
         if (ROWS > 1u && first_row + r >= rows) continue;
-        uint64_t at = x.numbers + 4ul * (uint64_t(first_row + r) * x.stride + first);
-        float sum = dot(low, Vectors(at).at[0]);
-        if (ENCODING != 0u) sum += dot(high, Vectors(at).at[1]);
+        float sum = dot(low, row_floats(x, first_row + r, first));
+        if (ENCODING != 0u) sum += dot(high, row_floats(x, first_row + r, first + 4u));
         sums[slot * ROWS + r] += sum;
     }
 }
@@ -79,9 +89,9 @@ void add_integers(uvec4 raw, uint64_t data, uint64_t scale_row, uint64_t min_row
             q[4u + j] = centred(raw[j] >> 4 & 0x0f0f0f0fu, 0x08080808u);
         }
     } else {
-        uvec2 a = Pairs(data).at[chunk * 3u];
-        uvec2 b = Pairs(data).at[chunk * 3u + 1u];
-        uvec2 top = Pairs(data).at[chunk * 3u + 2u];
+        uvec2 a = FixedPairs(data).at[chunk * 3u];
+        uvec2 b = FixedPairs(data).at[chunk * 3u + 1u];
+        uvec2 top = FixedPairs(data).at[chunk * 3u + 2u];
         uint half_bytes[4] = uint[](a.x, a.y, b.x, b.y);
         [[unroll]] for (uint j = 0u; j < 8u; j++) {
             uint low = (j < 4u ? half_bytes[j & 3u] : half_bytes[j & 3u] >> 4) & 0x0f0f0f0fu;
@@ -95,33 +105,32 @@ void add_integers(uvec4 raw, uint64_t data, uint64_t scale_row, uint64_t min_row
         if (ROWS > 1u && first_row + r >= rows) continue;
         uint row = first_row + r;
         if (FORM == 0u) {
-            uint64_t at = x.numbers + 4ul * (uint64_t(row) * x.stride + first);
             float sum = 0.0;
             float all = 0.0;
             [[unroll]] for (uint j = 0u; j < words; j++) {
-                vec4 v = Vectors(at).at[j];
+                vec4 v = row_floats(x, row, first + 4u * j);
                 sum += dot(bytes_as_floats(q[j]), v);
                 if (MIN == 1u) all += dot(vec4(1.0), v);
             }
             sums[slot * ROWS + r] += scale * sum + minimum * all;
         } else {
-            uint64_t at = x.numbers + uint64_t(row) * x.stride + first;
             int sum = 0;
             int all = 0;
             [[unroll]] for (uint j = 0u; j < words; j += 4u) {
-                uvec4 v = Quads(at).at[j / 4u];
+                uvec4 v = row_bytes(x, row, first + 4u * j);
                 [[unroll]] for (uint i = 0u; i < 4u; i++) {
                     sum += dot4(q[j + i], v[i]);
                     if (MIN == 1u) all += dot4(0x01010101u, v[i]);
                 }
             }
             float part = scale * float(sum) + minimum * float(all);
-            if (FORM == 2u) part *= Floats(x.scales).at[row * (x.stride / 32u) + first / 32u];
+            if (FORM == 2u) part *= row_scale(x, row, first);
             sums[slot * ROWS + r] += part;
         }
     }
 }
 
+#ifndef STORED_ROWS
 // Adds the products of weight rows `output ..` with the rows `first_row ..` to `sums`, as far as the lane has a part in them.
 void add_products(Matrix m, Rows x, uint first_output, uint outputs, uint first_row, uint rows, uint lane, uint lanes) {
     uint columns = ENCODING == 0u ? 4u : ENCODING < 3u ? 8u : ENCODING == 3u ? 16u : 32u;
@@ -134,7 +143,7 @@ void add_products(Matrix m, Rows x, uint first_output, uint outputs, uint first_
             [[unroll]] for (uint slot = 0u; slot < OUTPUTS; slot++) {
                 uint64_t data = m.data + uint64_t(min(first_output + slot, outputs - 1u)) * m.data_bytes;
                 // int6 has blocks of 24 bytes.
-                if (ENCODING != 4u) raw[ahead * OUTPUTS + slot] = Quads(data).at[chunk];
+                if (ENCODING != 4u) raw[ahead * OUTPUTS + slot] = FixedQuads(data).at[chunk];
             }
         }
         [[unroll]] for (uint ahead = 0u; ahead < AHEAD; ahead++) {
@@ -158,7 +167,8 @@ void add_products(Matrix m, Rows x, uint first_output, uint outputs, uint first_
 // What is multiplied to a sum once all lanes have been added up.
 float last_factor(Matrix m, Rows x, uint output_row, uint row) {
     float factor = 1.0;
-    if (ENCODING == 3u && BLOCK == 0u) factor *= Floats(m.scales).at[output_row];
-    if (FORM == 1u) factor *= Floats(x.scales).at[row];
+    if (ENCODING == 3u && BLOCK == 0u) factor *= FixedFloats(m.scales).at[output_row];
+    if (FORM == 1u) factor *= row_scale(x, row, 0u);
     return factor;
 }
+#endif

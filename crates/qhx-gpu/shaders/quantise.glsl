@@ -1,3 +1,5 @@
+#ifndef QUANTISE
+#define QUANTISE
 // int8 forms. A quotient decides to which integer a number is rounded, so it is rounded as the program states: Vulkan's own division may be off by the last digits.
 
 // a / b for positive normal numbers, rounded to the nearest, to even at a tie.
@@ -11,10 +13,19 @@ float exact_quotient(float a, float b) {
     uint shift = 24u;
     if (ma >= mb) shift = 23u; else exponent -= 1;
     uint64_t numerator = ma << shift;
-    uint64_t quotient = numerator / mb;
-    uint64_t rest = (numerator - quotient * mb) * 2ul;
-    uint q = uint(quotient);
-    if (rest > mb || (rest == mb && (q & 1u) == 1u)) q++;
+    // The device's own quotient is off by some units of its last digit.
+    uint q = uint(float(uint(ma)) / float(uint(mb)) * float(1u << shift));
+    int64_t rest = int64_t(numerator) - int64_t(uint64_t(q) * mb);
+    while (rest < 0l) {
+        q--;
+        rest += int64_t(mb);
+    }
+    while (rest >= int64_t(mb)) {
+        q++;
+        rest -= int64_t(mb);
+    }
+    rest *= 2l;
+    if (rest > int64_t(mb) || (rest == int64_t(mb) && (q & 1u) == 1u)) q++;
     if (q == 0x1000000u) {
         q = 0x800000u;
         exponent++;
@@ -34,3 +45,4 @@ float inverse_scale(float most) {
 }
 float forward_scale(float most) { return vanishes(most) ? 0.0 : exact_quotient(most, 127.0); }
 uint quantised(float x, float inverse) { return uint(int(clamp(roundEven(x * inverse), -127.0, 127.0))) & 255u; }
+#endif

@@ -9,7 +9,8 @@ float group_sum(float x) {
     if (subgroupElect()) reduced[gl_SubgroupID] = x;
     barrier();
     float sum = 0.0;
-    for (uint s = 0u; s < gl_NumSubgroups; s++) sum += reduced[s];
+    for (uint s = gl_SubgroupInvocationID; s < gl_NumSubgroups; s += gl_SubgroupSize) sum += reduced[s];
+    sum = subgroupAdd(sum);
     barrier();
     return sum;
 #else
@@ -33,7 +34,8 @@ float group_max(float x) {
     if (subgroupElect()) reduced[gl_SubgroupID] = x;
     barrier();
     float most = reduced[0];
-    for (uint s = 1u; s < gl_NumSubgroups; s++) most = max(most, reduced[s]);
+    for (uint s = gl_SubgroupInvocationID; s < gl_NumSubgroups; s += gl_SubgroupSize) most = max(most, reduced[s]);
+    most = subgroupMax(most);
     barrier();
     return most;
 #else

@@ -51,6 +51,8 @@ pub struct Features {
     pub cooperative_matrix: bool,
     /// Weights that lie in memory of the host are read there, where GPU and CPU share memory; else they are copied.
     pub host_memory: bool,
+    /// Steps of one row in one dispatch, where that is faster. Absent: not in software, which compiles it for long.
+    pub streams: Option<bool>,
     /// The most bytes of one buffer; absent: what the GPU takes.
     pub max_buffer: Option<u64>,
     /// The most bytes of memory that a workgroup shares; absent: what the GPU has.
@@ -59,7 +61,15 @@ pub struct Features {
 
 impl Default for Features {
     fn default() -> Self {
-        Self { subgroups: true, integer_dot: true, cooperative_matrix: true, host_memory: true, max_buffer: None, shared_memory: None }
+        Self {
+            subgroups: true,
+            integer_dot: true,
+            cooperative_matrix: true,
+            host_memory: true,
+            streams: None,
+            max_buffer: None,
+            shared_memory: None,
+        }
     }
 }
 
@@ -104,6 +114,7 @@ impl GpuDevice {
         adapter.subgroups &= features.subgroups;
         adapter.integer_dot &= features.integer_dot;
         adapter.cooperative_matrix &= features.cooperative_matrix;
+        adapter.streams = features.streams.unwrap_or(adapter.streams) && adapter.can_stream();
         adapter.max_allocation = adapter.max_allocation.min(features.max_buffer.unwrap_or(u64::MAX));
         adapter.shared_memory = adapter.shared_memory.min(features.shared_memory.unwrap_or(u32::MAX));
         if !features.host_memory || !adapter.unified {

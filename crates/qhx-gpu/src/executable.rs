@@ -7,6 +7,8 @@ use crate::{
     parameters::{self, SegmentEntry},
     recorder::{Addresses, Recorder},
     state::{GpuState, SlotLayout},
+    stream::{Item, Stream, StreamPlan, most_together},
+    trial::Trial,
     vulkan::{Buffer, Command, Gpu, Kind, Recording, Use},
     weights::{self, DeviceWeights},
 };
@@ -14,7 +16,7 @@ use qhx_ir::{
     Bindings, Call, Checked, DType, DeviceError, Executable, Generator, InputData, LoadOptions, RowResult, Segment, State, StateBytes, Tap,
     Ticket, Want, Weights,
 };
-use std::{collections::HashMap, ops::Range, sync::Arc};
+use std::{collections::HashMap, ops::Range, sync::Arc, time::Instant};
 
 /// A program loaded on a GPU.
 pub(crate) struct GpuExecutable {
@@ -28,14 +30,17 @@ pub(crate) struct GpuExecutable {
     inputs: Buffer,
     /// Where each input begins.
     input_offsets: Vec<u64>,
-    /// Segments, pages and whatever else differs from call to call.
-    parameters: Buffer,
+    /// Segments, pages and whatever else differs from call to call; and where it is copied to, where it does not lie in the device's own memory.
+    parameters: Arc<Buffer>,
+    copied_parameters: Option<Arc<Buffer>>,
     download: Arc<Buffer>,
     /// Where each output begins in it.
     output_offsets: Vec<u64>,
-    recordings: HashMap<Shape, Recording>,
+    recordings: HashMap<Shape, Recorded>,
+    /// Workgroups that can meet in the step of one row, once that is known.
+    together: Option<usize>,
     /// Submissions that have not been waited for, with what was recorded for them alone.
-    under_way: Option<u64>,
+    under_way: Option<UnderWay>,
     /// The shape that was submitted last.
     last: Option<Shape>,
     errands: Vec<Recording>,
@@ -57,6 +62,30 @@ struct Shape {
     /// First and last of the steps.
     steps: (usize, usize),
     ending: Ending,
+    /// Whether it is the whole step of one row.
+    single: bool,
+}
+
+/// The commands for a shape.
+struct Recorded {
+    recording: Recording,
+    /// For the step of one row: the same in one dispatch.
+    whole: Option<Whole>,
+}
+
+/// A step in one dispatch.
+struct Whole {
+    stream: Stream,
+    recording: Recording,
+    trial: Trial,
+}
+
+/// What was submitted.
+struct UnderWay {
+    number: u64,
+    since: Instant,
+    /// Whether it is a step in one dispatch.
+    whole: bool,
 }
 
 /// What follows the steps.
@@ -80,6 +109,9 @@ struct Begun {
 /// Queries that attention takes at once: as many as registers hold. Software Vulkan compiles such shaders for minutes.
 const MOST_QUERIES: usize = 16;
 const SOFTWARE_QUERIES: usize = 2;
+/// Invocations of a workgroup in the step of one row.
+const STREAM_GROUP: usize = 512;
+const SOFTWARE_GROUP: usize = 128;
 /// Parts of a row whose largest numbers are found side by side.
 const PARTS: usize = 64;
 
@@ -90,8 +122,13 @@ impl GpuExecutable {
         let max = Bindings { rows: limits.max_rows, soft_rows: limits.max_soft_rows, wanted: limits.max_wanted };
         let loaded = weights::load(gpu, program, weights, tables(program), limits.progress.as_ref())?;
         let layout = Arc::new(SlotLayout::new(program));
-        let lowered =
-            lower(program, &loaded, &layout, max, if gpu.adapter.kind == Kind::Software { SOFTWARE_QUERIES } else { MOST_QUERIES })?;
+        let (most_queries, group) = match gpu.adapter.kind {
+            Kind::Software => (SOFTWARE_QUERIES, SOFTWARE_GROUP),
+            _ => (MOST_QUERIES, STREAM_GROUP.min(gpu.adapter.max_group as usize)),
+        };
+        let stream =
+            gpu.adapter.streams.then(|| StreamPlan::new(group, gpu.adapter.subgroup_size as usize, gpu.adapter.shared_memory as usize));
+        let lowered = lower(program, &loaded, &layout, max, most_queries, stream)?;
         let too_large = |what: &str, bytes: u64| {
             DeviceError::Resources(format!(
                 "program `{}` needs {bytes} bytes for {what}, but the GPU takes at most {} in one piece: load it for fewer rows per call",
@@ -110,7 +147,7 @@ impl GpuExecutable {
             return Err(too_large("outputs", output_bytes));
         }
         let inputs = Buffer::new(gpu, input_bytes, Use::Upload)?;
-        let parameters = Buffer::new(gpu, 1 << 16, Use::Upload)?;
+        let (parameters, copied_parameters) = parameter_buffers(gpu, 1 << 14)?;
         let download = Arc::new(Buffer::new(gpu, output_bytes + largest_bytes(&limits), Use::Download)?);
         let pool = Pool::new(gpu, limits.max_state_bytes);
         Ok(Self {
@@ -124,9 +161,11 @@ impl GpuExecutable {
             inputs,
             input_offsets,
             parameters,
+            copied_parameters,
             download,
             output_offsets,
             recordings: HashMap::new(),
+            together: None,
             under_way: None,
             last: None,
             errands: Vec::new(),
@@ -171,7 +210,8 @@ impl GpuExecutable {
         if bytes.len() as u64 > self.parameters.bytes() {
             // Recordings know the address of the old buffer.
             self.recordings.clear();
-            self.parameters = Buffer::new(&self.gpu, (bytes.len() as u64).next_power_of_two(), Use::Upload)?;
+            let bytes = (bytes.len() as u64).next_power_of_two();
+            (self.parameters, self.copied_parameters) = parameter_buffers(&self.gpu, bytes)?;
         }
         self.parameters.write(0, bytes);
         for (data, &offset) in call.inputs.iter().zip(&self.input_offsets) {
@@ -185,27 +225,56 @@ impl GpuExecutable {
 
     fn addresses(&self) -> Addresses {
         let inputs: Vec<u64> = self.input_offsets.iter().map(|offset| self.inputs.address() + offset).collect();
-        self.lowered.addresses(self.parameters.address(), &inputs, self.arena.address())
+        let parameters = self.copied_parameters.as_ref().unwrap_or(&self.parameters);
+        self.lowered.addresses(parameters.address(), &inputs, self.arena.address())
     }
 
     /// The recording for a shape.
-    fn recording(&mut self, shape: Shape) -> Result<&Recording, DeviceError> {
+    fn recorded(&mut self, shape: Shape) -> Result<(), DeviceError> {
         if !self.recordings.contains_key(&shape) {
             // Shapes of prompts are many; those of decoding are few and soon there again.
             const MOST_RECORDINGS: usize = 128;
             if self.recordings.len() >= MOST_RECORDINGS {
                 self.recordings.clear();
             }
-            let recording = self.record(shape)?;
-            self.recordings.insert(shape, recording);
+            let recorded = self.record(shape)?;
+            self.recordings.insert(shape, recorded);
         }
-        Ok(&self.recordings[&shape])
+        Ok(())
     }
 
-    fn record(&self, shape: Shape) -> Result<Recording, DeviceError> {
+    fn record(&mut self, shape: Shape) -> Result<Recorded, DeviceError> {
+        let items = self.record_items(shape, false)?;
+        let commands = items.into_iter().filter_map(|item| if let Item::Command(command) = item { Some(command) } else { None });
+        let recording = Recording::new(&self.gpu, commands.collect())?;
+        let Some(plan) = self.lowered.stream.clone().filter(|_| shape.single) else { return Ok(Recorded { recording, whole: None }) };
+        let groups = match self.together {
+            Some(groups) => groups,
+            None => *self.together.insert(most_together(&self.gpu, &plan)?),
+        };
+        // Software is never faster in one dispatch, but its test wants it; there, one workgroup will do.
+        let software = self.gpu.adapter.kind == Kind::Software;
+        if groups == 1 && !software {
+            return Ok(Recorded { recording, whole: None });
+        }
+        let items = self.record_items(shape, true)?;
+        let (stream, whole) = Stream::new(&self.gpu, &plan, self.addresses().call, items, groups)?;
+        Ok(Recorded { recording, whole: Some(Whole { stream, recording: whole, trial: Trial::new(software) }) })
+    }
+
+    /// What is done for a shape; `whole`: with instructions.
+    fn record_items(&self, shape: Shape, whole: bool) -> Result<Vec<Item>, DeviceError> {
         let addresses = self.addresses();
         let bindings = Bindings { rows: shape.rows, soft_rows: shape.soft_rows, wanted: shape.wanted };
         let mut recorder = Recorder::new(&self.gpu, &addresses, bindings, shape.segments, shape.keys);
+        if whole {
+            recorder = recorder.single(&self.lowered.aliases);
+        }
+        if let Some(to) = &self.copied_parameters {
+            let (from, to, bytes) = (self.parameters.clone(), to.clone(), to.bytes());
+            recorder.add(Command::Copy { from, from_offset: 0, to, to_offset: 0, bytes });
+            recorder.barrier();
+        }
         for step in &self.lowered.steps[shape.steps.0..shape.steps.1] {
             recorder.step(step)?;
         }
@@ -219,7 +288,7 @@ impl GpuExecutable {
                 }
             }
         }
-        Ok(Recording::new(&self.gpu, recorder.finish())?)
+        Ok(recorder.finish())
     }
 
     fn record_copy(&self, recorder: &mut Recorder<'_>, view: &View, place: usize) {
@@ -251,19 +320,32 @@ impl GpuExecutable {
         if !errands.is_empty() {
             self.errands.push(Recording::new(&self.gpu, errands)?);
         }
-        self.recording(shape)?;
-        let recordings: Vec<&Recording> = self.errands.iter().chain([&self.recordings[&shape]]).collect();
-        self.under_way = Some(self.gpu.submit(&recordings)?);
+        self.recorded(shape)?;
+        let recorded = &self.recordings[&shape];
+        let whole = recorded.whole.as_ref().filter(|whole| whole.trial.is_whole());
+        let recording = whole.map_or(&recorded.recording, |whole| &whole.recording);
+        let recordings: Vec<&Recording> = self.errands.iter().chain([recording]).collect();
+        let (whole, since) = (whole.is_some(), Instant::now());
+        self.under_way = Some(UnderWay { number: self.gpu.submit(&recordings)?, since, whole });
         self.last = Some(shape);
         Ok(())
     }
 
     /// Waits for what was submitted.
     fn settle(&mut self) -> Result<(), DeviceError> {
-        if let Some(number) = self.under_way.take() {
+        if let Some(UnderWay { number, since, whole }) = self.under_way.take() {
             self.gpu.wait(number)?;
-            if let Some(recording) = self.last.and_then(|shape| self.recordings.get(&shape)) {
-                self.gpu.count_times(recording);
+            if let Some(recorded) = self.last.and_then(|shape| self.recordings.get_mut(&shape)) {
+                self.gpu.count_times(recorded.whole.as_ref().filter(|_| whole).map_or(&recorded.recording, |whole| &whole.recording));
+                if let Some(own) = &mut recorded.whole {
+                    own.trial.took(whole, since.elapsed());
+                    if whole && own.stream.gave_up() {
+                        // Nothing that a step reads is changed by it, so that it can be done again.
+                        own.trial.failed();
+                        let number = self.gpu.submit(&[&recorded.recording])?;
+                        self.gpu.wait(number)?;
+                    }
+                }
             }
         }
         self.errands.clear();
@@ -395,7 +477,8 @@ impl Executable for GpuExecutable {
         let submitted = call.taps.is_none() && call.bindings.wanted <= self.limits.max_wanted;
         if submitted {
             let steps = self.lowered.steps.len();
-            self.submit_shape(shape(call, &call.bindings, 0..steps, ending))?;
+            let single = self.lowered.stream.is_some() && is_single(call);
+            self.submit_shape(Shape { single, ..shape(call, &call.bindings, 0..steps, ending) })?;
         }
         self.tickets += 1;
         self.begun = Some(Begun { ticket: self.tickets, ending, submitted });
@@ -439,7 +522,11 @@ impl Executable for GpuExecutable {
     }
 
     fn scratch_bytes(&self) -> u64 {
-        self.arena.bytes() + self.inputs.bytes() + self.download.bytes() + self.parameters.bytes()
+        self.arena.bytes()
+            + self.inputs.bytes()
+            + self.download.bytes()
+            + self.parameters.bytes()
+            + self.copied_parameters.as_ref().map_or(0, |copied| copied.bytes())
     }
 }
 
@@ -454,7 +541,22 @@ fn shape(call: &Call<'_>, bindings: &Bindings, steps: Range<usize>, ending: Endi
     let Bindings { rows, soft_rows, wanted } = *bindings;
     let keys = call.segments.iter().map(|segment| segment.valid_rows + segment.state.as_ref().map_or(0, |state| state.len()));
     let keys = keys.max().unwrap_or(1).next_power_of_two();
-    Shape { rows, soft_rows, wanted, segments: call.segments.len(), keys, steps: (steps.start, steps.end), ending }
+    Shape { rows, soft_rows, wanted, segments: call.segments.len(), keys, steps: (steps.start, steps.end), ending, single: false }
+}
+
+/// Whether a call has one row, which is wanted, and nothing else.
+fn is_single(call: &Call<'_>) -> bool {
+    let one = Bindings { rows: 1, soft_rows: 0, wanted: 1 };
+    let [segment] = &call.segments[..] else { return false };
+    call.bindings == one && (segment.first_row, segment.valid_rows) == (0, 1) && segment.state.is_some()
+}
+
+/// Memory for a call's parameters: where the host writes them, and where shaders read them, if not there.
+fn parameter_buffers(gpu: &Arc<Gpu>, bytes: u64) -> Result<(Arc<Buffer>, Option<Arc<Buffer>>), DeviceError> {
+    let parameters = Buffer::new(gpu, bytes, Use::Upload)?;
+    // Shaders wait for long where they read memory that the host sees.
+    let copied = if gpu.adapter.unified { None } else { Some(Arc::new(Buffer::new(gpu, bytes, Use::Device)?)) };
+    Ok((Arc::new(parameters), copied))
 }
 
 /// Bytes for the largest numbers of wanted rows and of their parts.

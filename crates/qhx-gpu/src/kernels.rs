@@ -1,6 +1,7 @@
 //! The shaders of this crate: one entry for each file in `shaders/`.
 
-use crate::vulkan::Adapter;
+use crate::vulkan::{Adapter, Command, Gpu};
+use qhx_ir::DeviceError;
 
 /// A shader, with the variants that it has for devices without some feature.
 pub(crate) struct Kernel {
@@ -57,6 +58,7 @@ kernels! {
     POOL: "pool";
     HADAMARD: "hadamard";
     LARGEST: "largest";
+    STEP: "step";
 }
 
 impl Kernel {
@@ -71,6 +73,21 @@ impl Kernel {
             own
         }
     }
+}
+
+/// A dispatch with its pipeline: addresses come before numbers, as the shaders' arguments do.
+pub(crate) fn command(
+    gpu: &Gpu,
+    kernel: &Kernel,
+    constants: &[u32],
+    groups: [u32; 3],
+    addresses: &[u64],
+    numbers: &[u32],
+) -> Result<Command, DeviceError> {
+    let (name, spirv) = kernel.variant(&gpu.adapter);
+    let pipeline = gpu.pipeline(name, spirv, constants)?;
+    let arguments = addresses.iter().flat_map(|a| a.to_le_bytes()).chain(numbers.iter().flat_map(|n| n.to_le_bytes())).collect();
+    Ok(Command::Dispatch { pipeline, groups, arguments })
 }
 
 #[cfg(test)]

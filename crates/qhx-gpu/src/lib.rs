@@ -19,6 +19,8 @@ mod parameters;
 mod plan;
 mod recorder;
 mod state;
+mod stream;
+mod trial;
 mod vulkan;
 mod weights;
 

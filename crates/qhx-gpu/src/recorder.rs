@@ -1,11 +1,12 @@
 //! From steps to commands, for one shape of a call.
 
 use crate::{
-    kernels::Kernel,
+    kernels::{Kernel, command},
+    stream::{Instruction, Item},
     vulkan::{Adapter, Command, Gpu},
 };
 use qhx_ir::{Bindings, DeviceError, Dim};
-use std::{ops::Range, sync::Arc};
+use std::{collections::HashMap, ops::Range, sync::Arc};
 
 /// Something that steps read and write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,7 +22,12 @@ pub(crate) struct Step {
     pub(crate) reads: Vec<Resource>,
     pub(crate) writes: Vec<Resource>,
     pub(crate) work: Work,
+    /// Whether it is left out where a step has one row: those that read its results do its work.
+    pub(crate) left_out: bool,
 }
+
+/// Buffers that are parts of others where a step has one row: which, and from which byte on.
+pub(crate) type Aliases = HashMap<usize, (usize, u64)>;
 
 /// Adds the dispatches of a step.
 pub(crate) type Work = Box<dyn Fn(&mut Recorder<'_>) -> Result<(), DeviceError> + Send>;
@@ -43,7 +49,9 @@ pub(crate) struct Recorder<'a> {
     pub(crate) segments: usize,
     /// The most keys that a row sees, rounded up to a power of two.
     pub(crate) keys: usize,
-    commands: Vec<Command>,
+    /// Where the call has one row and its step is made of instructions.
+    aliases: Option<&'a Aliases>,
+    items: Vec<Item>,
     /// What was read and written since the last barrier.
     read: Vec<Range<u64>>,
     written: Vec<Range<u64>>,
@@ -54,11 +62,23 @@ pub(crate) const MOST_GROUPS: usize = 65535;
 
 impl<'a> Recorder<'a> {
     pub(crate) fn new(gpu: &'a Arc<Gpu>, addresses: &'a Addresses, bindings: Bindings, segments: usize, keys: usize) -> Self {
-        Self { gpu, addresses, bindings, segments, keys, commands: Vec::new(), read: Vec::new(), written: Vec::new() }
+        Self { gpu, addresses, bindings, segments, keys, aliases: None, items: Vec::new(), read: Vec::new(), written: Vec::new() }
+    }
+
+    /// For a call of one row: steps add instructions where they can.
+    pub(crate) fn single(self, aliases: &'a Aliases) -> Self {
+        Self { aliases: Some(aliases), ..self }
+    }
+
+    pub(crate) fn is_single(&self) -> bool {
+        self.aliases.is_some()
     }
 
     /// Adds a step, behind a barrier where it reads what was written, or writes what was read or written.
     pub(crate) fn step(&mut self, step: &Step) -> Result<(), DeviceError> {
+        if step.left_out && self.is_single() {
+            return Ok(());
+        }
         let ranges = |all: &[Resource]| all.iter().map(|&resource| self.range(resource)).collect::<Vec<_>>();
         let (reads, writes) = (ranges(&step.reads), ranges(&step.writes));
         let meet = |a: &[Range<u64>], b: &[Range<u64>]| a.iter().any(|a| b.iter().any(|b| a.start < b.end && b.start < a.end));
@@ -74,20 +94,25 @@ impl<'a> Recorder<'a> {
     pub(crate) fn barrier(&mut self) {
         self.read.clear();
         self.written.clear();
-        self.commands.push(Command::Barrier);
+        self.inner_barrier();
     }
 
     /// Between dispatches of a step: the step's own resources stay in use.
     pub(crate) fn inner_barrier(&mut self) {
-        self.commands.push(Command::Barrier);
+        self.add(Command::Barrier);
     }
 
     pub(crate) fn add(&mut self, command: Command) {
-        self.commands.push(command);
+        self.items.push(Item::Command(command));
     }
 
-    pub(crate) fn finish(self) -> Vec<Command> {
-        self.commands
+    /// Adds an instruction to the step of one row.
+    pub(crate) fn instruct(&mut self, instruction: Instruction) {
+        self.items.push(Item::Instruction(instruction));
+    }
+
+    pub(crate) fn finish(self) -> Vec<Item> {
+        self.items
     }
 
     pub(crate) fn adapter(&self) -> &Adapter {
@@ -105,7 +130,13 @@ impl<'a> Recorder<'a> {
     }
 
     pub(crate) fn address(&self, buffer: usize) -> u64 {
-        self.addresses.buffers[buffer].start
+        let (buffer, offset) = self.aliased(buffer);
+        self.addresses.buffers[buffer].start + offset
+    }
+
+    /// The buffer that holds a buffer's content, and where.
+    fn aliased(&self, buffer: usize) -> (usize, u64) {
+        self.aliases.and_then(|aliases| aliases.get(&buffer)).copied().unwrap_or((buffer, 0))
     }
 
     /// The parameters of the call.
@@ -115,7 +146,7 @@ impl<'a> Recorder<'a> {
 
     fn range(&self, resource: Resource) -> Range<u64> {
         match resource {
-            Resource::Buffer(buffer) => self.addresses.buffers[buffer].clone(),
+            Resource::Buffer(buffer) => self.addresses.buffers[self.aliased(buffer).0].clone(),
             // Below all addresses of buffers.
             Resource::Slot(slot) => slot as u64..slot as u64 + 1,
         }
@@ -138,7 +169,7 @@ impl<'a> Recorder<'a> {
                 "a dispatch of {many} workgroups is too large: load the program for fewer rows per call"
             )));
         }
-        self.commands.push(command(self.gpu, kernel, constants, groups.map(|n| n as u32), addresses, numbers)?);
+        self.add(command(self.gpu, kernel, constants, groups.map(|n| n as u32), addresses, numbers)?);
         Ok(())
     }
 
@@ -163,21 +194,6 @@ pub(crate) fn fold(groups: usize) -> [usize; 2] {
         true => [groups, 1],
         false => [MOST_GROUPS, groups.div_ceil(MOST_GROUPS)],
     }
-}
-
-/// A dispatch with its pipeline: addresses come before numbers, as the shaders' arguments do.
-pub(crate) fn command(
-    gpu: &Gpu,
-    kernel: &Kernel,
-    constants: &[u32],
-    groups: [u32; 3],
-    addresses: &[u64],
-    numbers: &[u32],
-) -> Result<Command, DeviceError> {
-    let (name, spirv) = kernel.variant(&gpu.adapter);
-    let pipeline = gpu.pipeline(name, spirv, constants)?;
-    let arguments = addresses.iter().flat_map(|a| a.to_le_bytes()).chain(numbers.iter().flat_map(|n| n.to_le_bytes())).collect();
-    Ok(Command::Dispatch { pipeline, groups, arguments })
 }
 
 /// The value of a dimension; a quotient is rounded up (that it has no remainder was checked).

@@ -6,7 +6,6 @@
 use crate::{
     kernels,
     memory::{Content, Pool, Region},
-    recorder,
     vulkan::{Buffer, Command, Recording, Use},
 };
 use qhx_ir::{Checked, DeviceError, KvType, Ledger, Name, Slot, SlotData, State};
@@ -208,12 +207,12 @@ impl GpuState {
             Recurrent::Fifo { rows: held, channels } => {
                 let groups = [(held * channels).div_ceil(256) as u32, 1, 1];
                 let numbers = [rows as u32, channels as u32, held as u32 + 1, u32::MAX, 1];
-                recorder::command(gpu, kernels::SHORT_CONV, &[2, 99], groups, &[0, record, 0, 0, new, old], &numbers)?
+                kernels::command(gpu, kernels::SHORT_CONV, &[2, 99], groups, &[0, record, 0, 0, new, old], &numbers)?
             }
             Recurrent::Delta { heads, key_dim, value_dim } => {
                 let groups = [heads as u32, value_dim.div_ceil(32) as u32, 1];
                 let numbers = [rows as u32, heads as u32, value_dim as u32, 0];
-                recorder::command(gpu, kernels::DELTA, &[key_dim as u32, 1], groups, &[0, record, 0, old, new], &numbers)?
+                kernels::command(gpu, kernels::DELTA, &[key_dim as u32, 1], groups, &[0, record, 0, old, new], &numbers)?
             }
         };
         self.pool.add_errand(command);

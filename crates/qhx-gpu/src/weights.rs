@@ -23,6 +23,16 @@ pub(crate) struct Matrix {
 }
 
 impl Matrix {
+    /// Numbers of a row that `product.glsl` takes at once.
+    pub(crate) fn chunk_columns(&self) -> usize {
+        match self.constants()[0] {
+            0 => 4,
+            1 | 2 => 8,
+            3 => 16,
+            _ => 32,
+        }
+    }
+
     /// Its encoding as the constants of `weight.glsl`.
     pub(crate) fn constants(&self) -> [u32; 4] {
         match self.encoding {

@@ -28,6 +28,16 @@ fn agrees_with_the_reference() {
     conforms(options(), &suite);
 }
 
+/// Steps of one row as lists of instructions: software takes them only here.
+#[test]
+#[ignore = "needs Vulkan: cargo xtask gpu"]
+fn agrees_with_the_reference_by_instructions() {
+    for name in ["model.decoder", "model.hybrid", "model.mixture"] {
+        let suite = conformance::Options { cases: 1, strict: true, only: Some(name.into()), ..Default::default() };
+        conforms(GpuOptions { features: Features { streams: Some(true), ..Default::default() }, ..options() }, &suite);
+    }
+}
+
 /// The ways that devices with fewer features take. Software Vulkan compiles shaders slowly, so that only some cases of each kind are run.
 #[test]
 #[ignore = "needs Vulkan: cargo xtask gpu"]

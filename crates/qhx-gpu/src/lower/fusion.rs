@@ -1,6 +1,10 @@
 //! Ops that are done together with their neighbours: fewer passes over memory, fewer barriers.
 
-use super::{Lowering, Prepared, View, buffers, simple::function};
+use super::{
+    Lowering, Prepared, View, buffers,
+    simple::function,
+    single::{Product, Row},
+};
 use crate::{kernels, recorder::Resource};
 use qhx_ir::{ActivationForm, Clip, Dim, Name, OpKind};
 
@@ -17,12 +21,14 @@ pub(super) struct RowWork {
     pub(super) result: Option<usize>,
     /// In which form it goes to products.
     pub(super) form: Option<(ActivationForm, [f32; 2])>,
+    /// Where the call has one row: the product whose result the row is.
+    pub(super) product: Option<Product>,
 }
 
 impl RowWork {
     /// The row as it is.
     pub(super) fn plain() -> Self {
-        Self { gate: None, norm: 0, weight: 0, bias: 0, eps: 0.0, result: None, form: None }
+        Self { gate: None, norm: 0, weight: 0, bias: 0, eps: 0.0, result: None, form: None, product: None }
     }
 }
 
@@ -57,11 +63,23 @@ impl Lowering<'_> {
         let [low, high] = work.form.map_or([f32::NEG_INFINITY, f32::INFINITY], |(_, clip)| clip);
         let (from, up, result) = (x.buffer, work.gate.map(|(_, up)| up), work.result);
         let (weight, bias, eps) = (work.weight, work.bias, work.eps);
-        let reads = [from].into_iter().chain(up).map(Resource::Buffer).collect();
-        let made = prepared.map(|p| [Some(p.numbers), p.scales]).into_iter().flatten().flatten();
+        let (row, product) = (Row::of(from, &work), work.product);
+        let reads = [from].into_iter().chain(up).map(Resource::Buffer).chain(product.iter().flat_map(Product::reads)).collect();
+        let made = prepared.map(|p| [Some(p.numbers), p.scales]).into_iter().flatten().flatten().chain(product.map(|product| product.to));
         let writes = result.into_iter().chain(made).map(Resource::Buffer).collect();
+        if prepared.is_none() {
+            self.single.row(width);
+        }
         self.step(reads, writes, move |r| {
             let rows = r.volume(&outer);
+            if let (Some(product), true) = (product, r.is_single()) {
+                r.instruct(product.instruction(r));
+                return Ok(());
+            }
+            if let (Some(result), None, true) = (result, prepared, r.is_single()) {
+                r.instruct(row.instruction(r, rows, width, None, result));
+                return Ok(());
+            }
             let place = |buffer: Option<usize>| buffer.map_or(0, |buffer| r.address(buffer));
             let (numbers, scales) = (place(prepared.map(|p| p.numbers)), place(prepared.and_then(|p| p.scales)));
             let addresses = [r.address(from), place(up), weight, bias, place(result), numbers, scales];
@@ -112,14 +130,19 @@ impl Lowering<'_> {
         let Some((form, others)) = self.wanted_form(path, width) else { return false };
         let y = self.result(path);
         let result = Some(y.buffer).filter(|_| others);
-        let work = RowWork {
-            gate: Some((function(*activation), up.buffer)),
-            result,
-            form: Some((form, [f32::NEG_INFINITY, f32::INFINITY])),
-            ..RowWork::plain()
-        };
+        let act = function(*activation);
+        let OpKind::GateAct { gate, up: up_name, .. } = op else { return false };
+        let product = self.pair(gate, up_name, act, y.buffer);
+        let form = (form, [f32::NEG_INFINITY, f32::INFINITY]);
+        let work = RowWork { gate: Some((act, up.buffer)), result, form: Some(form), product, ..RowWork::plain() };
+        let row = Row::of(x.buffer, &work);
         let prepared = self.row_step(&x, work);
-        self.remember(&y, form, prepared);
+        let step = self.steps.len() - 1;
+        self.remember(&y, form.0, prepared);
+        // Without products of their own, gates are done by those that read them.
+        if product.is_none() {
+            self.steps[step].left_out = self.note_row(path, &y, row);
+        }
         self.define(path, y);
         true
     }

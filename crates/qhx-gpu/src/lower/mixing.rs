@@ -1,13 +1,14 @@
 //! Ops that mix rows: attention, recurrent ops, convolution, pooling.
 
-use super::{Lowering, buffers, simple::function};
+use super::{Lowering, buffers, simple::function, single::Turned};
 use crate::{
     kernels,
     parameters::{TILE_ROWS, most_tiles},
     recorder::{Recorder, Resource, bind, fold},
     state::Held,
+    stream::{Instruction, Operation},
 };
-use qhx_ir::{DeviceError, Dim, KvType, Mask, Name, OpKind};
+use qhx_ir::{DeviceError, Dim, KvType, Mask, Name, OpKind, Symbol};
 
 /// Calls of more rows have enough tiles for every processor of a GPU.
 const SPLIT_ROWS: usize = 64;
@@ -16,6 +17,7 @@ const MOST_SPLITS: usize = 32;
 const SPLIT_GROUPS: usize = 264;
 
 /// Attention whose rows have whole octets of numbers.
+#[derive(Clone, Copy)]
 struct Tiles {
     from: usize,
     to: usize,
@@ -32,12 +34,63 @@ struct Tiles {
     cap: f32,
 }
 
+/// Attention of one row: queries and keys are turned, and keys and values kept, by its instruction.
+struct SingleHeads {
+    kind: usize,
+    q: Option<Turned>,
+    /// Keys, how they are turned, and values.
+    kv: Option<(usize, Option<Turned>, usize)>,
+}
+
+/// Columns of a state that a workgroup takes in `step_recurrent.glsl`.
+const DELTA_COLUMNS: usize = 16;
+/// Keys that a workgroup takes where others could help.
+const SPLIT_KEYS: usize = 128;
+/// Workgroups that share the keys of one row.
+const SINGLE_GROUPS: usize = 128;
+
+impl SingleHeads {
+    fn reads(&self) -> Vec<Resource> {
+        let (k, k_turned, v) = self.kv.map_or((None, None, None), |(k, turned, v)| (Some(k), turned, Some(v)));
+        let turned = [self.q, k_turned].into_iter().flatten().flat_map(|turned| [turned.from, turned.turns]);
+        turned.chain([k, v].into_iter().flatten()).map(Resource::Buffer).collect()
+    }
+
+    fn instruct(&self, r: &mut Recorder<'_>, t: &Tiles, parts: usize) {
+        let keys = if t.window > 0 { r.keys.min(t.window) } else { r.keys };
+        let splits =
+            if keys <= 2 * SPLIT_KEYS { 1 } else { keys.div_ceil(SPLIT_KEYS).min(SINGLE_GROUPS / t.kv_heads).clamp(1, MOST_SPLITS) };
+        // Where the numbers are, the norm's weight, turns, roles; flags and the number under the root.
+        let turned = |turned: Option<Turned>, own: usize| match turned {
+            None => ([r.address(own), 0, 0, 0], [0, 0]),
+            Some(Turned { from, norm, turns, roles, .. }) => {
+                let (weight, eps) = norm.unwrap_or((0, 0.0));
+                ([r.address(from), weight, r.address(turns), roles], [2 | norm.is_some() as u32, eps.to_bits()])
+            }
+        };
+        let (q, [q_flags, q_eps]) = turned(self.q, t.from);
+        let (k, [k_flags, k_eps]) = self.kv.map_or(([0; 4], [0; 2]), |(own, how, _)| turned(how, own));
+        let v = self.kv.map_or(0, |(_, _, v)| r.address(v));
+        let out = r.address(if splits == 1 { t.to } else { parts });
+        let addresses = [q[0], k[0], v, q[1], k[1], q[2], q[3], k[2], k[3], out, t.offset];
+        let numbers = [t.heads, t.kv_heads, t.window, splits].map(|n| n as u32);
+        let numbers = [&numbers[..], &[t.scale.to_bits(), t.cap.to_bits(), q_flags, k_flags, q_eps, k_eps]].concat();
+        r.instruct(Instruction::new(Operation::Attend(self.kind), t.kv_heads * splits, &addresses, &numbers));
+        if splits > 1 {
+            r.inner_barrier();
+            let addresses = [r.address(parts), r.address(t.to)];
+            r.instruct(Instruction::new(Operation::Merge, t.heads, &addresses, &[t.dim as u32, splits as u32]));
+        }
+    }
+}
+
 /// "No slot" in `short_conv.comp`.
 const NONE: u32 = u32::MAX;
 
 impl Lowering<'_> {
     pub(super) fn attend(&mut self, path: &Name, op: &OpKind) -> Result<(), DeviceError> {
         let OpKind::Attend { q, kv, slot, mask, scale, softcap, relative_keys } = op else { unreachable!("attention") };
+        let names = (q, kv.as_ref().map(|kv| &kv.k));
         let (q, y) = (self.view(q), self.result(path));
         let (heads, dim) = (Self::fixed(q.shape[1]), q.width());
         let kv = kv.as_ref().map(|kv| [&kv.k, &kv.v].map(|name| self.view(name)));
@@ -56,8 +109,10 @@ impl Lowering<'_> {
         let (offset, kind) = slot.map_or((0, 0), |(_, offset, _, kind)| (offset, kind));
         let (rows, per_row) = (q.shape[0], q.rows_per_row());
         let slot_resource = slot.map(|(place, ..)| Resource::Slot(place));
+        let mut kept = None;
         if let (Some([k, v]), Some(resource)) = (&kv, slot_resource) {
             let (k, v) = (k.buffer, v.buffer);
+            kept = Some((self.steps.len(), k, v));
             let words = if kind == 2 { dim.div_ceil(2) } else { dim };
             self.step(buffers([k, v]), vec![resource], move |r| {
                 let rows = r.bind(rows);
@@ -79,7 +134,14 @@ impl Lowering<'_> {
         let share = heads / kv_heads;
         if per_row == 1 && dim % 8 == 0 && dim <= 512 && relative == 0 && share <= self.most_queries {
             let tiles = Tiles { from, to, free, offset, kind, masked, window, heads, kv_heads, dim, scale, cap };
-            self.attend_tiles(rows, reads, tiles);
+            let single = (kind != 0 && masked != 0 && rows == Dim::Symbol(Symbol::T)).then(|| {
+                let (q, k) = (self.take_turned(names.0), names.1.and_then(|k| self.take_turned(k)));
+                if let Some((step, ..)) = kept {
+                    self.steps[step].left_out = true;
+                }
+                SingleHeads { kind: self.single.attention(kind, dim, share), q, kv: kept.map(|(_, own, v)| (own, k, v)) }
+            });
+            self.attend_tiles(rows, reads, slot_resource, tiles, single);
             self.define(path, y);
             return Ok(());
         }
@@ -97,7 +159,7 @@ impl Lowering<'_> {
     }
 
     /// Attention by tiles of queries; where there are few, their keys are split among workgroups.
-    fn attend_tiles(&mut self, rows: Dim, reads: Vec<Resource>, t: Tiles) {
+    fn attend_tiles(&mut self, rows: Dim, mut reads: Vec<Resource>, slot: Option<Resource>, t: Tiles, single: Option<SingleHeads>) {
         let Tiles { from, to, free, offset, kind, masked, window, heads, kv_heads, dim, scale, cap } = t;
         let share = heads / kv_heads;
         let most_queries = self.most_queries;
@@ -120,7 +182,16 @@ impl Lowering<'_> {
             };
             (tile, tiles, splits)
         };
-        self.step(reads, buffers([to, parts]), move |r| {
+        let mut writes = buffers([to, parts]);
+        if let Some(single) = &single {
+            reads.extend(single.reads());
+            writes.extend(slot);
+        }
+        self.step(reads, writes, move |r| {
+            if let (Some(single), true) = (&single, r.is_single()) {
+                single.instruct(r, &t, parts);
+                return Ok(());
+            }
             let (tile, tiles, splits) = plan(r);
             let table = TILE_ROWS.iter().position(|&rows| rows == tile).unwrap_or(0) as u32;
             let (k, v) = free.map_or((0, 0), |(k, v)| (r.address(k), r.address(v)));
@@ -151,8 +222,15 @@ impl Lowering<'_> {
         let (from, to, rows, per_row) = (x.buffer, y.buffer, x.shape[0], x.rows_per_row());
         let mut writes = buffers([to]);
         writes.extend(slot.map(Resource::Slot));
+        let group = self.single.group();
         self.step(buffers([from]), writes, move |r| {
             let rows = r.bind(rows);
+            if r.is_single() && rows == 1 && per_row == 1 && number != NONE {
+                let addresses = [r.address(from), weight, bias, r.address(to)];
+                let numbers = [channels as u32, kernel as u32, number, function];
+                r.instruct(Instruction::new(Operation::ShortConv, channels.div_ceil(group), &addresses, &numbers));
+                return Ok(());
+            }
             let addresses = [r.call(), r.address(from), weight, bias, r.address(to), 0];
             let numbers = [rows as u32, channels as u32, kernel as u32, number, per_row];
             r.flat(kernels::SHORT_CONV, &[0, function], rows * channels, 256, &addresses, &numbers)?;
@@ -179,6 +257,7 @@ impl Lowering<'_> {
         let bytes = self.bytes(&[rows, heads.into(), width.into()]);
         let (made, to) = (self.buffer(bytes), y.buffer);
         let inputs = [&q, &k, &v, &a, &b].map(|view| view.buffer);
+        let (first, single) = (self.steps.len(), rows == Dim::Symbol(Symbol::T));
         self.step(buffers(inputs), vec![Resource::Buffer(made), Resource::Slot(place)], move |r| {
             let rows = r.bind(rows);
             let [q, k, v, a, b] = inputs.map(|buffer| r.address(buffer));
@@ -188,7 +267,17 @@ impl Lowering<'_> {
             let [b, c] = fold(rows);
             r.dispatch(kernels::DELTA_ROWS, &[], [heads, b, c], &addresses, &numbers)
         });
-        self.step(buffers([made]), vec![Resource::Buffer(to), Resource::Slot(place)], move |r| {
+        self.steps[first].left_out = single;
+        let reads = [made].into_iter().chain(inputs).map(Resource::Buffer).collect();
+        self.step(reads, vec![Resource::Buffer(to), Resource::Slot(place)], move |r| {
+            if r.is_single() && single {
+                let [q, k, v, a, b] = inputs.map(|buffer| r.address(buffer));
+                let numbers = [heads, key_heads, key_dim, value_dim].map(|n| n as u32);
+                let numbers = [&numbers[..], &[number, scale.to_bits(), eps.to_bits()]].concat();
+                let groups = heads * value_dim.div_ceil(DELTA_COLUMNS);
+                r.instruct(Instruction::new(Operation::Delta, groups, &[q, k, v, a, b, a_log, dt_bias, r.address(to)], &numbers));
+                return Ok(());
+            }
             let addresses = [r.call(), r.address(made), r.address(to), 0, 0];
             let numbers = [0, heads as u32, value_dim as u32, number];
             r.dispatch(kernels::DELTA, &[key_dim as u32, 0], [heads, value_dim.div_ceil(32), r.segments], &addresses, &numbers)

@@ -5,11 +5,13 @@ mod mixing;
 mod order;
 mod products;
 mod simple;
+mod single;
 
 use crate::{
     plan::{self, Lifetime},
-    recorder::{Addresses, Recorder, Resource, Step, bind},
+    recorder::{Addresses, Aliases, Recorder, Resource, Step, bind},
     state::SlotLayout,
+    stream::StreamPlan,
     weights::{DeviceWeights, Matrix},
 };
 use qhx_ir::{ActivationForm, Bindings, Checked, DType, DeviceError, Dim, Name, OpKind, Shape, Symbol};
@@ -29,6 +31,9 @@ pub(crate) struct Lowered {
     pub(crate) taps: Vec<Tapped>,
     /// In the program's order.
     pub(crate) outputs: Vec<View>,
+    /// For the step of one row, where all products and attention have instructions.
+    pub(crate) stream: Option<StreamPlan>,
+    pub(crate) aliases: Aliases,
     buffers: Vec<Buffer>,
     offsets: Vec<u64>,
     /// Bytes of the arena.
@@ -79,13 +84,14 @@ struct Buffer {
     bytes: u64,
 }
 
-/// Lowers `program` for calls up to `max`. Attention takes at most `most_queries` queries at once.
+/// Lowers `program` for calls up to `max`. Attention takes at most `most_queries` queries at once. `stream`: how a step of one row is to be made of instructions, if at all.
 pub(crate) fn lower(
     program: &Checked,
     weights: &DeviceWeights,
     slots: &Arc<SlotLayout>,
     max: Bindings,
     most_queries: usize,
+    stream: Option<StreamPlan>,
 ) -> Result<Lowered, DeviceError> {
     let mut lowering = Lowering {
         program,
@@ -101,6 +107,7 @@ pub(crate) fn lower(
         prepared: HashMap::new(),
         turns: HashMap::new(),
         done: HashSet::new(),
+        single: single::Single::new(stream),
     };
     for (place, input) in program.inputs.iter().enumerate() {
         let bytes = lowering.bytes(&input.shape);
@@ -135,6 +142,8 @@ struct Lowering<'a> {
     turns: HashMap<(Name, Name), usize>,
     /// Ops that were lowered together with an earlier one.
     done: HashSet<usize>,
+    /// What steps of one row do differently.
+    single: single::Single,
 }
 
 /// Rows as they enter products.
@@ -222,7 +231,7 @@ impl Lowering<'_> {
         writes: Vec<Resource>,
         work: impl Fn(&mut Recorder<'_>) -> Result<(), DeviceError> + Send + 'static,
     ) {
-        self.steps.push(Step { reads, writes, work: Box::new(work) });
+        self.steps.push(Step { reads, writes, work: Box::new(work), left_out: false });
     }
 
     /// Gives a value its name: it was made by the steps so far.
@@ -247,7 +256,9 @@ impl Lowering<'_> {
         let mut lives = vec![(usize::MAX, 0); self.buffers.len()];
         for (number, step) in self.steps.iter().enumerate() {
             for resource in step.reads.iter().chain(&step.writes) {
-                if let Resource::Buffer(buffer) = *resource {
+                let Resource::Buffer(buffer) = *resource else { continue };
+                let held_in = self.single.aliases.get(&buffer).map(|alias| alias.0);
+                for buffer in [Some(buffer), held_in].into_iter().flatten() {
                     let (first, end) = &mut lives[buffer];
                     (*first, *end) = ((*first).min(number), (*end).max(number + 1));
                     // What the repeated steps read from before them stays as it is.
@@ -275,7 +286,9 @@ impl Lowering<'_> {
             })
             .collect();
         let (offsets, arena) = plan::place(&lifetimes);
-        Lowered { steps: self.steps, wanted_from, taps: self.taps, outputs, buffers: self.buffers, offsets, arena }
+        // What is copied at the end has to be a buffer of its own.
+        let (stream, aliases) = self.single.finish(outputs.iter().map(|view| view.buffer));
+        Lowered { steps: self.steps, wanted_from, taps: self.taps, outputs, stream, aliases, buffers: self.buffers, offsets, arena }
     }
 }
 

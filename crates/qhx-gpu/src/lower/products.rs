@@ -1,6 +1,11 @@
 //! Look-ups and products with weights.
 
-use super::{Lowering, Prepared, View, buffers, fusion::reads_of, simple::function};
+use super::{
+    Lowering, Prepared, View, buffers,
+    fusion::reads_of,
+    simple::function,
+    single::{Experts, Product},
+};
 use crate::{
     kernels,
     recorder::{MOST_GROUPS, Recorder, Resource},
@@ -36,7 +41,9 @@ impl Lowering<'_> {
     pub(super) fn linear(&mut self, path: &Name, op: &OpKind) -> Result<(), DeviceError> {
         let OpKind::Linear { x, weight, bias, activation, clip } = op else { unreachable!("a linear") };
         let (x, m, bias) = (self.view(x), self.matrix(weight), self.plain(bias.as_ref()));
+        let steps = self.steps.len();
         let p = self.prepared(&x, *activation, clip.as_ref());
+        let made = steps..self.steps.len();
         let added = self.added(path);
         let path = added.as_ref().map_or(path, |(sum, _)| sum);
         let y = self.result(path);
@@ -46,7 +53,20 @@ impl Lowering<'_> {
         let as_matrices = m.encoding == Encoding::I8Row && *activation == ActivationForm::I8Row;
         let mut reads = reads_of(p);
         reads.extend(added.map(Resource::Buffer));
+        let bounds = clip.map_or([f32::NEG_INFINITY, f32::INFINITY], |clip| clip.input);
+        let single = self.single_product(&x, m, *activation, bounds, 1, to);
+        let single = single.map(|product| Product { bias, added, clip: [low, high], ..product });
+        if let Some(product) = &single {
+            reads.extend(product.reads());
+            // The product itself brings the row into its form.
+            self.steps[made].iter_mut().for_each(|step| step.left_out = true);
+            self.note_product(product);
+        }
         self.step(reads, buffers([to]), move |r: &mut Recorder<'_>| {
+            if let (Some(product), true) = (single, r.is_single()) {
+                r.instruct(product.instruction(r));
+                return Ok(());
+            }
             let rows = r.volume(&outer);
             let together = [1, 2, 4, 8].into_iter().find(|&n| n >= rows).unwrap_or(8);
             let (ahead, team) = shape_of_work(r, together, m.rows);
@@ -82,15 +102,35 @@ impl Lowering<'_> {
         let count = down.rows / hidden;
         let rows = x.shape[0];
         let form_number = form_constant(*form);
+        let steps = self.steps.len();
         let p = self.prepared(&x, *form, None);
+        let made = steps..self.steps.len();
         let inner_bytes = self.bytes(&[rows, choices.into(), ffn.into()]);
         let inner = View { buffer: self.buffer(inner_bytes), shape: vec![rows, choices.into(), ffn.into()], dtype: x.dtype };
         let (at, to) = (chosen.buffer, inner.buffer);
         let act = function(*activation);
+        let free = [f32::NEG_INFINITY, f32::INFINITY];
+        let mut chosen_experts = Experts { count, choices, chosen: at, factors: None };
+        let alike = gate.encoding == up.encoding;
+        let single = alike.then(|| self.single_product(&x, gate, *form, free, 1, to)).flatten().map(|product| Product {
+            matrices: [gate, up],
+            outputs: ffn,
+            pair: Some(act),
+            experts: Some(chosen_experts),
+            ..product
+        });
+        if single.is_some() {
+            self.steps[made].iter_mut().for_each(|step| step.left_out = true);
+        }
         // Gate and up together, or one of them.
         let products = |own: &mut Self, [first, second]: [Matrix; 2], kind: u32, to: usize| {
-            let reads = [p.numbers, at].into_iter().chain(p.scales).map(Resource::Buffer).collect();
+            let mut reads: Vec<Resource> = [p.numbers, at].into_iter().chain(p.scales).map(Resource::Buffer).collect();
+            reads.extend(single.iter().flat_map(|product| product.reads()));
             own.step(reads, buffers([to]), move |r| {
+                if let (Some(product), true) = (single, r.is_single()) {
+                    r.instruct(product.instruction(r));
+                    return Ok(());
+                }
                 let pairs = r.bind(rows) * choices;
                 let addresses = [
                     r.address(p.numbers),
@@ -113,7 +153,7 @@ impl Lowering<'_> {
                 r.dispatch(kernels::EXPERTS, &constants, [ffn.div_ceil(team), b, c], &addresses, &numbers)
             });
         };
-        if gate.encoding == up.encoding {
+        if alike {
             products(self, [gate, up], 0, to);
         } else {
             let [gates, ups] = [self.buffer(inner_bytes), self.buffer(inner_bytes)];
@@ -125,11 +165,23 @@ impl Lowering<'_> {
                 r.flat(kernels::MAP, &[GATED, act], count, 256, &[r.address(gates), r.address(ups), r.address(to)], &arguments)
             });
         }
+        let steps = self.steps.len();
         let p = self.prepared(&inner, *form, None);
         let y = self.result(path);
         let (by, to) = (factors.buffer, y.buffer);
-        let reads = [p.numbers, at, by].into_iter().chain(p.scales).map(Resource::Buffer).collect();
+        chosen_experts.factors = Some(by);
+        let single = single.and_then(|_| self.single_product(&inner, down, *form, free, choices, to));
+        let single = single.map(|product| Product { outputs: hidden, experts: Some(chosen_experts), ..product });
+        let mut reads: Vec<Resource> = [p.numbers, at, by].into_iter().chain(p.scales).map(Resource::Buffer).collect();
+        if let Some(product) = &single {
+            reads.extend(product.reads());
+            self.steps[steps..].iter_mut().for_each(|step| step.left_out = true);
+        }
         self.step(reads, buffers([to]), move |r| {
+            if let (Some(product), true) = (single, r.is_single()) {
+                r.instruct(product.instruction(r));
+                return Ok(());
+            }
             let addresses = [
                 r.address(p.numbers),
                 p.scales.map_or(0, |s| r.address(s)),
@@ -193,7 +245,7 @@ fn matrix_product(
 const GATED: u32 = 2;
 
 /// The form of rows as `product.glsl` names it.
-fn form_constant(form: ActivationForm) -> u32 {
+pub(super) fn form_constant(form: ActivationForm) -> u32 {
     match form {
         ActivationForm::F32 | ActivationForm::F16 => 0,
         ActivationForm::I8Row => 1,

@@ -1,11 +1,16 @@
 //! Ops that work on one row at a time, or move rows.
 
-use super::{Lowering, View, buffers, fusion::RowWork};
+use super::{
+    Lowering, View, buffers,
+    fusion::RowWork,
+    single::{Row, Turned},
+};
 use crate::{
     kernels,
     recorder::{Resource, fold},
+    stream::{Instruction, Operation},
 };
-use qhx_ir::{Activation, Checked, DeviceError, Name, OpKind, Routing, hadamard};
+use qhx_ir::{Activation, Checked, DeviceError, Dim, Name, OpKind, Routing, Symbol, hadamard};
 use std::collections::BTreeMap;
 
 /// The number of a function in `common.glsl`.
@@ -87,10 +92,16 @@ impl Lowering<'_> {
         let (from, to, shape) = (a.buffer, y.buffer, y.shape.clone());
         let other = b.map(|b| b.buffer);
         let reads = [from].into_iter().chain(other).map(Resource::Buffer).collect();
+        let group = self.single.group();
         self.step(reads, buffers([to]), move |r| {
             let count = r.volume(&shape);
             let second = other.map_or(weight, |b| r.address(b));
             let arguments = [count as u32, numbers as u32, low.to_bits(), high.to_bits()];
+            if r.is_single() {
+                let (addresses, numbers) = ([r.address(from), second, r.address(to)], [&arguments[..], &constants].concat());
+                r.instruct(Instruction::new(Operation::Map, count.div_ceil(group), &addresses, &numbers));
+                return Ok(());
+            }
             r.flat(kernels::MAP, &constants, count, 256, &[r.address(from), second, r.address(to)], &arguments)
         });
         self.define(path, y);
@@ -111,7 +122,11 @@ impl Lowering<'_> {
         let result = Some(y.buffer).filter(|_| wanted.is_none_or(|(_, others)| others));
         let form = wanted.map(|(form, _)| (form, [f32::NEG_INFINITY, f32::INFINITY]));
         let (weight, bias) = (self.plain(weight), self.plain(bias));
-        let prepared = self.row_step(&x, RowWork { norm, weight, bias, eps, result, form, ..RowWork::plain() });
+        let work = RowWork { norm, weight, bias, eps, result, form, ..RowWork::plain() };
+        let row = Row::of(x.buffer, &work);
+        let prepared = self.row_step(&x, work);
+        let step = self.steps.len() - 1;
+        self.steps[step].left_out = self.note_row(path, &y, row);
         if let Some((form, _)) = wanted {
             self.remember(&y, form, prepared);
         }
@@ -135,6 +150,7 @@ impl Lowering<'_> {
         let (from, to, outer) = (x.buffer, y.buffer, y.outer().to_vec());
         let constants = [dim as u32, norm.is_some() as u32];
         let (weight, eps) = norm.unwrap_or((0, 0.0));
+        self.note_turned(to, Turned { step: self.steps.len(), from, norm, turns, roles });
         self.step(buffers([from, turns]), buffers([to]), move |r| {
             let count = r.volume(&outer);
             let addresses = [r.address(from), weight, r.address(turns), roles, r.address(to)];
@@ -179,6 +195,11 @@ impl Lowering<'_> {
         self.step(buffers([from]), buffers([a, b]), move |r| {
             let rows = r.volume(&outer);
             let addresses = [r.address(from), r.address(a), r.address(b)];
+            if r.is_single() && rows == 1 {
+                let numbers = [experts, mixer, top, renormalise, band.to_bits()];
+                r.instruct(Instruction::new(Operation::Route, 1, &addresses, &numbers));
+                return Ok(());
+            }
             r.flat(kernels::ROUTE, &[mixer], rows, 64, &addresses, &[rows as u32, experts, top, renormalise, band.to_bits()])
         });
         let [first, second] = names;
@@ -229,12 +250,26 @@ impl Lowering<'_> {
                 let x = self.view(x);
                 let (outer, inner) = (x.shape[..*axis].to_vec(), x.shape[axis + 1..].to_vec());
                 let (from, to, along, start, length) = (x.buffer, y.buffer, x.shape[*axis], *start, *length);
+                let fixed = |dims: &[Dim]| {
+                    let one = |dim: &Dim| matches!(dim, Dim::Symbol(Symbol::T | Symbol::L)).then_some(1);
+                    dims.iter().map(|dim| if let Dim::Fixed(n) = dim { Some(*n) } else { one(dim) }).product::<Option<usize>>()
+                };
+                let (alone, first) = (fixed(&outer) == Some(1), fixed(&inner).map(|inner| 4 * start * inner));
+                let group = self.single.group();
                 self.step(buffers([from]), buffers([to]), move |r| {
                     let (rows, inner) = (r.volume(&outer), r.volume(&inner));
                     let width = length * inner;
                     let numbers = [rows, width, r.bind(along) * inner, start * inner, width, 0].map(|n| n as u32);
+                    if r.is_single() {
+                        let addresses = [r.address(from), r.address(to)];
+                        r.instruct(Instruction::new(Operation::Part, (rows * width).div_ceil(group), &addresses, &numbers));
+                        return Ok(());
+                    }
                     r.flat(kernels::ROWS, &[0], rows * width, 256, &[r.address(from), 0, r.address(to)], &numbers)
                 });
+                if let (true, Some(first)) = (alone, first) {
+                    self.alias(to, from, first as u64);
+                }
             }
             OpKind::Gather { x, rows } => {
                 let (x, index) = (self.view(x), self.view(rows));
@@ -246,6 +281,10 @@ impl Lowering<'_> {
                     let addresses = [r.address(from), r.address(at), r.address(to)];
                     r.flat(kernels::ROWS, &[1], rows * width, 256, &addresses, &numbers)
                 });
+                // One wanted row of one row.
+                if [x.shape[0], rows] == [Dim::Symbol(Symbol::T), Dim::Symbol(Symbol::L)] {
+                    self.alias(to, from, 0);
+                }
             }
             _ => unreachable!("an op that moves rows"),
         }
@@ -269,6 +308,10 @@ impl Lowering<'_> {
             let addresses = [r.address(new), r.address(index), r.address(to)];
             r.flat(kernels::ROWS, &[if add { 3 } else { 2 }], rows * width, 256, &addresses, &numbers)
         });
+        // A call of one row has no soft rows, see `executable.rs`.
+        if count == Dim::Symbol(Symbol::R) {
+            self.alias(to, from, 0);
+        }
         self.define(path, y);
         Ok(())
     }

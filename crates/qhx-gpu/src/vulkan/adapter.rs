@@ -57,6 +57,11 @@ pub(crate) struct Adapter {
     pub(crate) float16: bool,
     pub(crate) storage16: bool,
     pub(crate) cooperative_matrix: bool,
+    /// Whether steps of one row may be done in one dispatch.
+    pub(crate) streams: bool,
+    pub(super) memory_model: bool,
+    /// Invocations of a workgroup.
+    pub(crate) max_group: u32,
     pub(crate) shared_memory: u32,
     pub(crate) max_allocation: u64,
     pub(super) queue_family: u32,
@@ -64,6 +69,13 @@ pub(crate) struct Adapter {
     pub(super) tick_ns: f32,
     /// Why it cannot be used.
     pub(crate) lacks: Option<String>,
+}
+
+impl Adapter {
+    /// Whether it has what `step.comp` needs.
+    pub(crate) fn can_stream(&self) -> bool {
+        self.memory_model && self.subgroups && self.integer_dot && self.max_group >= 128
+    }
 }
 
 const VALIDATION: &CStr = c"VK_LAYER_KHRONOS_validation";
@@ -166,8 +178,8 @@ impl Driver {
         };
         let visible = vk::MemoryPropertyFlags::DEVICE_LOCAL | vk::MemoryPropertyFlags::HOST_VISIBLE;
         let unified = matches!(kind, Kind::Integrated | Kind::Software) && types.iter().any(|t| t.property_flags.contains(visible));
-        let (mut lacks, mut subgroup_control, mut integer_dot, mut float16, mut storage16, mut cooperative_matrix) =
-            (None, false, false, false, false, false);
+        let (mut lacks, mut subgroup_control, mut integer_dot, mut float16, mut storage16, mut cooperative_matrix, mut memory_model) =
+            (None, false, false, false, false, false, false);
         if version < vk::API_VERSION_1_2 {
             lacks = Some(format!("Vulkan {} is too old: 1.2 or newer is needed", number(version)));
         } else {
@@ -192,10 +204,11 @@ impl Driver {
             let wide = features.features.shader_int64 == vk::TRUE;
             subgroup_control = control.subgroup_size_control == vk::TRUE && newest;
             integer_dot = dot.shader_integer_dot_product == vk::TRUE && newest;
+            memory_model = v12.vulkan_memory_model == vk::TRUE && v12.vulkan_memory_model_device_scope == vk::TRUE;
             float16 = v12.shader_float16 == vk::TRUE;
             storage16 = v11.storage_buffer16_bit_access == vk::TRUE;
             cooperative_matrix = matrix.cooperative_matrix == vk::TRUE
-                && v12.vulkan_memory_model == vk::TRUE
+                && memory_model
                 && v12.shader_int8 == vk::TRUE
                 // The shader has four subgroups in a workgroup of 128.
                 && subgroups.subgroup_size == 32
@@ -235,6 +248,9 @@ impl Driver {
             float16,
             storage16,
             cooperative_matrix,
+            streams: memory_model && kind != Kind::Software,
+            memory_model,
+            max_group: properties.limits.max_compute_work_group_invocations.min(properties.limits.max_compute_work_group_size[0]),
             shared_memory: properties.limits.max_compute_shared_memory_size,
             max_allocation: match maintenance4.max_buffer_size {
                 0 => maintenance.max_memory_allocation_size,

@@ -5,6 +5,7 @@ use ash::vk;
 use std::sync::Arc;
 
 /// One command.
+#[derive(Clone)]
 pub(crate) enum Command {
     /// Runs a shader.
     Dispatch {

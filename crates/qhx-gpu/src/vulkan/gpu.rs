@@ -10,10 +10,13 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 const INJECTED: &str = "a failure that a test asked for";
+
+/// How long a thread watches the device before it sleeps: about a step of one row.
+const AWAKE: Duration = Duration::from_millis(3);
 
 /// An opened device.
 pub(crate) struct Gpu {
@@ -89,7 +92,8 @@ impl Gpu {
             .timeline_semaphore(true)
             .shader_float16(adapter.float16)
             .shader_int8(adapter.cooperative_matrix)
-            .vulkan_memory_model(adapter.cooperative_matrix);
+            .vulkan_memory_model(adapter.memory_model)
+            .vulkan_memory_model_device_scope(adapter.memory_model);
         let mut v13 = vk::PhysicalDeviceVulkan13Features::default()
             .subgroup_size_control(adapter.subgroup_control)
             .compute_full_subgroups(adapter.subgroup_control)
@@ -260,6 +264,16 @@ impl Gpu {
 
     /// Waits until a submission has ended; one that takes too long counts as the loss of the device.
     pub(crate) fn wait(&self, number: u64) -> Result<(), Fault> {
+        // Short work is over before a sleeping thread would wake up.
+        let began = Instant::now();
+        while began.elapsed() < AWAKE {
+            // SAFETY: the semaphore lives as long as the device.
+            match unsafe { self.device.get_semaphore_counter_value(self.done) } {
+                Ok(done) if done >= number => return Ok(()),
+                Ok(_) => std::hint::spin_loop(),
+                Err(e) => return Err(self.fault("waiting for the device", e)),
+            }
+        }
         let (semaphores, values) = ([self.done], [number]);
         let wait = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
         // SAFETY: the semaphore lives as long as the device.

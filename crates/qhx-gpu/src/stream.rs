@@ -1,0 +1,357 @@
+//! The step of one row as a list of instructions, which `step.comp` follows in one dispatch.
+
+use crate::{
+    kernels::{self, command},
+    vulkan::{Buffer, Command, Gpu, Kind, Recording, Use},
+};
+use qhx_ir::DeviceError;
+use std::{ops::Range, sync::Arc};
+
+/// Words of an instruction.
+const WORDS: usize = 64;
+
+/// What instructions do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    /// A product; weights are of the kind with this number.
+    Product(usize),
+    /// Attention; heads are of the kind with this number.
+    Attend(usize),
+    Merge,
+    Row,
+    Map,
+    Part,
+    ShortConv,
+    Delta,
+    Route,
+    /// Nothing.
+    Idle,
+}
+
+impl Operation {
+    /// Its number in `step.comp`.
+    fn number(self) -> u32 {
+        match self {
+            Self::Product(kind) => kind as u32,
+            Self::Attend(kind) => 2 + kind as u32,
+            Self::Merge => 4,
+            Self::Row => 5,
+            Self::Map => 6,
+            Self::Part => 7,
+            Self::ShortConv => 8,
+            Self::Delta => 9,
+            Self::Route => 10,
+            Self::Idle => 99,
+        }
+    }
+}
+
+/// One instruction: what, in how many groups, then addresses and numbers.
+pub(crate) struct Instruction {
+    groups: usize,
+    words: Vec<u32>,
+}
+
+impl Instruction {
+    /// Addresses come before numbers.
+    pub(crate) fn new(operation: Operation, groups: usize, addresses: &[u64], numbers: &[u32]) -> Self {
+        let mut words = vec![operation.number(), groups as u32, 0, 0];
+        words.extend(addresses.iter().flat_map(|&address| [address as u32, (address >> 32) as u32]));
+        words.extend(numbers);
+        assert!(words.len() <= WORDS, "an instruction of {} words", words.len());
+        words.resize(WORDS, 0);
+        Self { groups, words }
+    }
+}
+
+/// What a recorder collects.
+pub(crate) enum Item {
+    Command(Command),
+    /// For the step of one row.
+    Instruction(Instruction),
+}
+
+/// How `step.comp` is made for a program.
+#[derive(Clone, Debug)]
+pub(crate) struct StreamPlan {
+    /// Invocations of a workgroup.
+    pub(crate) group: usize,
+    /// Of a subgroup.
+    pub(crate) subgroup: usize,
+    /// Weights: their constants and the form of rows.
+    kinds: Vec<[u32; 5]>,
+    /// Heads: type of the slot, numbers of a head, query heads of a key head, lanes for a key.
+    heads: Vec<[u32; 4]>,
+    /// Numbers of the longest row.
+    width: usize,
+    /// Bytes of a workgroup's room for rows, and the most that there may be.
+    room: usize,
+    most_room: usize,
+    /// Whether something has no instruction.
+    failed: bool,
+}
+
+/// Kinds of weights, and of heads, that a step has at most.
+const MOST_KINDS: usize = 2;
+/// Runs of four numbers that an invocation holds of a row, at most.
+const MOST_RUNS: usize = 8;
+/// Bytes of a workgroup's room, at most, and the scales that it holds.
+const MOST_ROOM: usize = 32 << 10;
+const ROOM_SCALES: usize = 512;
+/// Bytes of shared memory beside the room: scales, an instruction, and a few words of each invocation.
+const BESIDE_ROOM: usize = 4 * ROOM_SCALES + 1024;
+
+impl StreamPlan {
+    /// For workgroups with so much shared memory.
+    pub(crate) fn new(group: usize, subgroup: usize, shared_memory: usize) -> Self {
+        // Sums over columns of a state take a word of each invocation.
+        let (room, most_room) = (4 * group, shared_memory.saturating_sub(BESIDE_ROOM + 8 * group).min(MOST_ROOM));
+        Self { group, subgroup, kinds: Vec::new(), heads: Vec::new(), width: 4, room, most_room, failed: room > most_room }
+    }
+
+    /// So many bytes of room are needed.
+    fn take_room(&mut self, bytes: usize) {
+        self.room = self.room.max(bytes);
+        self.failed |= self.room > self.most_room;
+    }
+
+    /// Subgroups of a workgroup.
+    pub(crate) fn teams(&self) -> usize {
+        (self.group / self.subgroup).max(1)
+    }
+
+    /// The plan, where all that was asked for could be had.
+    pub(crate) fn complete(self) -> Option<Self> {
+        (!self.failed).then_some(self)
+    }
+
+    /// A row of this width.
+    pub(crate) fn row(&mut self, width: usize) {
+        self.width = self.width.max(width.next_multiple_of(32));
+        self.failed |= self.runs() > MOST_RUNS;
+    }
+
+    fn runs(&self) -> usize {
+        self.width.div_ceil(4 * self.group)
+    }
+
+    /// The number of a kind of weights, with rows of which so many are needed at once.
+    pub(crate) fn product(&mut self, constants: [u32; 4], form: u32, rows: usize, width: usize) -> usize {
+        self.row(width);
+        let numbers = rows * width.next_multiple_of(32);
+        self.take_room(numbers * if form == 0 { 4 } else { 1 });
+        self.failed |= (form == 2 && numbers / 32 > ROOM_SCALES) || rows > ROOM_SCALES;
+        let [a, b, c, d] = constants;
+        number(&mut self.kinds, [a, b, c, d, form], &mut self.failed)
+    }
+
+    /// The number of a kind of heads.
+    pub(crate) fn attention(&mut self, slot: u32, dim: usize, share: usize) -> usize {
+        let octets = dim / 8;
+        let lanes = (1 << octets.trailing_zeros()).min(self.subgroup);
+        self.take_room(self.teams().max(share) * dim * 4);
+        self.failed |= share > 16 || octets / lanes > 8 || share * octets / lanes > 32;
+        number(&mut self.heads, [slot, dim as u32, share as u32, lanes as u32], &mut self.failed)
+    }
+
+    /// As `step.comp` numbers its constants.
+    fn constants(&self) -> Vec<u32> {
+        let mut constants = vec![self.group as u32, self.runs() as u32];
+        for place in 0..MOST_KINDS {
+            constants.extend(self.kinds.get(place).unwrap_or(&[0; 5]));
+        }
+        for place in 0..MOST_KINDS {
+            constants.extend(self.heads.get(place).unwrap_or(&[2, 8, 1, 1]));
+        }
+        let most = |of: fn(&[u32; 4]) -> u32| self.heads.iter().map(of).max().unwrap_or(1);
+        constants.extend([most(|heads| heads[2]), most(|heads| heads[1] / 8 / heads[3]), self.room.div_ceil(16) as u32]);
+        constants
+    }
+}
+
+fn number<T: PartialEq>(all: &mut Vec<T>, own: T, failed: &mut bool) -> usize {
+    all.iter().position(|known| *known == own).unwrap_or_else(|| {
+        *failed |= all.len() == MOST_KINDS;
+        all.push(own);
+        (all.len() - 1).min(MOST_KINDS - 1)
+    })
+}
+
+/// The instructions of a step on the device.
+pub(crate) struct Stream {
+    /// The memory behind the recording.
+    _instructions: Buffer,
+    /// Of each run of instructions, after the step: how many workgroups have come to meet, and whether one gave up.
+    found: Arc<Buffer>,
+    runs: usize,
+}
+
+/// How often a workgroup looks for the others before it gives up: some tens of milliseconds.
+const PATIENCE: u32 = 1 << 17;
+/// The same where it is found out how many can meet.
+const PROBE_PATIENCE: u32 = 1 << 12;
+/// From one place to meet to the next.
+const MEETING_BYTES: u64 = 256;
+
+impl Stream {
+    /// The commands for a step, whose instructions `groups` workgroups follow together.
+    pub(crate) fn new(
+        gpu: &Arc<Gpu>,
+        plan: &StreamPlan,
+        call: u64,
+        items: Vec<Item>,
+        groups: usize,
+    ) -> Result<(Self, Recording), DeviceError> {
+        let (parts, words) = assemble(items, groups);
+        let instructions = uploaded(gpu, &words)?;
+        let runs = parts.iter().filter(|part| matches!(part, Part::Run(_))).count();
+        let bytes = MEETING_BYTES * runs.max(1) as u64;
+        let meetings = Arc::new(Buffer::new(gpu, bytes, Use::Device)?);
+        let (nobody, found) = (Arc::new(Buffer::new(gpu, bytes, Use::Upload)?), Arc::new(Buffer::new(gpu, bytes, Use::Download)?));
+        nobody.write(0, &vec![0; bytes as usize]);
+        let copy = |from: &Arc<Buffer>, to: &Arc<Buffer>| {
+            let (from, to) = (from.clone(), to.clone());
+            Command::Copy { from, from_offset: 0, to, to_offset: 0, bytes }
+        };
+        let mut commands = vec![copy(&nobody, &meetings), Command::Barrier];
+        let mut place = meetings.address();
+        for part in parts {
+            commands.push(match part {
+                Part::Command(command) => command,
+                Part::Run(run) => {
+                    let (addresses, numbers) = ([call, instructions.address(), place], [run.start as u32, run.end as u32, PATIENCE]);
+                    place += MEETING_BYTES;
+                    command(gpu, kernels::STEP, &plan.constants(), [groups as u32, 1, 1], &addresses, &numbers)?
+                }
+            });
+        }
+        commands.extend([Command::Barrier, copy(&meetings, &found)]);
+        let recording = Recording::new(gpu, commands)?;
+        Ok((Self { _instructions: instructions, found, runs }, recording))
+    }
+
+    /// Whether a workgroup gave up: what the step has computed is worth nothing.
+    pub(crate) fn gave_up(&self) -> bool {
+        (0..self.runs as u64).any(|run| {
+            let mut word = [0; 4];
+            self.found.read(MEETING_BYTES * run + 4, &mut word);
+            word != [0; 4]
+        })
+    }
+}
+
+/// Words in the device's own memory.
+fn uploaded(gpu: &Arc<Gpu>, words: &[u32]) -> Result<Buffer, DeviceError> {
+    let bytes = 4 * words.len().max(1) as u64;
+    let from = Buffer::new(gpu, bytes, Use::Upload)?;
+    from.write(0, bytemuck::cast_slice(words));
+    if gpu.adapter.unified {
+        return Ok(from);
+    }
+    let (from, to) = (Arc::new(from), Arc::new(Buffer::new(gpu, bytes, Use::Device)?));
+    let copy = Command::Copy { from, from_offset: 0, to: to.clone(), to_offset: 0, bytes };
+    gpu.run(&Recording::new(gpu, vec![copy])?)?;
+    Arc::into_inner(to).ok_or_else(|| DeviceError::Resources("instructions are still being copied".into()))
+}
+
+/// What is done in order.
+enum Part {
+    Command(Command),
+    /// Instructions that follow one another without other commands between them.
+    Run(Range<usize>),
+}
+
+/// The parts of a step that so many workgroups do, and the words of its instructions.
+fn assemble(items: Vec<Item>, together: usize) -> (Vec<Part>, Vec<u32>) {
+    let (mut parts, mut words): (Vec<Part>, Vec<u32>) = (Vec::new(), Vec::new());
+    // Groups of the level at hand, and whether a barrier follows the last instruction.
+    let (mut level, mut waits) = (0, false);
+    for item in items {
+        let count = words.len() / WORDS;
+        match item {
+            Item::Instruction(mut instruction) => {
+                match parts.last_mut() {
+                    Some(Part::Run(run)) => {
+                        run.end = count + 1;
+                        if std::mem::take(&mut waits) {
+                            words[WORDS * (count - 1) + 3] = 1;
+                            level = 0;
+                        }
+                    }
+                    _ => {
+                        parts.push(Part::Run(count..count + 1));
+                        level = 0;
+                    }
+                }
+                instruction.words[2] = (level % together) as u32;
+                level += instruction.groups;
+                words.extend(instruction.words);
+            }
+            Item::Command(Command::Barrier) if matches!(parts.last(), Some(Part::Run(_))) => waits = true,
+            Item::Command(command) => {
+                if std::mem::take(&mut waits) {
+                    parts.push(Part::Command(Command::Barrier));
+                }
+                parts.push(Part::Command(command));
+            }
+        }
+    }
+    (parts, words)
+}
+
+/// How many workgroups of the plan's shader run at the same time: the most that meet within a short while.
+pub(crate) fn most_together(gpu: &Arc<Gpu>, plan: &StreamPlan) -> Result<usize, DeviceError> {
+    let idle = Instruction::new(Operation::Idle, 0, &[], &[]).words;
+    let mut words = [idle.clone(), idle].concat();
+    words[3] = 1;
+    let instructions = uploaded(gpu, &words)?;
+    let meetings = Buffer::new(gpu, MEETING_BYTES, Use::Upload)?;
+    // Software looks far more often in the same time.
+    let patience = if gpu.adapter.kind == Kind::Software { PATIENCE } else { PROBE_PATIENCE };
+    let meet = |groups: usize| -> Result<bool, DeviceError> {
+        meetings.write(0, &[0; 8]);
+        let addresses = [instructions.address(), instructions.address(), meetings.address()];
+        let probe = command(gpu, kernels::STEP, &plan.constants(), [groups as u32, 1, 1], &addresses, &[0, 2, patience])?;
+        gpu.run(&Recording::new(gpu, vec![probe])?)?;
+        let mut found = [0; 8];
+        meetings.read(0, &mut found);
+        Ok(found[4..] == [0; 4])
+    };
+    const MOST: usize = 4096;
+    let (mut known, mut failed) = (1, MOST + 1);
+    while failed - known > 1 {
+        let next = if failed > MOST { 2 * known } else { (known + failed) / 2 };
+        if next <= MOST && meet(next)? {
+            known = next;
+        } else {
+            failed = next.min(MOST + 1);
+            if next > MOST {
+                break;
+            }
+        }
+    }
+    Ok(known)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instruction(groups: usize) -> Item {
+        Item::Instruction(Instruction::new(Operation::Idle, groups, &[7 << 32 | 9], &[5]))
+    }
+
+    #[test]
+    fn levels_end_at_barriers() {
+        let barrier = || Item::Command(Command::Barrier);
+        let items = vec![barrier(), instruction(3), instruction(4), barrier(), instruction(5), barrier(), instruction(6), barrier()];
+        let (parts, words) = assemble(items, 5);
+        assert_eq!(words.len(), 4 * WORDS);
+        // Groups, the workgroup that takes the first of them, whether the level ends here.
+        let heads: Vec<&[u32]> = words.chunks(WORDS).map(|words| &words[1..4]).collect();
+        assert_eq!(heads, [[3, 0, 0], [4, 3, 1], [5, 0, 1], [6, 0, 0]]);
+        assert_eq!(words[4..7], [9, 7, 5]);
+        let [Part::Command(Command::Barrier), Part::Run(run)] = &parts[..] else { panic!("a barrier, then a run") };
+        assert_eq!(run, &(0..4));
+    }
+}
