@@ -87,7 +87,7 @@ fn random_placements_equal_the_oracle() {
                 // What no rule names follows the phase.
                 _ => ops.iter().step_by(5).map(|op| (op.path.to_string(), coin())).collect(),
             };
-            let rules = Rules { default: Some("cpu".into()), prefill: Some("gpu".into()), decode: None, stages: assigned };
+            let rules = Rules { default: Some("cpu".into()), prefill: Some("gpu".into()), stages: assigned, ..Rules::default() };
             let model = Model::load(fixture.bundle(), &LoadOptions { placement: Some(rules), ..options(DeviceChoice::Auto) }).unwrap();
             let found = answer(&mut model.session().unwrap(), &ids, greedy.len());
             assert_eq!(found.ids, greedy, "{family}, {:?}", model.placement().stages);

@@ -9,6 +9,7 @@ use common::{
 use qhx_runtime::{
     Cancel, DeviceChoice, LoadOptions, Model, ModelParts,
     memory::MemoryEstimate,
+    placement::Rules,
     planner::{Clock, Pair, Way},
     registry,
 };
@@ -104,4 +105,24 @@ fn a_split_that_loses_says_so() {
     assert!(cost.contains("% longer") && cost.contains("than on cpu alone"), "{cost}");
     let auto = load(DeviceChoice::Auto, slow);
     assert_eq!((auto.device().name.as_str(), &auto.choice().unwrap().cost), ("cpu", &None));
+}
+
+/// While the GPU has one half of a prompt the CPU has the other: a prompt takes less time than its parts one after the other. Where both wait for one bus, they do not.
+#[test]
+fn two_halves_of_a_prompt_overlap() {
+    let parts = ModelParts::of(Fixture::forge(&common::fixtures().join("phimoe")).bundle()).unwrap();
+    let accelerator = Traits { call_seconds: 1e-6, memory: None, ..PROCESSOR };
+    let (pair, clock) = pair(accelerator, PROCESSOR);
+    let prompt = |overlap| {
+        let stages = parts.program.stages.iter().step_by(2).map(|stage| (stage.name.to_string(), "gpu".to_owned())).collect();
+        let rules = Rules { default: Some("cpu".into()), overlap, stages, ..Rules::default() };
+        let model = in_one_way(&parts, &pair, &Way { name: "every second stage".into(), rules });
+        let mut session = model.session().unwrap();
+        let started = clock.now();
+        let logits = session.append(&(0..256).map(|n| n * 7 % 50).collect::<Vec<u32>>(), &Cancel::new()).unwrap().to_vec();
+        (logits, (clock.now() - started).as_secs_f64())
+    };
+    let ((logits, together), (expected, apart)) = (prompt(None), prompt(Some(false)));
+    assert!(logits == expected, "the halves are the same rows");
+    assert!(together < 0.9 * apart, "{together} against {apart}");
 }

@@ -509,6 +509,10 @@ impl Executable for GpuExecutable {
         Ok(())
     }
 
+    fn works_in_background(&self) -> bool {
+        true
+    }
+
     fn max_segments(&self) -> usize {
         self.limits.max_segments
     }

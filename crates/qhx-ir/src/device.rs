@@ -284,6 +284,11 @@ pub trait Executable: Send {
         self.wait(ticket, call)
     }
 
+    /// Whether a call that was submitted goes on while the caller does something else.
+    fn works_in_background(&self) -> bool {
+        false
+    }
+
     /// The most segments of a call; a device with one serves sessions in turns.
     fn max_segments(&self) -> usize {
         1

@@ -86,6 +86,7 @@ pub fn place(
     let places: HashMap<Name, [usize; 2]> =
         program.ops.iter().zip(prefill.iter().zip(&decode)).map(|(op, (p, d))| (op.path.clone(), [p.0, d.0])).collect();
     let split = SplitDevice::new(candidates.to_vec(), move |_, op, phase| places.get(&op.path).map_or(0, |both| both[phase as usize]));
+    let split = if rules.is_some_and(|rules| rules.overlap == Some(false)) { split.halved_from(usize::MAX) } else { split };
     placement.copies = slot_copies(&split, program, &placing.names)?;
     Ok((Arc::new(split), placement))
 }

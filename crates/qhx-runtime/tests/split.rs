@@ -9,9 +9,12 @@ use qhx_runtime::{DeviceChoice, placement::Phase, registry, split::SplitDevice};
 use std::sync::Arc;
 
 fn conforms(devices: Vec<Arc<dyn Device>>, choose: impl Fn(&Checked, &Op, Phase) -> usize + Send + Sync + 'static) {
-    let split = SplitDevice::new(devices, choose);
+    hold(&SplitDevice::new(devices, choose));
+}
+
+fn hold(split: &SplitDevice) {
     let options = Options { strict: true, cases: 6, ..Options::from_environment() };
-    let summary = run(&split, &options, &mut |case| {
+    let summary = run(split, &options, &mut |case| {
         if !matches!(case.outcome, Outcome::Passed { .. }) {
             println!("{case}");
         }
@@ -41,4 +44,11 @@ fn another_device_for_every_phase() {
 #[test]
 fn cut_differently_in_every_phase() {
     conforms(vec![cpu(), Arc::new(ReferenceDevice), cpu()], |program, op, phase| (place(program, op) + phase as usize) % 3);
+}
+
+/// Prompts in two halves, from two rows on.
+#[test]
+fn in_two_halves() {
+    hold(&SplitDevice::new(vec![cpu(), Arc::new(ReferenceDevice)], |program, op, _| place(program, op) % 2).halved_from(2));
+    hold(&SplitDevice::new(vec![cpu(), cpu()], |program, op, _| place(program, op) / 3 % 2).halved_from(3));
 }

@@ -176,6 +176,10 @@ impl Executable for Timed {
         }
     }
 
+    fn works_in_background(&self) -> bool {
+        self.device.name == "gpu"
+    }
+
     fn max_segments(&self) -> usize {
         self.executable.max_segments()
     }

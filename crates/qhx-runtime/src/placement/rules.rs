@@ -3,6 +3,7 @@
 //! ```toml
 //! default = "npu"                     # what nothing below names; absent: the device that was asked for
 //! decode = "cpu"                      # writing tokens; `prefill` is reading the prompt
+//! overlap = false                     # do not compute two halves of a prompt side by side
 //!
 //! [stages]                            # the beginning of a path; the longest one counts, in both phases
 //! "audio" = "npu"
@@ -33,6 +34,9 @@ pub struct Rules {
     /// The device that writes tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode: Option<String>,
+    /// Whether two devices compute two halves of a prompt side by side; absent: yes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overlap: Option<bool>,
     /// Devices by stage: the first words of an op's path, of the text program or (as `vision…`, `audio…`) of a tower; `*` is any one word.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub stages: BTreeMap<String, String>,
@@ -131,12 +135,12 @@ impl Rules {
 
 impl From<&PlacementRules> for Rules {
     fn from(PlacementRules { default, prefill, decode, stages }: &PlacementRules) -> Self {
-        Self { default: default.clone(), prefill: prefill.clone(), decode: decode.clone(), stages: stages.clone() }
+        Self { default: default.clone(), prefill: prefill.clone(), decode: decode.clone(), overlap: None, stages: stages.clone() }
     }
 }
 
 impl From<Rules> for PlacementRules {
-    fn from(Rules { default, prefill, decode, stages }: Rules) -> Self {
+    fn from(Rules { default, prefill, decode, stages, .. }: Rules) -> Self {
         Self { default, prefill, decode, stages }
     }
 }

@@ -12,9 +12,12 @@ pub use clock::{Clock, WallClock};
 pub use facts::{DeviceFacts, Facts};
 pub use ways::Way;
 
-use crate::placement::Phase;
+use crate::{
+    placement::Phase,
+    split::{HALVED_FROM, OpRange},
+};
 use facts::Form;
-use qhx_ir::{Checked, Device, DeviceError};
+use qhx_ir::{Checked, Device, DeviceError, Slot};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use ways::{ACCELERATOR, Names, Room, runs, ways};
@@ -84,8 +87,8 @@ impl Pair {
     pub(crate) fn ways(&self, program: &Checked, facts: &Facts, extent: Extent) -> Result<Vec<(Way, Prediction)>, DeviceError> {
         let Extent { context, chunk, wanted } = extent;
         let room = Room { bytes: self.accelerator.own_memory()?, context, chunk, wanted };
-        let all = ways(program, self.names(), room)?.into_iter().map(|way| {
-            let prediction = self.predict(program, facts, &way, chunk)?;
+        let all = ways(program, self.names(), room)?.into_iter().map(|mut way| {
+            let prediction = self.predict(program, facts, &mut way, chunk)?;
             Ok((way, prediction))
         });
         let mut all = all.collect::<Result<Vec<_>, DeviceError>>()?;
@@ -97,12 +100,12 @@ impl Pair {
         Names { accelerator: self.accelerator.name(), processor: self.processor.name() }
     }
 
-    /// How long a usual request would take.
-    fn predict(&self, program: &Checked, facts: &Facts, way: &Way, chunk: usize) -> Result<Prediction, DeviceError> {
-        let runs = |phase| runs(program, self.names(), way, phase);
-        let seconds = |phase: Phase, shape: Shape| -> Result<f64, DeviceError> {
-            let mut sum = 0.0;
-            for run in runs(phase) {
+    /// How long a usual request would take. A split of which the devices would disturb one another is told not to overlap.
+    fn predict(&self, program: &Checked, facts: &Facts, way: &mut Way, chunk: usize) -> Result<Prediction, DeviceError> {
+        let runs = |way: &Way, phase| runs(program, self.names(), way, phase);
+        let (prefill_runs, decode_runs) = (runs(way, Phase::Prefill), runs(way, Phase::Decode));
+        let seconds = |runs: &[OpRange], shape: Shape| -> Result<Vec<f64>, DeviceError> {
+            let one = |run: &OpRange| {
                 let device = if run.device == ACCELERATOR { &facts.accelerator } else { &facts.processor };
                 let part = run.part(program)?;
                 let ops: f64 = part.ops.iter().map(|op| device.op(Work::of(&part, op, shape))).sum();
@@ -110,19 +113,48 @@ impl Pair {
                 let made = part.outputs.iter().filter(|output| !program.is_output(&output.value)).map(|output| &output.value);
                 let crossing: f64 =
                     part.inputs.iter().map(|input| &input.name).chain(made).map(|name| value_bytes(&part, name, shape)).sum();
-                sum += device.call_seconds + ops + crossing / device.copied_bytes_per_second;
-            }
-            Ok(sum)
+                Ok(device.call_seconds + ops + crossing / device.copied_bytes_per_second)
+            };
+            runs.iter().map(one).collect()
         };
         let rows = chunk.clamp(1, PROMPT_TOKENS);
-        let prefill = seconds(Phase::Prefill, Shape { rows, depth: PROMPT_TOKENS / 2 })? * (PROMPT_TOKENS as f64 / rows as f64);
-        let decode = seconds(Phase::Decode, Shape { rows: 1, depth: PROMPT_TOKENS + ANSWER_TOKENS / 2 })?;
+        let depth = PROMPT_TOKENS / 2;
+        let mut prefill: f64 = seconds(&prefill_runs, Shape { rows, depth })?.iter().sum();
+        if prefill_runs.len() > 1 && rows >= HALVED_FROM && !program.slots.values().any(Slot::is_recurrent) {
+            let halves = side_by_side(&seconds(&prefill_runs, Shape { rows: rows / 2, depth })?, facts.together);
+            way.rules.overlap = (halves > prefill).then_some(false);
+            prefill = prefill.min(halves);
+        }
+        let decode: f64 = seconds(&decode_runs, Shape { rows: 1, depth: PROMPT_TOKENS + ANSWER_TOKENS / 2 })?.iter().sum();
         // The cache moves once, where the phases are apart.
-        let moved: u64 = match runs(Phase::Prefill) == runs(Phase::Decode) {
+        let moved: u64 = match prefill_runs == decode_runs {
             true => 0,
             false => program.slots.values().map(|slot| slot.bytes(PROMPT_TOKENS)).sum(),
         };
         let copied = moved as f64 / facts.accelerator.copied_bytes_per_second.min(facts.processor.copied_bytes_per_second);
-        Ok(Prediction { decode_seconds: decode, prefill_seconds: prefill + copied })
+        Ok(Prediction { decode_seconds: decode, prefill_seconds: prefill * (PROMPT_TOKENS as f64 / rows as f64) + copied })
+    }
+}
+
+/// How long two halves take of which the second is one part behind the first, where `together` says what it costs that both are under way.
+fn side_by_side(parts: &[f64], together: f64) -> f64 {
+    let at = |part: Option<usize>| part.and_then(|part| parts.get(part)).copied().unwrap_or(0.0);
+    (0..=parts.len())
+        .map(|step| (at(Some(step)), at(step.checked_sub(1))))
+        .map(|(a, b)| a.max(b) + (together - 1.0).min(1.0) * a.min(b))
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::side_by_side;
+
+    #[test]
+    fn halves_overlap_as_far_as_their_devices_let_them() {
+        let parts = [1.0, 1.0, 1.0, 1.0];
+        assert_eq!(side_by_side(&parts, 1.0), 5.0);
+        assert_eq!(side_by_side(&parts, 2.0), 8.0, "one waits for the other");
+        assert_eq!(side_by_side(&[3.0, 1.0], 1.0), 7.0);
+        assert_eq!(side_by_side(&[2.0], 1.0), 4.0);
     }
 }

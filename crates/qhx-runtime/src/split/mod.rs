@@ -2,6 +2,7 @@
 //!
 //! Knows who runs which op; why is the business of [`crate::placement`].
 
+mod halves;
 mod parts;
 mod phases;
 
@@ -26,7 +27,11 @@ pub type Choose = dyn Fn(&Checked, &Op, Phase) -> usize + Send + Sync;
 pub struct SplitDevice {
     devices: Vec<Arc<dyn Device>>,
     choose: Arc<Choose>,
+    halved_from: usize,
 }
+
+/// Prompts of so many rows are cut in two halves, which devices compute side by side: fewer would not be worth the second reading of the weights.
+pub(crate) const HALVED_FROM: usize = 64;
 
 /// A slot of which a second copy is kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -79,7 +84,12 @@ impl OpRange {
 impl SplitDevice {
     /// `choose` gives a place among `devices`; of a larger one the last is meant.
     pub fn new(devices: Vec<Arc<dyn Device>>, choose: impl Fn(&Checked, &Op, Phase) -> usize + Send + Sync + 'static) -> Self {
-        Self { devices, choose: Arc::new(choose) }
+        Self { devices, choose: Arc::new(choose), halved_from: HALVED_FROM }
+    }
+
+    /// The same with prefill calls in two halves from so many rows on.
+    pub fn halved_from(self, rows: usize) -> Self {
+        Self { halved_from: rows.max(2), ..self }
     }
 
     /// The device that runs an op in a phase.
@@ -102,7 +112,7 @@ impl SplitDevice {
     ) -> Result<Box<dyn Executable>, DeviceError> {
         let [only] = runs else {
             let load = |run: &OpRange| self.devices[run.device].load(&run.part(program)?, weights, options);
-            return Ok(Box::new(Parts::new(program, runs.iter().map(load).collect::<Result<_, _>>()?)?));
+            return Ok(Box::new(Parts::new(program, runs.iter().map(load).collect::<Result<_, _>>()?, self.halved_from)?));
         };
         self.devices[only.device].load(program, weights, options)
     }

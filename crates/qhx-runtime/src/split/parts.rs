@@ -1,7 +1,10 @@
-//! A program in parts that run one after the other, each on its own device: what crosses a cut is handed on, every part keeps its own slots.
+//! A program in parts that run one after the other, each on its own device: what crosses a cut is handed on, every part keeps its own slots. Of a prompt, one device has
+//! the first half while the other has the second.
 
+use super::halves::{self, Half, HalfSegment};
 use qhx_ir::{
-    Call, Checked, DType, DeviceError, Executable, InputData, Ledger, Name, Outputs, Segment, SlotData, State, StateBytes, Tap, Ticket,
+    Bindings, Call, Checked, DType, DeviceError, Executable, InputData, Ledger, Name, Outputs, Phase, RowResult, Segment, Slot, SlotData,
+    State, StateBytes, Tap, Ticket, Want,
 };
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,19 +16,21 @@ use std::{
 pub(super) struct Parts {
     program: Checked,
     parts: Vec<Part>,
+    /// What each part gave in the last call, for each half of its rows.
+    made: [Vec<Outputs>; 2],
     /// The part that makes each output of the program, in its order.
     outputs: Vec<usize>,
     /// The part that makes the output of wanted rows.
     answers: Option<usize>,
     homes: Arc<Homes>,
+    /// Prefill calls of so many rows are computed in two halves.
+    halved_from: usize,
 }
 
 struct Part {
     executable: Box<dyn Executable>,
     /// Where each of its inputs comes from.
     sources: Vec<Source>,
-    /// What its last call gave.
-    outputs: Outputs,
 }
 
 enum Source {
@@ -39,7 +44,7 @@ enum Source {
 type Homes = BTreeMap<Name, Vec<usize>>;
 
 impl Parts {
-    pub(super) fn new(program: &Checked, parts: Vec<Box<dyn Executable>>) -> Result<Self, DeviceError> {
+    pub(super) fn new(program: &Checked, parts: Vec<Box<dyn Executable>>, halved_from: usize) -> Result<Self, DeviceError> {
         let broken = |what: &str, name: &str| DeviceError::Call(format!("program `{}` cannot be cut: {what} `{name}`", program.name));
         let places: HashMap<&Name, usize> = program.inputs.iter().enumerate().map(|(place, input)| (&input.name, place)).collect();
         // The last of the parts so far that gives each value.
@@ -65,41 +70,51 @@ impl Parts {
         let outputs = program.outputs.iter().map(|o| makers.get(&o.name).copied().ok_or_else(|| broken("no part gives", &o.name)));
         let outputs: Vec<usize> = outputs.collect::<Result<_, _>>()?;
         let answers = program.wanted_output().map(|(place, _)| outputs[place]);
-        let parts = parts.into_iter().zip(all_sources).map(|(executable, sources)| Part { executable, sources, outputs: Outputs::new() });
-        Ok(Self { program: program.clone(), outputs, answers, homes: Arc::new(homes), parts: parts.collect() })
+        let made = [(); 2].map(|()| parts.iter().map(|_| Outputs::new()).collect());
+        let parts = parts.into_iter().zip(all_sources).map(|(executable, sources)| Part { executable, sources }).collect();
+        Ok(Self { program: program.clone(), parts, made, outputs, answers, homes: Arc::new(homes), halved_from })
     }
 
-    /// Runs one part on what the call and the parts before it bring.
-    fn run_part(&mut self, number: usize, call: &mut Call<'_>) -> Result<(), DeviceError> {
-        let (before, rest) = self.parts.split_at_mut(number);
-        let Some(Part { executable, sources, outputs }) = rest.first_mut() else { unreachable!("called for a part") };
-        let program = executable.program().clone();
-        let made = |by: usize, name: &Name| {
-            let numbers = before[by].outputs.value(name);
-            numbers.ok_or_else(|| DeviceError::Call(format!("`{name}` was not given by the device that makes it")))
-        };
-        // Whole numbers cross a cut as floats.
-        let mut integers: Vec<Vec<i32>> = Vec::new();
-        for (input, source) in program.inputs.iter().zip(&*sources) {
-            if let (DType::I32, Source::Made(by, name)) = (input.dtype, source) {
-                integers.push(made(*by, name)?.iter().map(|&x| x as i32).collect());
+    /// The halves in which a call is computed: prompts are cut in two, so that devices work side by side. A decode step is not, because each half would read all weights again.
+    fn halves(&self, call: &Call<'_>) -> Vec<Half> {
+        let Bindings { rows, .. } = call.bindings;
+        let is_plain = call.phase == Phase::Prefill && call.taps.is_none() && !call.segments.iter().any(|segment| segment.partial);
+        if is_plain && rows >= self.halved_from && !self.program.slots.values().any(Slot::is_recurrent) {
+            if let Some(halves) = halves::cut(&self.program, call, rows / 2) {
+                return halves.into();
             }
         }
-        let mut integers = integers.iter();
-        let mut inputs = Vec::with_capacity(sources.len());
-        for (input, source) in program.inputs.iter().zip(&*sources) {
-            inputs.push(match (source, input.dtype) {
-                (Source::Call(place), _) => call.inputs[*place],
-                (Source::Made(..), DType::I32) => InputData::I32(integers.next().map_or(&[], Vec::as_slice)),
-                (Source::Made(by, name), DType::F32) => InputData::F32(made(*by, name)?),
-            });
+        vec![Half::whole(call)]
+    }
+
+    /// Runs all parts over one half, or over two: the second is one part behind the first.
+    fn run_all(&mut self, halves: &[Half], call: &mut Call<'_>) -> Result<(), DeviceError> {
+        for step in 0..self.parts.len() + halves.len() - 1 {
+            if call.is_cancelled() {
+                return Err(DeviceError::Cancelled);
+            }
+            let first = (step < self.parts.len()).then_some(step);
+            let second = step.checked_sub(1).filter(|_| halves.len() > 1);
+            match (first, second) {
+                (Some(part), Some(behind)) => self.run_both([part, behind], halves, call)?,
+                (Some(part), None) => self.run_part(part, &halves[0], 0, call)?,
+                (None, Some(part)) => self.run_part(part, &halves[1], 1, call)?,
+                (None, None) => {}
+            }
+            if let (Some(part), [_, second]) = (first, halves) {
+                self.commit_early(part, second, call)?;
+            }
         }
-        let mut segments = Vec::with_capacity(call.segments.len());
-        for segment in call.segments.iter_mut() {
-            let Segment { first_row, valid_rows, epoch, partial, .. } = *segment;
-            let state = PartsState::of(segment, &self.homes)?.and_then(|own| own.parts[number].as_deref_mut());
-            segments.push(Segment { state: state.map(|state| state as &mut dyn State), first_row, valid_rows, epoch, partial });
-        }
+        Ok(())
+    }
+
+    /// Runs one part over a half.
+    fn run_part(&mut self, number: usize, half: &Half, side: usize, call: &mut Call<'_>) -> Result<(), DeviceError> {
+        let (before, own) = self.made[side].split_at_mut(number);
+        let Part { executable, sources } = &mut self.parts[number];
+        let (given, mut integers) = (half.inputs(call.inputs), Vec::new());
+        let inputs = gather(executable.program(), sources, &given, before, &mut integers)?;
+        let mut states = lend(&self.homes, number, half, call)?;
         let mut tap;
         let taps: Option<&mut dyn FnMut(Tap<'_>)> = match &mut call.taps {
             Some(show) => {
@@ -108,11 +123,154 @@ impl Parts {
             }
             None => None,
         };
-        // What crosses a cut is needed whole.
-        let wants = if self.answers == Some(number) { call.wants } else { &[] };
-        let Call { bindings, phase, cancel, .. } = *call;
-        executable.run(&mut Call { bindings, phase, inputs: &inputs, segments: &mut segments, wants, outputs, cancel, taps })
+        let (wants, bindings, outputs) = (wants(self.answers, number, half, call.wants), half.bindings, &mut own[0]);
+        let Call { phase, cancel, .. } = *call;
+        let segments = &mut segments(half, &mut states, call.segments);
+        let done = executable.run(&mut Call { bindings, phase, inputs: &inputs, segments, wants, outputs, cancel, taps });
+        take_back(&self.homes, number, half, states, call)?;
+        done
     }
+
+    /// Runs one part over the first half and the part before it over the second, at the same time where their devices can.
+    fn run_both(&mut self, [part, behind]: [usize; 2], halves: &[Half], call: &mut Call<'_>) -> Result<(), DeviceError> {
+        let (first, second) = (&halves[0], &halves[1]);
+        let (earlier, later) = self.parts.split_at_mut(part);
+        let (ahead, follower) = (&mut later[0], &mut earlier[behind]);
+        let [made, made_behind] = &mut self.made;
+        let ((before, own), (before_behind, own_behind)) = (made.split_at_mut(part), made_behind.split_at_mut(behind));
+        let (given, given_behind) = (first.inputs(call.inputs), second.inputs(call.inputs));
+        let (mut integers, mut integers_behind) = (Vec::new(), Vec::new());
+        let inputs = gather(ahead.executable.program(), &ahead.sources, &given, before, &mut integers)?;
+        let inputs_behind = gather(follower.executable.program(), &follower.sources, &given_behind, before_behind, &mut integers_behind)?;
+        let mut states = lend(&self.homes, part, first, call)?;
+        let mut states_behind = lend(&self.homes, behind, second, call)?;
+        let Call { phase, cancel, .. } = *call;
+        let done = run_together(
+            &mut *ahead.executable,
+            &mut Call {
+                bindings: first.bindings,
+                phase,
+                inputs: &inputs,
+                segments: &mut segments(first, &mut states, call.segments),
+                wants: wants(self.answers, part, first, call.wants),
+                outputs: &mut own[0],
+                cancel,
+                taps: None,
+            },
+            &mut *follower.executable,
+            &mut Call {
+                bindings: second.bindings,
+                phase,
+                inputs: &inputs_behind,
+                segments: &mut segments(second, &mut states_behind, call.segments),
+                wants: wants(self.answers, behind, second, call.wants),
+                outputs: &mut own_behind[0],
+                cancel,
+                taps: None,
+            },
+        );
+        take_back(&self.homes, part, first, states, call)?;
+        take_back(&self.homes, behind, second, states_behind, call)?;
+        done
+    }
+
+    /// The second half of a session sees the rows of the first, which therefore count for this part before the others have them.
+    fn commit_early(&self, number: usize, second: &Half, call: &mut Call<'_>) -> Result<(), DeviceError> {
+        // Only the first segment of the second half can have begun before it.
+        let Some(HalfSegment { place, valid_rows, .. }) = second.segments.first().copied() else { return Ok(()) };
+        let rows = call.segments[place].valid_rows - valid_rows;
+        if let Some(own) = PartsState::of(&mut call.segments[place], &self.homes)?.filter(|_| rows > 0) {
+            own.early = rows;
+            if let Some(state) = &mut own.parts[number] {
+                state.commit(rows)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is wanted of a part. What crosses a cut is needed whole.
+fn wants<'a>(answers: Option<usize>, number: usize, half: &Half, call: &'a [Want<'a>]) -> &'a [Want<'a>] {
+    if answers == Some(number) { &call[half.wanted.clone()] } else { &[] }
+}
+
+/// The states of a part for the segments of a half, out of those of the call.
+fn lend(homes: &Arc<Homes>, number: usize, half: &Half, call: &mut Call<'_>) -> Result<Vec<Option<Box<dyn State>>>, DeviceError> {
+    let one = |segment: &HalfSegment| {
+        let own = PartsState::of(&mut call.segments[segment.place], homes)?;
+        Ok(own.and_then(|own| own.parts[number].take()))
+    };
+    half.segments.iter().map(one).collect()
+}
+
+fn take_back(
+    homes: &Arc<Homes>,
+    number: usize,
+    half: &Half,
+    states: Vec<Option<Box<dyn State>>>,
+    call: &mut Call<'_>,
+) -> Result<(), DeviceError> {
+    for (segment, state) in half.segments.iter().zip(states) {
+        if let (Some(own), Some(state)) = (PartsState::of(&mut call.segments[segment.place], homes)?, state) {
+            own.parts[number] = Some(state);
+        }
+    }
+    Ok(())
+}
+
+/// Two calls on two devices. What works in the background begins first and is waited for last.
+fn run_together(
+    first: &mut dyn Executable,
+    first_call: &mut Call<'_>,
+    second: &mut dyn Executable,
+    second_call: &mut Call<'_>,
+) -> Result<(), DeviceError> {
+    if !first.works_in_background() && second.works_in_background() {
+        return run_together(second, second_call, first, first_call);
+    }
+    let begun = first.submit(first_call)?;
+    let done = second.run(second_call);
+    first.wait(begun, first_call)?;
+    done
+}
+
+/// What a part takes: from the call, and from the parts before it.
+fn gather<'a>(
+    program: &Checked,
+    sources: &[Source],
+    call: &[InputData<'a>],
+    before: &'a [Outputs],
+    integers: &'a mut Vec<Vec<i32>>,
+) -> Result<Vec<InputData<'a>>, DeviceError> {
+    let made = |by: usize, name: &Name| {
+        let numbers = before[by].value(name);
+        numbers.ok_or_else(|| DeviceError::Call(format!("`{name}` was not given by the device that makes it")))
+    };
+    // Whole numbers cross a cut as floats.
+    for (input, source) in program.inputs.iter().zip(sources) {
+        if let (DType::I32, Source::Made(by, name)) = (input.dtype, source) {
+            integers.push(made(*by, name)?.iter().map(|&x| x as i32).collect());
+        }
+    }
+    let mut integers = integers.iter();
+    let one = |(input, source): (&qhx_ir::Input, &Source)| {
+        Ok(match (source, input.dtype) {
+            (Source::Call(place), _) => call[*place],
+            (Source::Made(..), DType::I32) => InputData::I32(integers.next().map_or(&[], Vec::as_slice)),
+            (Source::Made(by, name), DType::F32) => InputData::F32(made(*by, name)?),
+        })
+    };
+    program.inputs.iter().zip(sources).map(one).collect()
+}
+
+/// The segments of a half with a part's states.
+fn segments<'a>(half: &Half, states: &'a mut [Option<Box<dyn State>>], call: &[Segment<'_>]) -> Vec<Segment<'a>> {
+    let one = |(own, state): (&HalfSegment, &'a mut Option<Box<dyn State>>)| {
+        let Segment { epoch, partial, .. } = call[own.place];
+        let state = state.as_deref_mut().map(|state| state as &mut dyn State);
+        Segment { state, first_row: own.first_row, valid_rows: own.valid_rows, epoch, partial }
+    };
+    half.segments.iter().zip(states).map(one).collect()
 }
 
 impl Executable for Parts {
@@ -126,7 +284,7 @@ impl Executable for Parts {
             false => part.executable.new_state(context).map(Some),
         };
         let parts = self.parts.iter().map(new).collect::<Result<_, _>>()?;
-        Ok(Box::new(PartsState { ledger: Ledger::new(&self.program.slots, context), parts, homes: self.homes.clone() }))
+        Ok(Box::new(PartsState { ledger: Ledger::new(&self.program.slots, context), parts, homes: self.homes.clone(), early: 0 }))
     }
 
     fn submit(&mut self, call: &mut Call<'_>) -> Result<Ticket, DeviceError> {
@@ -140,24 +298,35 @@ impl Executable for Parts {
                 state.begin()?;
             }
         }
-        for number in 0..self.parts.len() {
-            if call.is_cancelled() {
-                return Err(DeviceError::Cancelled);
-            }
-            self.run_part(number, call)?;
-        }
+        let halves = self.halves(call);
+        let done = self.run_all(&halves, call);
         for segment in call.segments.iter_mut() {
             let (rows, partial) = (segment.valid_rows, segment.partial);
             if let Some(state) = PartsState::of(segment, &self.homes)? {
-                state.ledger.end(rows, partial);
+                match &done {
+                    Ok(()) => state.ledger.end(rows, partial),
+                    Err(_) => state.forget_early()?,
+                }
             }
         }
+        done?;
         call.outputs.start(&self.program);
         for (place, (output, &part)) in self.program.outputs.iter().zip(&self.outputs).enumerate() {
-            call.outputs.put(place).extend_from_slice(self.parts[part].outputs.value(&output.name).unwrap_or_default());
+            for made in &self.made[..halves.len()] {
+                call.outputs.put(place).extend_from_slice(made[part].value(&output.name).unwrap_or_default());
+            }
         }
         if let Some(part) = self.answers {
-            call.outputs.replace_answers(self.parts[part].outputs.rows().to_vec());
+            let mut answers: Vec<RowResult> = Vec::new();
+            for made in &self.made[..halves.len()] {
+                // Rows of logits are numbered through.
+                let earlier = answers.iter().filter(|answer| matches!(answer, RowResult::Logits(_))).count();
+                answers.extend(made[part].rows().iter().cloned().map(|answer| match answer {
+                    RowResult::Logits(row) => RowResult::Logits(row + earlier),
+                    other => other,
+                }));
+            }
+            call.outputs.replace_answers(answers);
         }
         Ok(())
     }
@@ -196,6 +365,8 @@ struct PartsState {
     ledger: Ledger,
     parts: Vec<Option<Box<dyn State>>>,
     homes: Arc<Homes>,
+    /// Rows of the last call that count for the parts already, so that its second half could see them.
+    early: usize,
 }
 
 impl PartsState {
@@ -208,10 +379,20 @@ impl PartsState {
 
     fn begin(&mut self) -> Result<(), DeviceError> {
         self.ledger.begin();
+        self.forget_early()?;
         // A step back that one of them could not take leaves them apart.
         match self.parts.iter().flatten().all(|part| part.len() == self.ledger.len()) {
             true => Ok(()),
             false => Err(DeviceError::Call("the parts of the state have come apart: start again from its first row".into())),
+        }
+    }
+
+    /// The rows of a call that is not committed do not count for any part.
+    fn forget_early(&mut self) -> Result<(), DeviceError> {
+        let len = self.ledger.len();
+        match std::mem::take(&mut self.early) {
+            0 => Ok(()),
+            _ => self.each(|part| if part.len() > len { part.truncate(len) } else { Ok(()) }),
         }
     }
 
@@ -237,26 +418,41 @@ impl State for PartsState {
 
     fn commit(&mut self, rows: usize) -> Result<(), DeviceError> {
         self.ledger.commit(rows)?;
-        self.each(|part| part.commit(rows))
+        let (early, len) = (std::mem::take(&mut self.early), self.ledger.len());
+        self.each(|part| match rows.checked_sub(early) {
+            Some(rest) => part.commit(rest),
+            None => part.truncate(len),
+        })
     }
 
     fn truncate(&mut self, len: usize) -> Result<(), DeviceError> {
+        self.early = 0;
         self.each(|part| part.truncate(len.min(part.len())))?;
         self.ledger.truncate(len)
     }
 
     fn fork(&self) -> Result<Box<dyn State>, DeviceError> {
         let parts = self.parts.iter().map(|part| part.as_ref().map(|part| part.fork()).transpose());
-        Ok(Box::new(Self { ledger: self.ledger.fork(), parts: parts.collect::<Result<_, _>>()?, homes: self.homes.clone() }))
+        let parts = parts.collect::<Result<_, _>>()?;
+        let mut fork = Self { ledger: self.ledger.fork(), parts, homes: self.homes.clone(), early: self.early };
+        fork.forget_early()?;
+        Ok(Box::new(fork))
     }
 
     fn export_rows(&self, slot: &str, first: usize) -> Result<SlotData, DeviceError> {
         self.ledger.export(slot, first)?;
         let home = self.homes.get(slot).and_then(|homes| homes.first()).copied().unwrap_or(usize::MAX);
-        self.part(home)?.export_rows(slot, first)
+        let mut data = self.part(home)?.export_rows(slot, first)?;
+        if let (SlotData::Kv { rows, keys, values, .. }, 1..) = (&mut data, self.early) {
+            let (there, kept) = (*rows, self.ledger.len() - first);
+            *rows = kept;
+            [keys, values].into_iter().for_each(|bytes| bytes.truncate(bytes.len() / there.max(1) * kept));
+        }
+        Ok(data)
     }
 
     fn import_rows(&mut self, slot: &str, first: usize, data: &SlotData) -> Result<(), DeviceError> {
+        self.forget_early()?;
         self.ledger.import(slot, first, data)?;
         let homes = self.homes.clone();
         for &home in homes.get(slot).into_iter().flatten() {
@@ -268,6 +464,7 @@ impl State for PartsState {
     }
 
     fn set_len(&mut self, len: usize) -> Result<(), DeviceError> {
+        self.forget_early()?;
         self.ledger.set_len(len)?;
         self.each(|part| part.set_len(len))
     }
