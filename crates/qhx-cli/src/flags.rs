@@ -10,6 +10,8 @@ use crate::{
     units::read_bytes,
 };
 use clap::{Args, builder::RangedU64ValueParser};
+use qhx_bundle::files;
+use qhx_ir::Timeline;
 use qhx_runtime::{
     Constraint, DEFAULT_CHUNK, DeviceChoice, GenerateOptions, LoadOptions,
     placement::Rules,
@@ -101,6 +103,27 @@ pub(crate) struct ExecutionFlags {
 impl ExecutionFlags {
     pub(crate) fn load_options(&self) -> Result<LoadOptions, Failure> {
         Ok(LoadOptions { context: self.context, overcommit: self.overcommit, ..self.machine.load_options()? })
+    }
+}
+
+/// Whether what runs is written down.
+#[derive(Args)]
+#[command(next_help_heading = "Execution")]
+pub(crate) struct TimelineFlag {
+    /// Write what ran when, on which device, to a file for Perfetto or Chrome's trace viewer
+    #[arg(long, value_name = "FILE.json")]
+    trace: Option<PathBuf>,
+}
+
+impl TimelineFlag {
+    pub(crate) fn begin(&self) -> Option<Timeline> {
+        self.trace.as_ref().map(|_| Timeline::default())
+    }
+
+    pub(crate) fn write(&self, timeline: Option<&Timeline>) -> Result<(), Failure> {
+        let (Some(path), Some(timeline)) = (&self.trace, timeline) else { return Ok(()) };
+        let text = timeline.to_json().to_string();
+        Ok(files::write(path, |out| out.write_all(text.as_bytes()))?)
     }
 }
 

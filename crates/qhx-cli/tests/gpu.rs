@@ -6,8 +6,10 @@ mod common;
 use common::{bundle, failed, json, qhx, ran, succeed};
 use serde_json::Value;
 use std::{
+    collections::BTreeSet,
     fs,
     io::Read,
+    path::Path,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -124,6 +126,47 @@ fn a_plan_can_be_looked_at_and_kept() {
     };
     let (split, placed, cpu) = (run(&["--device", "split"]), run(&["--placement", file]), run(&["--device", "cpu"]));
     assert!(split.code == Some(0) && split.stdout == cpu.stdout && placed.stdout == cpu.stdout, "{split:?} {placed:?} {cpu:?}");
+    let trace = folder.path().join("trace.json");
+    let traced = run(&["--device", "split", "--trace", trace.to_str().unwrap()]);
+    assert_eq!(traced.stdout, cpu.stdout);
+    let (lanes, spans) = lanes(&trace);
+    assert!(lanes.contains("cpu") && lanes.contains("gpu") && spans.len() >= 8, "{lanes:?}");
+}
+
+/// What `--trace` wrote: the names of its lanes, and its spans.
+fn lanes(file: &Path) -> (BTreeSet<String>, Vec<Value>) {
+    let trace: Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+    let (named, spans): (Vec<Value>, Vec<Value>) =
+        trace["traceEvents"].as_array().unwrap().iter().cloned().partition(|event| event["ph"] == "M");
+    (named.iter().map(|lane| lane["args"]["name"].as_str().unwrap().to_owned()).collect(), spans)
+}
+
+/// A trace has a span for each call, with its rows, one after the other.
+#[test]
+fn a_trace_says_what_ran() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace.json");
+    let phimoe = bundle("phimoe");
+    let arguments = [
+        "generate",
+        phimoe.to_str().unwrap(),
+        "--ids",
+        "1,2,3,4,5",
+        "--max-new",
+        "4",
+        "--ignore-eos",
+        "--device",
+        "cpu",
+        "--draft",
+        "none",
+    ];
+    let done = ran(qhx([&arguments[..], &["--trace", trace.to_str().unwrap()]].concat()).output().unwrap());
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let (lanes, spans) = lanes(&trace);
+    let rows: Vec<u64> = spans.iter().map(|span| span["args"]["rows"].as_u64().unwrap()).collect();
+    assert_eq!((lanes.len(), lanes.contains("cpu"), rows), (1, true, vec![5, 1, 1, 1]));
+    let ends = |span: &Value| span["ts"].as_f64().unwrap() + span["dur"].as_f64().unwrap();
+    assert!(spans.windows(2).all(|pair| ends(&pair[0]) <= pair[1]["ts"].as_f64().unwrap() + 1.0), "{spans:?}");
 }
 
 /// A limit of memory: `gpu` refuses, `auto` takes the CPU and says so.

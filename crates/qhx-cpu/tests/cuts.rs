@@ -51,6 +51,7 @@ fn logits(device: &CpuDevice, program: &Checked, weights: &Arc<dyn Weights>, row
         max_state_bytes: None,
         artifacts: None,
         progress: None,
+        timeline: None,
     };
     let mut executable = device.load(program, weights, &limits).unwrap();
     let mut state = executable.new_state(rows).unwrap();

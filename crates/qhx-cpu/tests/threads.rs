@@ -20,6 +20,7 @@ fn bits(device: &CpuDevice, program: &Checked, weights: &Arc<dyn Weights>, calls
         max_state_bytes: None,
         artifacts: None,
         progress: None,
+        timeline: None,
     };
     let mut executable = device.load(program, weights, &limits).unwrap();
     let mut state = executable.new_state(1024).unwrap();

@@ -3,7 +3,7 @@
 //! It has two halves. A [`Device`] is knowledge and needs no hardware: which ops it supports, what the host does for it, what would be compiled. A
 //! [`Machine`] is a device that was opened: it compiles, loads and runs.
 
-use crate::{Call, Checked, DeviceError, Matrix, Name, State, WeightTensor, check};
+use crate::{Call, Checked, DeviceError, Matrix, Name, State, Timeline, WeightTensor, check};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -192,11 +192,22 @@ pub struct LoadOptions {
     pub artifacts: Option<PathBuf>,
     /// Told how far loading is, by a device that copies weights to memory of its own.
     pub progress: Option<LoadProgress>,
+    /// Where calls are written down, where somebody wants to look at them.
+    pub timeline: Option<Timeline>,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { max_rows: 256, max_soft_rows: 256, max_wanted: 1, max_segments: 1, max_state_bytes: None, artifacts: None, progress: None }
+        Self {
+            max_rows: 256,
+            max_soft_rows: 256,
+            max_wanted: 1,
+            max_segments: 1,
+            max_state_bytes: None,
+            artifacts: None,
+            progress: None,
+            timeline: None,
+        }
     }
 }
 

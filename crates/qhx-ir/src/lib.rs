@@ -30,6 +30,7 @@ pub mod quants;
 pub mod random;
 pub mod reference;
 pub mod state;
+mod timeline;
 pub mod want;
 
 pub use bytes::{ALIGNMENT, AlignedBytes, Bytes};
@@ -51,6 +52,7 @@ pub use program::{
 };
 pub use quants::Quants;
 pub use state::{SlotData, State};
+pub use timeline::{Span, Timeline};
 pub use want::{IdMask, RowResult, Want};
 
 /// A name of a value, weight, slot, stage or op: cheap to clone.

@@ -8,11 +8,12 @@ use crate::{
     medium::{FrontEnd, Medium, MediumNumbers, takes},
     memory::{TowerNeed, available_bytes},
     placement::{self, Placement, Rules},
+    recorded::Recorded,
     registry::{self, CpuSettings, GpuSettings, NpuSettings},
     soft_rows::{SOFT_ROWS, deepstack_count, deepstack_name, soft_row_width},
 };
 use qhx_bundle::media::Media;
-use qhx_ir::{Bindings, Call, Checked, Device, DeviceError, Dim, Executable, Generator, Outputs, Segment, Tap, Weights};
+use qhx_ir::{Bindings, Call, Checked, Device, DeviceError, Dim, Executable, Generator, Outputs, Segment, Tap, Timeline, Weights};
 use qhx_media::MediaKind;
 use std::{
     collections::BTreeMap,
@@ -29,6 +30,8 @@ pub(crate) struct Encoders {
     choice: DeviceChoice,
     rules: Option<Rules>,
     overcommit: bool,
+    /// Where calls are written down.
+    timeline: Option<Timeline>,
     processor: CpuSettings,
     weights: Arc<dyn Weights>,
     /// Where what was prepared is.
@@ -104,7 +107,19 @@ impl Encoders {
         let LoadOptions { device: choice, overcommit, .. } = *options;
         let (rules, loaded) = (options.placement.clone(), towers.0.iter().map(|_| Mutex::default()).collect());
         let processor = options.cpu();
-        Self { towers, loaded, candidates, choice, rules, overcommit, processor, weights, artifacts, made: Mutex::default() }
+        Self {
+            towers,
+            loaded,
+            candidates,
+            choice,
+            rules,
+            overcommit,
+            timeline: options.timeline.clone(),
+            processor,
+            weights,
+            artifacts,
+            made: Mutex::default(),
+        }
     }
 
     /// Where the stages of a tower run, once it is loaded.
@@ -215,8 +230,10 @@ impl Encoders {
                 max_state_bytes: None,
                 artifacts: self.artifacts.clone(),
                 progress: None,
+                timeline: self.timeline.clone(),
             };
             let executable = device.load(&tower.program, &self.weights, &options)?;
+            let executable = Recorded::of_device(executable, &*device, self.timeline.as_ref());
             *slot = Some(Loaded { executable, max_rows: rows, placement });
         }
         slot.as_mut().ok_or_else(|| Error::Device(DeviceError::Call("the tower is not loaded".into())))

@@ -36,6 +36,7 @@ pub mod placement;
 pub mod planner;
 mod processor;
 mod prompt;
+mod recorded;
 pub mod registry;
 mod row_costs;
 mod rows;

@@ -11,6 +11,7 @@ use crate::{
     options::{DEFAULT_CONTEXT, MAX_SESSIONS, MOST_DRAFTS},
     placement::{self, Fallback, Placement},
     planner::Way,
+    recorded::Recorded,
     registry::{self, CpuSettings, GpuSettings, NpuSettings},
     runner::Runner,
     soft_rows::soft_row_width,
@@ -185,9 +186,10 @@ impl Model {
             max_state_bytes: options.state_bytes,
             artifacts: artifacts.clone(),
             progress: options.progress.clone(),
+            timeline: options.timeline.clone(),
         };
         let machine = device.open()?;
-        let executable = machine.load(&program, &weights, &load)?;
+        let executable = Recorded::of_device(machine.load(&program, &weights, &load)?, &*device, load.timeline.as_ref());
         let can_draft = executable.commits_partly() && executable.is_batch_invariant();
         let runner = Mutex::new(Runner::new(executable, program.clone(), language.placeholders().clone(), language.vocabulary().logits));
         let again = qhx_ir::LoadOptions { progress: None, ..load };

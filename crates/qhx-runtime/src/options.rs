@@ -6,7 +6,7 @@ use crate::{
     registry::{self, CpuSettings, GpuSettings, InstructionSet, NpuSettings},
 };
 use qhx_bundle::Bundle;
-use qhx_ir::{Device, LoadProgress};
+use qhx_ir::{Device, LoadProgress, Timeline};
 use std::sync::Arc;
 
 /// The session length that is chosen when nobody asks for one and the model allows it.
@@ -51,6 +51,8 @@ pub struct LoadOptions {
     pub gpu: GpuSettings,
     /// Told how far loading is, where weights are copied to a device.
     pub progress: Option<LoadProgress>,
+    /// Where calls are written down: what ran when, on which device.
+    pub timeline: Option<Timeline>,
 }
 
 impl Default for LoadOptions {
@@ -71,6 +73,7 @@ impl Default for LoadOptions {
             npu: NpuSettings::default(),
             gpu: GpuSettings::default(),
             progress: None,
+            timeline: None,
         }
     }
 }

@@ -128,6 +128,7 @@ fn by_hand(kind: Kind, model: &Model, ids: &[u32], media: &[(usize, Medium)]) ->
         max_state_bytes: None,
         artifacts: None,
         progress: None,
+        timeline: None,
     };
     let mut executable = ReferenceDevice.load(&parts.program, &parts.weights, &load).unwrap();
     let mut state = executable.new_state(CONTEXT).unwrap();

@@ -4,7 +4,7 @@ use super::synthetic;
 use crate::{
     environment,
     failure::Failure,
-    flags::{HardwareFlags, MAX_TOKENS, count, count_or_none},
+    flags::{HardwareFlags, MAX_TOKENS, TimelineFlag, count, count_or_none},
     interrupt::Interrupt,
     load::load_model,
     open::open_model,
@@ -59,6 +59,8 @@ pub(crate) struct Bench {
     device: Vec<DeviceChoice>,
     #[command(flatten)]
     hardware: HardwareFlags,
+    #[command(flatten)]
+    timeline: TimelineFlag,
     /// Also write everything to a file that can be sent to others: results, devices, what was predicted and measured of each way to place the model
     #[arg(long, value_name = "FILE.json")]
     report: Option<PathBuf>,
@@ -84,11 +86,14 @@ impl Bench {
         let synthetic = synthetic::of_name(&self.model, interrupt)?;
         let model = synthetic.as_deref().unwrap_or(&self.model);
         let mut runs = Vec::new();
+        // One record for all devices.
+        let timeline = self.timeline.begin();
         for &device in &self.device {
             let bundle = open_model(Some(model), device, interrupt)?.bundle;
             let sessions = self.sessions.iter().copied().max().unwrap_or(1);
             let context = Some(longest.saturating_add(deepest));
-            let model = load_model(&bundle, &LoadOptions { context, sessions, ..self.hardware.load_options(device)? })?;
+            let model =
+                load_model(&bundle, &LoadOptions { context, sessions, timeline: timeline.clone(), ..self.hardware.load_options(device)? })?;
             let options = BenchOptions {
                 prompt: self.prompt.clone(),
                 generate: self.generate.clone(),
@@ -109,6 +114,7 @@ impl Bench {
                 parameters: bundle.manifest().model.parameters,
             });
         }
+        self.timeline.write(timeline.as_ref())?;
         if let Some(path) = &self.report {
             write_report(path, &runs)?;
         }

@@ -3,7 +3,7 @@
 use crate::{
     answer::Request,
     failure::Failure,
-    flags::{DecodingFlags, ExecutionFlags, MAX_TOKENS, count_or_none},
+    flags::{DecodingFlags, ExecutionFlags, MAX_TOKENS, TimelineFlag, count_or_none},
     input::InputFlags,
     interrupt::Interrupt,
     media::MediaFlags,
@@ -13,7 +13,7 @@ use crate::{
 };
 use clap::Args;
 use qhx_runtime::{
-    Generation,
+    Generation, LoadOptions,
     tensors::{self, Tensor},
 };
 use std::path::PathBuf;
@@ -45,6 +45,8 @@ pub(crate) struct Generate {
     #[command(flatten)]
     execution: ExecutionFlags,
     #[command(flatten)]
+    timeline: TimelineFlag,
+    #[command(flatten)]
     sessions: SessionFlags,
     /// Write the logits that each token was chosen from: `step_logits`, f32 [generated, vocabulary]
     #[arg(long, value_name = "F.safetensors")]
@@ -60,12 +62,12 @@ impl Generate {
         options.keep_logits = self.logits.is_some();
         self.logits.as_deref().map_or(Ok(()), output::check_place)?;
         self.sessions.check(self.media.split)?;
-        let load = self.execution.load_options()?;
+        let load = LoadOptions { timeline: self.timeline.begin(), ..self.execution.load_options()? };
         let input = self.input.read()?;
         let tools = self.tools.as_deref().map(read_json).transpose()?;
         let request = Request {
             model: Some(&self.model),
-            load,
+            load: load.clone(),
             options,
             draft: &self.decoding.draft,
             media: &self.media,
@@ -74,6 +76,7 @@ impl Generate {
             json: self.json,
         };
         let mut answered = request.answer(|_| Ok(input), interrupt)?;
+        self.timeline.write(load.timeline.as_ref())?;
         if let Some(path) = &self.logits {
             tensors::write(path, &[step_logits(&mut answered.generation, answered.model.vocabulary().logits)])?;
         }

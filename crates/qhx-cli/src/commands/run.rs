@@ -4,7 +4,7 @@ use crate::{
     answer::Request,
     environment::places,
     failure::Failure,
-    flags::{DecodingFlags, ExecutionFlags, MAX_TOKENS, count_or_none},
+    flags::{DecodingFlags, ExecutionFlags, MAX_TOKENS, TimelineFlag, count_or_none},
     hints::advice,
     input::{Input, not_empty},
     interrupt::Interrupt,
@@ -14,6 +14,7 @@ use crate::{
 };
 use clap::Args;
 use qhx::{Error, Source};
+use qhx_runtime::LoadOptions;
 use std::{
     ffi::{OsStr, OsString},
     path::{Path, PathBuf},
@@ -59,6 +60,8 @@ pub(crate) struct Run {
     tools: Option<PathBuf>,
     #[command(flatten)]
     execution: ExecutionFlags,
+    #[command(flatten)]
+    timeline: TimelineFlag,
     /// Print one JSON object instead of the text, as `qhx generate --json` does
     #[arg(long)]
     json: bool,
@@ -66,13 +69,13 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
-        let load = self.execution.load_options()?;
+        let load = LoadOptions { timeline: self.timeline.begin(), ..self.execution.load_options()? };
         let options = self.decoding.generate_options(self.max_new)?;
         let (model, prompt) = self.model_and_prompt()?;
         let tools = self.tools.as_deref().map(read_json).transpose()?;
         let request = Request {
             model: model.map(Path::new),
-            load,
+            load: load.clone(),
             options,
             draft: &self.decoding.draft,
             media: &self.media,
@@ -80,7 +83,9 @@ impl Run {
             tools,
             json: self.json,
         };
-        request.answer(|bundle| Input::of_text(bundle, prompt, self.system.as_deref()), interrupt)?.finish()
+        let answered = request.answer(|bundle| Input::of_text(bundle, prompt, self.system.as_deref()), interrupt)?;
+        self.timeline.write(load.timeline.as_ref())?;
+        answered.finish()
     }
 
     /// The model, where one is given, and the prompt.

@@ -172,6 +172,7 @@ impl MediaCases {
             max_state_bytes: None,
             artifacts: None,
             progress: None,
+            timeline: None,
         };
         let mut executable: Box<dyn Executable> = device.load(&program, &weights, &options).unwrap();
         let inputs: Vec<InputData<'_>> = inputs

@@ -63,6 +63,7 @@ impl<'c> Session<'c> {
             max_state_bytes: None,
             artifacts: None,
             progress: None,
+            timeline: None,
         };
         for b in bindings {
             limits.max_rows = limits.max_rows.max(b.rows);

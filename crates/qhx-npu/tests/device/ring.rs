@@ -58,6 +58,7 @@ fn check(model: &TinyModel, device: &NpuDevice, artifacts: Option<&std::path::Pa
         max_state_bytes: None,
         artifacts: artifacts.map(Into::into),
         progress: None,
+        timeline: None,
     };
     let mut found = device.load(&model.program, &model.weights, &options).unwrap();
     let mut right = ReferenceDevice.load(&windowed(model), &model.weights, &options).unwrap();

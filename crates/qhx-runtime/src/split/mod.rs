@@ -6,6 +6,7 @@ mod halves;
 mod parts;
 mod phases;
 
+use crate::recorded::Recorded;
 use parts::Parts;
 use phases::Phases;
 use qhx_ir::{
@@ -111,10 +112,21 @@ impl SplitDevice {
         options: &LoadOptions,
     ) -> Result<Box<dyn Executable>, DeviceError> {
         let [only] = runs else {
-            let load = |run: &OpRange| self.devices[run.device].load(&run.part(program)?, weights, options);
+            let load = |run: &OpRange| self.load_run(run, &run.part(program)?, weights, options);
             return Ok(Box::new(Parts::new(program, runs.iter().map(load).collect::<Result<_, _>>()?, self.halved_from)?));
         };
-        self.devices[only.device].load(program, weights, options)
+        self.load_run(only, program, weights, options)
+    }
+
+    fn load_run(
+        &self,
+        run: &OpRange,
+        part: &Checked,
+        weights: &Arc<dyn Weights>,
+        options: &LoadOptions,
+    ) -> Result<Box<dyn Executable>, DeviceError> {
+        let device = &self.devices[run.device];
+        Ok(Recorded::of(device.load(part, weights, options)?, device.name(), options.timeline.as_ref()))
     }
 }
 

@@ -83,6 +83,7 @@ impl Bench {
             max_state_bytes: None,
             artifacts: None,
             progress: None,
+            timeline: None,
         };
         Loaded {
             executable: ReferenceDevice.load(&program, &weights, &limits).unwrap(),

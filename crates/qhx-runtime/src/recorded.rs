@@ -1,0 +1,119 @@
+//! An executable whose calls are written into a timeline: what runs where and when, and what crosses to its device and back.
+
+use crate::DeviceChoice;
+use qhx_ir::{
+    Call, Checked, DType, Device, DeviceError, Executable, Generator, State, StateBytes, Ticket, Timeline, Traffic, WeightsRead, dim,
+};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+/// The executable, and what is written of it.
+pub(crate) struct Recorded {
+    executable: Box<dyn Executable>,
+    timeline: Timeline,
+    lane: String,
+    /// Its stages.
+    name: String,
+    /// When each call was submitted.
+    begun: HashMap<u64, Instant>,
+}
+
+impl Recorded {
+    /// Has the calls of an executable on the device `lane` written down, if there is something to write them into.
+    pub(crate) fn of(executable: Box<dyn Executable>, lane: &str, timeline: Option<&Timeline>) -> Box<dyn Executable> {
+        let Some(timeline) = timeline.cloned() else { return executable };
+        let stages = &executable.program().stages;
+        let name = match (stages.first(), stages.last()) {
+            (Some(first), Some(last)) if first.name != last.name => format!("{} … {}", first.name, last.name),
+            (first, _) => first.map_or_else(String::new, |stage| stage.name.to_string()),
+        };
+        Box::new(Self { executable, timeline, lane: lane.to_owned(), name, begun: HashMap::new() })
+    }
+
+    /// The same for what was loaded on a device; a split writes down its parts itself.
+    pub(crate) fn of_device(executable: Box<dyn Executable>, device: &dyn Device, timeline: Option<&Timeline>) -> Box<dyn Executable> {
+        let timeline = timeline.filter(|_| device.name() != DeviceChoice::Split.name());
+        Self::of(executable, device.name(), timeline)
+    }
+
+    /// Bytes of the values that cross between devices in a call.
+    fn crossing(&self, call: &Call<'_>) -> [u64; 2] {
+        let program = self.executable.program();
+        let bytes = |value: &str| {
+            let shape = dim::bind_shape(&program.value_type(value).shape, &call.bindings).unwrap_or_default();
+            let (DType::F32 | DType::I32) = program.value_type(value).dtype;
+            4 * shape.iter().product::<usize>() as u64
+        };
+        let carried = program.inputs.iter().filter(|input| input.generator == Generator::Carried).map(|input| bytes(&input.name));
+        let made = program.outputs.iter().filter(|output| output.name == output.value).map(|output| bytes(&output.value));
+        [carried.sum(), made.sum()]
+    }
+}
+
+impl Executable for Recorded {
+    fn program(&self) -> &Checked {
+        self.executable.program()
+    }
+
+    fn new_state(&self, context: usize) -> Result<Box<dyn State>, DeviceError> {
+        self.executable.new_state(context)
+    }
+
+    fn submit(&mut self, call: &mut Call<'_>) -> Result<Ticket, DeviceError> {
+        let started = Instant::now();
+        let ticket = self.executable.submit(call)?;
+        self.begun.insert(ticket.0, started);
+        Ok(ticket)
+    }
+
+    fn wait(&mut self, ticket: Ticket, call: &mut Call<'_>) -> Result<(), DeviceError> {
+        let started = self.begun.remove(&ticket.0).unwrap_or_else(Instant::now);
+        self.executable.wait(ticket, call)?;
+        let [bytes_in, bytes_out] = self.crossing(call);
+        let facts = vec![("rows", call.bindings.rows as u64), ("bytes_in", bytes_in), ("bytes_out", bytes_out)];
+        self.timeline.add(&self.lane, &self.name, started, facts);
+        Ok(())
+    }
+
+    fn works_in_background(&self) -> bool {
+        self.executable.works_in_background()
+    }
+
+    fn max_segments(&self) -> usize {
+        self.executable.max_segments()
+    }
+
+    fn commits_partly(&self) -> bool {
+        self.executable.commits_partly()
+    }
+
+    fn is_batch_invariant(&self) -> bool {
+        self.executable.is_batch_invariant()
+    }
+
+    fn state_bytes(&self) -> Option<StateBytes> {
+        self.executable.state_bytes()
+    }
+
+    fn last_stage_time(&self) -> Option<Duration> {
+        self.executable.last_stage_time()
+    }
+
+    fn weights_read(&self) -> Option<WeightsRead<'_>> {
+        self.executable.weights_read()
+    }
+
+    fn traffic(&self) -> Option<Traffic> {
+        self.executable.traffic()
+    }
+
+    fn row_by_row(&self) -> Option<&str> {
+        self.executable.row_by_row()
+    }
+
+    fn scratch_bytes(&self) -> u64 {
+        self.executable.scratch_bytes()
+    }
+}
