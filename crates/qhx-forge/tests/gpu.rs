@@ -5,7 +5,7 @@ mod common;
 use common::{Fixture, Overlay, media::MediaCases, relative_difference};
 use half::f16;
 use qhx_bundle::Bundle;
-use qhx_forge::{ForgeOptions, Precision, forge_checkpoint};
+use qhx_forge::{ForgeOptions, Precision, forge_checkpoint, gate::limits::Class};
 use qhx_ir::{AlignedBytes, Device, Encoding, OpKind, WeightTensor};
 use qhx_runtime::{
     Cancel, DeviceChoice, GenerateOptions, Generation, LoadOptions, LoadPlan, Model, Prompt, Session,
@@ -295,7 +295,16 @@ fn precisions_agree_with_the_cpu() {
         for precision in [Precision::F16, Precision::W8, Precision::W4] {
             let fixture = Fixture::forge_at(&common::fixtures().join(family), precision);
             let (ids, greedy) = case(&fixture);
-            assert_close(fixture.bundle(), &Prompt::from_ids(ids), greedy.len().min(8), &format!("{family} at {precision}"));
+            let exact = || Fixture::forge(&common::fixtures().join(family));
+            let margin = |choice: &Choice<'_>| choice.margin(exact().bundle());
+            assert_close(
+                fixture.bundle(),
+                precision,
+                &Prompt::from_ids(ids),
+                greedy.len().min(8),
+                &format!("{family} at {precision}"),
+                &margin,
+            );
         }
     }
 }
@@ -315,7 +324,12 @@ fn demos_agree_with_the_cpu() {
         let ids = |case: &serde_json::Value| case["prompt_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
         let case = cases["cases"].as_array().unwrap().iter().find(|case| case["image"].is_null() && case["audio"].is_null()).unwrap();
         let count = case["ids"].as_array().unwrap().len();
-        assert_close(&bundle, &Prompt::from_ids(ids(case)), count.min(8), model);
+        let margin = |choice: &Choice<'_>| {
+            let exact = folder.path().join("f32");
+            forge_checkpoint(&demo.join(model), &mut ForgeOptions::new(&exact, Precision::F32)).unwrap();
+            choice.margin(&Bundle::open(&exact).unwrap())
+        };
+        assert_close(&bundle, Precision::W8, &Prompt::from_ids(ids(case)), count.min(8), model, &margin);
     }
 }
 
@@ -331,16 +345,43 @@ fn assert_moved(found: &Generation, why: &str, case: &str) {
     assert!(moved && found.stages.iter().all(|stage| stage.device == "cpu"), "{case}: {:?}", found.fallbacks);
 }
 
-/// GPU and CPU give the same tokens, up to a first difference between two whose logits differ by less than a tenth of their standard deviation.
-fn assert_close(bundle: &Bundle, prompt: &Prompt, count: usize, case: &str) {
+/// A choice between two tokens after a text.
+struct Choice<'a> {
+    text: &'a [u32],
+    tokens: [u32; 2],
+}
+
+impl Choice<'_> {
+    /// How far apart the logits of the two tokens are in a model.
+    fn margin(&self, bundle: &Bundle) -> f32 {
+        let model = Model::load(bundle, &options(DeviceChoice::Cpu)).unwrap();
+        let mut session = model.session().unwrap();
+        let logits = session.append(self.text, &Cancel::new()).unwrap();
+        let [a, b] = self.tokens.map(|token| logits[token as usize]);
+        (a - b).abs()
+    }
+}
+
+/// GPU and CPU give the same tokens, up to a first choice between two that is as good as open: their logits differ by less than a tenth of all logits' standard deviation, and in the f32 model
+/// by no more than the gate of the precision lets one differ. `exact` finds out the latter.
+fn assert_close(bundle: &Bundle, precision: Precision, prompt: &Prompt, count: usize, case: &str, exact: &dyn Fn(&Choice<'_>) -> f32) {
     let [gpu, cpu] = [DeviceChoice::GPU, DeviceChoice::Cpu].map(|device| Model::load(bundle, &options(device)).unwrap());
     let [found, expected] = [&gpu, &cpu].map(|model| answer(&mut model.session().unwrap(), prompt.ids(), count).ids);
     let Some(at) = found.iter().zip(&expected).position(|(a, b)| a != b) else { return };
+    let text = [prompt.ids(), &expected[..at]].concat();
     let mut session = cpu.session().unwrap();
-    let logits = session.append(&[prompt.ids(), &expected[..at]].concat(), &Cancel::new()).unwrap();
+    let logits = session.append(&text, &Cancel::new()).unwrap();
     let mean = logits.iter().sum::<f32>() / logits.len() as f32;
     let deviation = (logits.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / logits.len() as f32).sqrt();
     let margin = logits[expected[at] as usize] - logits[found[at] as usize];
-    println!("{case}: token {at} differs by {margin}, the logits' deviation is {deviation}");
     assert!(margin < 0.1 * deviation, "{case}: token {at} differs by {margin}, deviation {deviation}");
+    let class = match precision {
+        Precision::F16 => Class::F16,
+        Precision::W8 => Class::Int8Both,
+        _ => Class::Bits4,
+    };
+    let (margin, limit) =
+        (exact(&Choice { text: &text, tokens: [expected[at], found[at]] }), class.limits(false).wide_flips.unwrap().margin);
+    println!("{case}: token {at} differs, f32 margin {margin} (limit {limit})");
+    assert!(margin <= limit, "{case}: token {at} differs where the f32 margin is {margin}, limit {limit}");
 }
