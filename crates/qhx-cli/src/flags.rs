@@ -18,6 +18,7 @@ use qhx_runtime::{
     registry::{CAN_PIN, GpuSettings},
     sample::SamplerConfig,
 };
+use serde_json::{Value, json};
 use std::path::PathBuf;
 
 /// More threads than any machine has cores.
@@ -241,6 +242,31 @@ impl DecodingFlags {
             GenerateOptions { max_new, ignore_eos: self.ignore_eos, stop: self.stop.clone(), sampler, ..GenerateOptions::default() };
         options.structure.constraint = self.constraint()?;
         Ok(options)
+    }
+
+    /// The same as fields of a request to a server.
+    pub(crate) fn request_fields(&self, max_new: usize) -> Result<Value, Failure> {
+        // What is wrong is said here, as without a server.
+        self.generate_options(max_new)?;
+        let mut fields = json!({
+            "max_completion_tokens": max_new,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "seed": self.seed,
+            "ignore_eos": self.ignore_eos,
+        });
+        if !self.stop.is_empty() {
+            fields["stop"] = json!(self.stop);
+        }
+        if let Some(file) = &self.json_schema {
+            let schema: Value = read_json(file)?;
+            fields["response_format"] =
+                json!({ "type": "json_schema", "json_schema": { "name": "answer", "schema": schema, "strict": true } });
+        }
+        Ok(fields)
     }
 
     /// What answers follow.

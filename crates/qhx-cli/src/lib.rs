@@ -7,6 +7,7 @@
 
 mod answer;
 mod commands;
+mod connect;
 mod contexts;
 mod cost;
 mod draft;

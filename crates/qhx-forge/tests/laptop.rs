@@ -21,8 +21,8 @@ const PROCESSOR: Traits = Traits { call_seconds: 1e-6, op_seconds: 2e-7, read: 1
 fn pair(accelerator: Traits, processor: Traits) -> (Pair, Arc<VirtualClock>) {
     let clock = Arc::new(VirtualClock::default());
     let cpu = || registry::candidates(DeviceChoice::Cpu, Some(1)).unwrap().swap_remove(0);
-    let accelerator = Simulated::new("gpu", cpu(), accelerator, clock.clone());
-    let processor = Simulated::new("cpu", cpu(), processor, clock.clone());
+    let accelerator = Simulated::device("gpu", cpu(), accelerator, clock.clone());
+    let processor = Simulated::device("cpu", cpu(), processor, clock.clone());
     (Pair { accelerator, processor, clock: clock.clone() }, clock)
 }
 

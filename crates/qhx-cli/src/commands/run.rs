@@ -2,6 +2,7 @@
 
 use crate::{
     answer::Request,
+    connect::Question,
     environment::places,
     failure::Failure,
     flags::{DecodingFlags, ExecutionFlags, MAX_TOKENS, TimelineFlag, count_or_none},
@@ -19,6 +20,25 @@ use std::{
     ffi::{OsStr, OsString},
     path::{Path, PathBuf},
 };
+
+/// What a server decides for itself, or does not offer.
+const NOT_WITH_A_SERVER: [&str; 15] = [
+    "device",
+    "threads",
+    "pin",
+    "gpu_memory",
+    "isolate",
+    "remeasure",
+    "placement",
+    "chunk",
+    "context",
+    "overcommit",
+    "trace",
+    "split",
+    "grammar",
+    "repetition_window",
+    "draft",
+];
 
 /// Answer one prompt
 ///
@@ -62,6 +82,9 @@ pub(crate) struct Run {
     execution: ExecutionFlags,
     #[command(flatten)]
     timeline: TimelineFlag,
+    /// Ask a server that has the model loaded, such as `qhx serve`; MODEL is then its name there. Its key, if any, is read from QHX_API_KEY
+    #[arg(long, value_name = "URL", help_heading = "Execution", conflicts_with_all = NOT_WITH_A_SERVER)]
+    connect: Option<String>,
     /// Print one JSON object instead of the text, as `qhx generate --json` does
     #[arg(long)]
     json: bool,
@@ -69,6 +92,9 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
+        if let Some(server) = &self.connect {
+            return self.ask(server, interrupt);
+        }
         let load = LoadOptions { timeline: self.timeline.begin(), ..self.execution.load_options()? };
         let options = self.decoding.generate_options(self.max_new)?;
         let (model, prompt) = self.model_and_prompt()?;
@@ -86,6 +112,29 @@ impl Run {
         let answered = request.answer(|bundle| Input::of_text(bundle, prompt, self.system.as_deref()), interrupt)?;
         self.timeline.write(load.timeline.as_ref())?;
         answered.finish()
+    }
+
+    /// Asks a server.
+    fn ask(&self, server: &str, interrupt: &Interrupt) -> Result<(), Failure> {
+        let forced = self.prompt.as_ref().map(std::slice::from_ref).unwrap_or(&self.last);
+        let (model, prompt) = match (&self.positionals[..], forced) {
+            ([], [prompt]) => (None, text_of(prompt)?.to_owned()),
+            ([model], [prompt]) | ([], [model, prompt]) => (Some(text_of(model)?), text_of(prompt)?.to_owned()),
+            ([prompt], []) => (None, read_prompt(prompt)?),
+            ([model, prompt], []) => (Some(text_of(model)?), read_prompt(prompt)?),
+            ([], []) if self.media.has_sound() => (None, String::new()),
+            _ => {
+                return Err(
+                    Failure::usage("there must be one prompt").hint("qhx run --connect URL \"PROMPT\"; quote a prompt that has spaces")
+                );
+            }
+        };
+        let mut fields = self.decoding.request_fields(self.max_new)?;
+        if let Some(tools) = &self.tools {
+            fields["tools"] = read_json(tools)?;
+        }
+        let (system, media, json) = (self.system.as_deref(), &self.media.files[..], self.json);
+        Question { server, model, system, prompt: &prompt, media, fields, json }.ask(interrupt)
     }
 
     /// The model, where one is given, and the prompt.

@@ -56,7 +56,7 @@ struct Inner {
 }
 
 impl Simulated {
-    pub(crate) fn new(name: &str, device: Arc<dyn Device>, traits: Traits, clock: Arc<VirtualClock>) -> Arc<dyn Device> {
+    pub(crate) fn device(name: &str, device: Arc<dyn Device>, traits: Traits, clock: Arc<VirtualClock>) -> Arc<dyn Device> {
         Arc::new(Self(Arc::new(Inner { name: name.to_owned(), device, traits, clock, free: Mutex::new(0.0) })))
     }
 }
@@ -130,7 +130,7 @@ impl Timed {
                     .get(name)
                     .map_or((0.0, 0.0), |w| (tensor_bytes(w.encoding, &w.shape) as f64, w.shape.iter().product::<usize>() as f64))
             };
-            let (bytes, products) = op.op.weights().into_iter().map(|name| size(name)).fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
+            let (bytes, products) = op.op.weights().into_iter().map(size).fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
             let table_rows = |name| program.weights.get(name).map_or(1.0, |w| w.shape[0] as f64);
             let (bytes, products) = match &op.op {
                 OpKind::Embed { table, .. } => (bytes * rows / table_rows(table), 0.0),

@@ -79,12 +79,9 @@ impl Parts {
     fn halves(&self, call: &Call<'_>) -> Vec<Half> {
         let Bindings { rows, .. } = call.bindings;
         let is_plain = call.phase == Phase::Prefill && call.taps.is_none() && !call.segments.iter().any(|segment| segment.partial);
-        if is_plain && rows >= self.halved_from && !self.program.slots.values().any(Slot::is_recurrent) {
-            if let Some(halves) = halves::cut(&self.program, call, rows / 2) {
-                return halves.into();
-            }
-        }
-        vec![Half::whole(call)]
+        let is_long = is_plain && rows >= self.halved_from && !self.program.slots.values().any(Slot::is_recurrent);
+        let halves = is_long.then(|| halves::cut(&self.program, call, rows / 2)).flatten();
+        halves.map_or_else(|| vec![Half::whole(call)], Vec::from)
     }
 
     /// Runs all parts over one half, or over two: the second is one part behind the first.
