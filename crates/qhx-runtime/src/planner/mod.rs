@@ -1,6 +1,6 @@
 //! Which ways there are to place a model on an accelerator and the processor, and how long each would take.
 //!
-//! A prediction has two sides: what a program reads and computes ([`work`]), and facts about the devices, which are measured once ([`facts`]). It is
+//! A prediction has two sides: what a program reads and computes (`work.rs`), and facts about the devices, which are measured once ([`Facts`]). It is
 //! good enough to say which few ways are worth a try; those are loaded and timed by [`crate::auto`].
 
 mod clock;
