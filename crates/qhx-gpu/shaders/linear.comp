@@ -61,7 +61,8 @@ void main() {
                 uint output_row = first_output + slot;
                 uint row = first_row + r;
                 if (lane == (slot * ROWS + r) % lanes && output_row < outputs && row < rows) {
-                    sum *= last_factor(m, numbers, output_row, row);
+                    // A driver may load the scale before it knows whether there is such an output.
+                    sum *= last_factor(m, numbers, min(output_row, outputs - 1u), row);
                     if (bias != 0ul) sum += Floats(bias).at[output_row];
                     sum = min(max(sum, low), high);
                     if (added != 0ul) sum += Floats(added).at[row * outputs + output_row];

@@ -113,7 +113,7 @@ impl GpuDevice {
         let patience = if adapter.kind == Kind::Software { 10 * patience } else { patience };
         adapter.subgroups &= features.subgroups;
         adapter.integer_dot &= features.integer_dot;
-        adapter.cooperative_matrix &= features.cooperative_matrix;
+        adapter.cooperative_matrix = adapter.cooperative_matrix.filter(|_| features.cooperative_matrix && adapter.subgroups);
         adapter.streams = features.streams.unwrap_or(adapter.streams) && adapter.can_stream();
         adapter.max_allocation = adapter.max_allocation.min(features.max_buffer.unwrap_or(u64::MAX));
         adapter.shared_memory = adapter.shared_memory.min(features.shared_memory.unwrap_or(u32::MAX));
@@ -209,7 +209,7 @@ fn describe(number: usize, adapter: &Adapter, available: u64) -> DeviceInfo {
         (adapter.subgroups, "subgroup sums"),
         (adapter.integer_dot, "int8 dot products"),
         (adapter.float16, "f16 arithmetic"),
-        (adapter.cooperative_matrix, "cooperative matrices"),
+        (adapter.cooperative_matrix.is_some(), "cooperative matrices"),
         (adapter.unified, "unified memory"),
     ];
     let features: Vec<_> = features.iter().filter(|(there, _)| *there).map(|(_, name)| *name).collect();

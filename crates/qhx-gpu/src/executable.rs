@@ -128,7 +128,7 @@ impl GpuExecutable {
         };
         let stream =
             gpu.adapter.streams.then(|| StreamPlan::new(group, gpu.adapter.subgroup_size as usize, gpu.adapter.shared_memory as usize));
-        let lowered = lower(program, &loaded, &layout, max, most_queries, stream)?;
+        let lowered = lower(program, &loaded, &layout, max, most_queries, gpu.adapter.cooperative_matrix, stream)?;
         let too_large = |what: &str, bytes: u64| {
             DeviceError::Resources(format!(
                 "program `{}` needs {bytes} bytes for {what}, but the GPU takes at most {} in one piece: load it for fewer rows per call",

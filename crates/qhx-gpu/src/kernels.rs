@@ -43,13 +43,17 @@ kernels! {
     ROW: "row", plain "row_plain";
     LINEAR: "linear", no_dot "linear_no_dot", plain "linear_plain";
     LINEAR_MATRIX: "linear_matrix";
+    LINEAR_MATRIX_HALF: "linear_matrix_half";
     EXPERTS: "experts", no_dot "experts_no_dot", plain "experts_plain";
+    GROUP: "group";
+    COMBINE: "combine";
     ROTARY: "rotary";
     ROPE: "rope", plain "rope_plain";
     KEEP: "keep";
     ATTEND: "attend", plain "attend_plain";
     ATTEND_TILES: "attend_tiles", plain "attend_tiles_plain";
     ATTEND_MERGE: "attend_merge";
+    ATTEND_MATRIX: "attend_matrix";
     SHORT_CONV: "short_conv";
     DELTA_ROWS: "delta_rows", plain "delta_rows_plain";
     DELTA: "delta";

@@ -1,6 +1,11 @@
 //! Ops that mix rows: attention, recurrent ops, convolution, pooling.
 
-use super::{Lowering, buffers, simple::function, single::Turned};
+use super::{
+    Lowering, buffers,
+    heads::{MatrixAttention, Tiles},
+    simple::function,
+    single::Turned,
+};
 use crate::{
     kernels,
     parameters::{TILE_ROWS, most_tiles},
@@ -13,26 +18,10 @@ use qhx_ir::{DeviceError, Dim, KvType, Mask, Name, OpKind, Symbol};
 /// Calls of more rows have enough tiles for every processor of a GPU.
 const SPLIT_ROWS: usize = 64;
 const MOST_SPLITS: usize = 32;
+/// Rows of a tile, at most.
+const MOST_TILE: usize = 8;
 /// Workgroups that keep a large GPU busy.
 const SPLIT_GROUPS: usize = 264;
-
-/// Attention whose rows have whole octets of numbers.
-#[derive(Clone, Copy)]
-struct Tiles {
-    from: usize,
-    to: usize,
-    /// Keys and values of the call, where there is no slot.
-    free: Option<(usize, usize)>,
-    offset: u64,
-    kind: u32,
-    masked: u32,
-    window: usize,
-    heads: usize,
-    kv_heads: usize,
-    dim: usize,
-    scale: f32,
-    cap: f32,
-}
 
 /// Attention of one row: queries and keys are turned, and keys and values kept, by its instruction.
 struct SingleHeads {
@@ -174,7 +163,7 @@ impl Lowering<'_> {
                     && queries * (dim * 4 + 512) + 4096 + 1024 + 512 <= (r.adapter().shared_memory as usize).min(48 << 10)
             };
             let each = rows.div_ceil(r.segments.max(1)).next_power_of_two();
-            let tile = TILE_ROWS.into_iter().rev().find(|&tile| tile <= each && fits(tile)).unwrap_or(1);
+            let tile = TILE_ROWS.into_iter().rev().find(|&tile| tile <= each.min(MOST_TILE) && fits(tile)).unwrap_or(1);
             let tiles = most_tiles(tile, rows, r.segments);
             let splits = match rows <= SPLIT_ROWS && masked != 0 {
                 true => (SPLIT_GROUPS / (tiles * kv_heads).max(1)).clamp(1, r.keys.div_ceil(128).clamp(1, MOST_SPLITS)),
@@ -191,6 +180,9 @@ impl Lowering<'_> {
             if let (Some(single), true) = (&single, r.is_single()) {
                 single.instruct(r, &t, parts);
                 return Ok(());
+            }
+            if let Some(attention) = MatrixAttention::new(r, &t, r.bind(rows)) {
+                return attention.attend(r, &t, r.bind(rows));
             }
             let (tile, tiles, splits) = plan(r);
             let table = TILE_ROWS.iter().position(|&rows| rows == tile).unwrap_or(0) as u32;

@@ -1,6 +1,8 @@
 //! From a checked program to steps: names become buffers, views cost nothing, every op becomes a few dispatches.
 
 mod fusion;
+mod heads;
+mod matrices;
 mod mixing;
 mod order;
 mod products;
@@ -12,6 +14,7 @@ use crate::{
     recorder::{Addresses, Aliases, Recorder, Resource, Step, bind},
     state::SlotLayout,
     stream::StreamPlan,
+    vulkan::SmallMatrices,
     weights::{DeviceWeights, Matrix},
 };
 use qhx_ir::{ActivationForm, Bindings, Checked, DType, DeviceError, Dim, Name, OpKind, Shape, Symbol};
@@ -84,13 +87,14 @@ struct Buffer {
     bytes: u64,
 }
 
-/// Lowers `program` for calls up to `max`. Attention takes at most `most_queries` queries at once. `stream`: how a step of one row is to be made of instructions, if at all.
+/// Lowers `program` for calls up to `max`. Attention takes at most `most_queries` queries at once; `matrices` are what the device multiplies. `stream`: how a step of one row is to be made of instructions, if at all.
 pub(crate) fn lower(
     program: &Checked,
     weights: &DeviceWeights,
     slots: &Arc<SlotLayout>,
     max: Bindings,
     most_queries: usize,
+    matrices: Option<SmallMatrices>,
     stream: Option<StreamPlan>,
 ) -> Result<Lowered, DeviceError> {
     let mut lowering = Lowering {
@@ -99,6 +103,7 @@ pub(crate) fn lower(
         slots: slots.clone(),
         max,
         most_queries,
+        matrices,
         values: HashMap::new(),
         buffers: Vec::new(),
         steps: Vec::new(),
@@ -130,6 +135,8 @@ struct Lowering<'a> {
     max: Bindings,
     /// Queries that attention takes at once.
     most_queries: usize,
+    /// What small matrices the device multiplies.
+    matrices: Option<SmallMatrices>,
     values: HashMap<Name, View>,
     buffers: Vec<Buffer>,
     steps: Vec<Step>,

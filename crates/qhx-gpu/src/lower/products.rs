@@ -1,9 +1,10 @@
 //! Look-ups and products with weights.
 
 use super::{
-    Lowering, Prepared, View, buffers,
+    Lowering, View, buffers,
     fusion::reads_of,
-    simple::function,
+    matrices::{Mixture, Operands, Small, are_many},
+    simple::{GATED, function},
     single::{Experts, Product},
 };
 use crate::{
@@ -12,10 +13,7 @@ use crate::{
     vulkan::Kind,
     weights::Matrix,
 };
-use qhx_ir::{ActivationForm, DeviceError, Dim, Encoding, Name, OpKind};
-
-/// From so many rows on, products are those of small matrices.
-const MATRIX_ROWS: usize = 17;
+use qhx_ir::{ActivationForm, DeviceError, Dim, Name, OpKind};
 
 impl Lowering<'_> {
     pub(super) fn embed(&mut self, path: &Name, op: &OpKind) -> Result<(), DeviceError> {
@@ -50,7 +48,7 @@ impl Lowering<'_> {
         let added = added.as_ref().map(|(_, view)| view.buffer);
         let [low, high] = clip.map_or([f32::NEG_INFINITY, f32::INFINITY], |clip| clip.output);
         let (to, outer, form) = (y.buffer, x.outer().to_vec(), form_constant(*activation));
-        let as_matrices = m.encoding == Encoding::I8Row && *activation == ActivationForm::I8Row;
+        let small = Small::new(self.matrices, &m, *activation);
         let mut reads = reads_of(p);
         reads.extend(added.map(Resource::Buffer));
         let bounds = clip.map_or([f32::NEG_INFINITY, f32::INFINITY], |clip| clip.input);
@@ -72,8 +70,9 @@ impl Lowering<'_> {
             let (ahead, team) = shape_of_work(r, together, m.rows);
             let place = |buffer: Option<usize>| buffer.map_or(0, |buffer| r.address(buffer));
             let addresses = [r.address(p.numbers), place(p.scales), m.data, m.scales, m.minima, bias, place(added), r.address(to)];
-            if as_matrices && rows >= MATRIX_ROWS && r.adapter().cooperative_matrix {
-                return matrix_product(r, m, p, rows, [bias, place(added), r.address(to)], [low, high]);
+            if let (Some(small), true) = (small, are_many(rows)) {
+                let operands = Operands { x: p, rows, outputs: m.rows, bias, added, clip: [low, high], y: to, groups: None };
+                return small.product(r, m, operands);
             }
             let constants = [&m.constants()[..], &[form, together as u32, 1, team as u32, 0, ahead]].concat();
             let numbers = [
@@ -122,6 +121,9 @@ impl Lowering<'_> {
         if single.is_some() {
             self.steps[made].iter_mut().for_each(|step| step.left_out = true);
         }
+        let mixture = Mixture { gate, up, down, form: *form, function: act, rows, choices, count, chosen: at };
+        let grouped = self.group(mixture, p, to);
+        let is_grouped = move |r: &Recorder<'_>| grouped.is_some_and(|grouped| grouped.takes(r));
         // Gate and up together, or one of them.
         let products = |own: &mut Self, [first, second]: [Matrix; 2], kind: u32, to: usize| {
             let mut reads: Vec<Resource> = [p.numbers, at].into_iter().chain(p.scales).map(Resource::Buffer).collect();
@@ -129,6 +131,9 @@ impl Lowering<'_> {
             own.step(reads, buffers([to]), move |r| {
                 if let (Some(product), true) = (single, r.is_single()) {
                     r.instruct(product.instruction(r));
+                    return Ok(());
+                }
+                if is_grouped(r) {
                     return Ok(());
                 }
                 let pairs = r.bind(rows) * choices;
@@ -160,6 +165,9 @@ impl Lowering<'_> {
             products(self, [gate, gate], 2, gates);
             products(self, [up, up], 2, ups);
             self.step(buffers([gates, ups]), buffers([to]), move |r| {
+                if is_grouped(r) {
+                    return Ok(());
+                }
                 let count = r.bind(rows) * choices * ffn;
                 let arguments = [count as u32, 1, 0, 0];
                 r.flat(kernels::MAP, &[GATED, act], count, 256, &[r.address(gates), r.address(ups), r.address(to)], &arguments)
@@ -182,6 +190,9 @@ impl Lowering<'_> {
                 r.instruct(product.instruction(r));
                 return Ok(());
             }
+            if is_grouped(r) {
+                return Ok(());
+            }
             let addresses = [
                 r.address(p.numbers),
                 p.scales.map_or(0, |s| r.address(s)),
@@ -202,6 +213,9 @@ impl Lowering<'_> {
             let [b, c] = crate::recorder::fold(r.bind(rows));
             r.dispatch(kernels::EXPERTS, &constants, [hidden.div_ceil(team), b, c], &addresses, &numbers)
         });
+        if let Some(grouped) = grouped {
+            self.ungroup(grouped, p, by, to);
+        }
         self.define(path, y);
         Ok(())
     }
@@ -224,25 +238,6 @@ fn shape_of_work(r: &Recorder<'_>, together: usize, outputs: usize) -> (u32, usi
     let team = if few && outputs <= 1 << 17 { 4 } else { 16.max(outputs.div_ceil(MOST_GROUPS).next_power_of_two()) };
     (if few { 4 } else { 1 }, team)
 }
-
-/// Rows of a call times an int8 weight, by products of small matrices.
-fn matrix_product(
-    r: &mut Recorder<'_>,
-    m: Matrix,
-    p: Prepared,
-    rows: usize,
-    [bias, added, y]: [u64; 3],
-    [low, high]: [f32; 2],
-) -> Result<(), DeviceError> {
-    let addresses = [r.address(p.numbers), p.scales.map_or(0, |s| r.address(s)), m.data, m.scales, bias, added, y];
-    let numbers = [rows, m.columns, p.stride, m.rows].map(|n| n as u32);
-    let numbers = [&numbers[..], &[m.data_bytes, low.to_bits(), high.to_bits()]].concat();
-    let groups = [m.rows.div_ceil(128), rows.div_ceil(64), 1];
-    r.dispatch(kernels::LINEAR_MATRIX, &[], groups, &addresses, &numbers)
-}
-
-/// What `map.comp` calls an activation of one value times another.
-const GATED: u32 = 2;
 
 /// The form of rows as `product.glsl` names it.
 pub(super) fn form_constant(form: ActivationForm) -> u32 {

@@ -72,6 +72,9 @@ impl View {
     }
 }
 
+/// What `map.comp` calls an activation of one value times another.
+pub(super) const GATED: u32 = 2;
+
 impl Lowering<'_> {
     pub(super) fn map(&mut self, path: &Name, op: &OpKind) -> Result<(), DeviceError> {
         let (a, b, operation, activation, weight, low, high) = match op {

@@ -56,7 +56,8 @@ pub(crate) struct Adapter {
     pub(crate) integer_dot: bool,
     pub(crate) float16: bool,
     pub(crate) storage16: bool,
-    pub(crate) cooperative_matrix: bool,
+    /// Products of small matrices, where there are all that are used.
+    pub(crate) cooperative_matrix: Option<SmallMatrices>,
     /// Whether steps of one row may be done in one dispatch.
     pub(crate) streams: bool,
     pub(super) memory_model: bool,
@@ -76,6 +77,17 @@ impl Adapter {
     pub(crate) fn can_stream(&self) -> bool {
         self.memory_model && self.subgroups && self.integer_dot && self.max_group >= 128
     }
+}
+
+/// Matrices that a subgroup multiplies at once, from int8 to int32 and from f16 to f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SmallMatrices {
+    /// Rows of the left one and columns of the right one.
+    pub(crate) size: u32,
+    /// Columns of the left one and rows of the right one, in int8.
+    pub(crate) byte_depth: u32,
+    /// The same in f16.
+    pub(crate) half_depth: u32,
 }
 
 const VALIDATION: &CStr = c"VK_LAYER_KHRONOS_validation";
@@ -179,7 +191,7 @@ impl Driver {
         let visible = vk::MemoryPropertyFlags::DEVICE_LOCAL | vk::MemoryPropertyFlags::HOST_VISIBLE;
         let unified = matches!(kind, Kind::Integrated | Kind::Software) && types.iter().any(|t| t.property_flags.contains(visible));
         let (mut lacks, mut subgroup_control, mut integer_dot, mut float16, mut storage16, mut cooperative_matrix, mut memory_model) =
-            (None, false, false, false, false, false, false);
+            (None, false, false, false, false, None, false);
         if version < vk::API_VERSION_1_2 {
             lacks = Some(format!("Vulkan {} is too old: 1.2 or newer is needed", number(version)));
         } else {
@@ -207,12 +219,13 @@ impl Driver {
             memory_model = v12.vulkan_memory_model == vk::TRUE && v12.vulkan_memory_model_device_scope == vk::TRUE;
             float16 = v12.shader_float16 == vk::TRUE;
             storage16 = v11.storage_buffer16_bit_access == vk::TRUE;
-            cooperative_matrix = matrix.cooperative_matrix == vk::TRUE
+            let usable = matrix.cooperative_matrix == vk::TRUE
                 && memory_model
                 && v12.shader_int8 == vk::TRUE
-                // The shader has four subgroups in a workgroup of 128.
-                && subgroups.subgroup_size == 32
-                && self.multiplies_bytes(handle);
+                && float16
+                // The shaders count on the size of subgroups.
+                && subgroup_control;
+            cooperative_matrix = usable.then(|| self.small_matrices(handle)).flatten();
             let needed = [
                 (v12.buffer_device_address == vk::TRUE, "buffer device addresses"),
                 (v12.timeline_semaphore == vk::TRUE, "timeline semaphores"),
@@ -277,16 +290,25 @@ impl Driver {
         }
     }
 
-    /// Whether it multiplies matrices of 16 x 32 and 32 x 16 int8.
-    fn multiplies_bytes(&self, handle: vk::PhysicalDevice) -> bool {
+    /// The matrices that it multiplies, of a size that serves int8 and f16.
+    fn small_matrices(&self, handle: vk::PhysicalDevice) -> Option<SmallMatrices> {
+        use vk::ComponentTypeKHR as Type;
         let functions = khr::cooperative_matrix::Instance::new(&self._entry, &self.instance);
         // SAFETY: the device has the extension.
         let kinds = unsafe { functions.get_physical_device_cooperative_matrix_properties(handle) }.unwrap_or_default();
-        kinds.iter().any(|kind| {
-            (kind.m_size, kind.n_size, kind.k_size) == (16, 16, 32)
-                && [kind.a_type, kind.b_type] == [vk::ComponentTypeKHR::SINT8; 2]
-                && [kind.c_type, kind.result_type] == [vk::ComponentTypeKHR::SINT32; 2]
-                && kind.scope == vk::ScopeKHR::SUBGROUP
+        let depth = |size: u32, numbers: Type, sums: Type| {
+            let fits = |kind: &&vk::CooperativeMatrixPropertiesKHR<'_>| {
+                [kind.m_size, kind.n_size] == [size; 2]
+                    && [8, 16, 32].contains(&kind.k_size)
+                    && [kind.a_type, kind.b_type] == [numbers; 2]
+                    && [kind.c_type, kind.result_type] == [sums; 2]
+                    && kind.scope == vk::ScopeKHR::SUBGROUP
+            };
+            kinds.iter().filter(fits).map(|kind| kind.k_size).max()
+        };
+        [16, 8].into_iter().find_map(|size| {
+            let (byte_depth, half_depth) = (depth(size, Type::SINT8, Type::SINT32)?, depth(size, Type::FLOAT16, Type::FLOAT32)?);
+            Some(SmallMatrices { size, byte_depth, half_depth })
         })
     }
 

@@ -91,7 +91,7 @@ impl Gpu {
             .buffer_device_address(true)
             .timeline_semaphore(true)
             .shader_float16(adapter.float16)
-            .shader_int8(adapter.cooperative_matrix)
+            .shader_int8(adapter.cooperative_matrix.is_some())
             .vulkan_memory_model(adapter.memory_model)
             .vulkan_memory_model_device_scope(adapter.memory_model);
         let mut v13 = vk::PhysicalDeviceVulkan13Features::default()
@@ -110,7 +110,7 @@ impl Gpu {
         if adapter.import_alignment.is_some() {
             extensions.push(ext::external_memory_host::NAME.as_ptr());
         }
-        if adapter.cooperative_matrix {
+        if adapter.cooperative_matrix.is_some() {
             extensions.push(khr::cooperative_matrix::NAME.as_ptr());
             create = create.push_next(&mut matrix);
         }

@@ -9,7 +9,7 @@ mod buffer;
 mod commands;
 mod gpu;
 
-pub(crate) use adapter::{Adapter, Driver, Kind};
+pub(crate) use adapter::{Adapter, Driver, Kind, SmallMatrices};
 pub(crate) use buffer::{Buffer, PAGE_BYTES, Use, pages_of};
 pub(crate) use commands::{Command, Recording};
 pub(crate) use gpu::{Conduct, Gpu, Pipeline, Profile};
