@@ -56,7 +56,7 @@ kernels! {
     ATTEND_MATRIX: "attend_matrix";
     SHORT_CONV: "short_conv";
     DELTA_ROWS: "delta_rows", plain "delta_rows_plain";
-    DELTA: "delta";
+    DELTA: "delta", plain "delta_plain";
     ROUTE: "route";
     CONV2D: "conv2d";
     POOL: "pool";
@@ -92,6 +92,13 @@ pub(crate) fn command(
     let pipeline = gpu.pipeline(name, spirv, constants)?;
     let arguments = addresses.iter().flat_map(|a| a.to_le_bytes()).chain(numbers.iter().flat_map(|n| n.to_le_bytes())).collect();
     Ok(Command::Dispatch { pipeline, groups, arguments })
+}
+
+/// How `delta.comp` divides its work: invocations that share a column of a state, and columns of a workgroup.
+pub(crate) fn delta_share(adapter: &Adapter, key_dim: usize) -> (u32, usize) {
+    let most = if adapter.subgroups { 16.min(1 << adapter.subgroup_size.trailing_zeros()) } else { 1 };
+    let share = most.min(key_dim.next_power_of_two() as u32);
+    (share, 64 / share as usize)
 }
 
 #[cfg(test)]

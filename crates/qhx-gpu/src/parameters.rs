@@ -18,7 +18,7 @@ const HEADER: usize = 16;
 /// Where the header lists tables of tiles.
 const TILES: usize = 4;
 /// Rows of a tile: attention takes so many rows of a segment at once. There is a table for each size.
-pub(crate) const TILE_ROWS: [usize; 5] = [1, 2, 4, 8, 16];
+pub(crate) const TILE_ROWS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 const SEGMENT: usize = 8;
 
 /// The words of a call of `rows` rows.

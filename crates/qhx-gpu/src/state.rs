@@ -210,9 +210,10 @@ impl GpuState {
                 kernels::command(gpu, kernels::SHORT_CONV, &[2, 99], groups, &[0, record, 0, 0, new, old], &numbers)?
             }
             Recurrent::Delta { heads, key_dim, value_dim } => {
-                let groups = [heads as u32, value_dim.div_ceil(32) as u32, 1];
+                let (share, columns) = kernels::delta_share(&gpu.adapter, key_dim);
+                let groups = [heads as u32, value_dim.div_ceil(columns) as u32, 1];
                 let numbers = [rows as u32, heads as u32, value_dim as u32, 0];
-                kernels::command(gpu, kernels::DELTA, &[key_dim as u32, 1], groups, &[0, record, 0, old, new], &numbers)?
+                kernels::command(gpu, kernels::DELTA, &[key_dim as u32, 1, share], groups, &[0, record, 0, old, new], &numbers)?
             }
         };
         self.pool.add_errand(command);

@@ -33,9 +33,11 @@ pub(super) struct Tiles {
 pub(super) struct MatrixAttention {
     matrices: SmallMatrices,
     /// Subgroups of a workgroup.
-    teams: u32,
+    teams: usize,
     /// Numbers of a value that a workgroup takes.
     values: usize,
+    /// Numbers of keys or values that are in shared memory at once.
+    chunk: usize,
 }
 
 /// The most numbers of a value whose sums fit into the registers of a subgroup.
@@ -48,23 +50,33 @@ impl MatrixAttention {
         let [size, depth] = [matrices.size, matrices.half_depth].map(|n| n as usize);
         let lanes = r.adapter().subgroup_size as usize;
         let values = if t.dim > MOST_VALUES { t.dim / 2 } else { t.dim };
-        let whole = t.dim % depth == 0 && t.dim % size == 0 && values % size == 0 && values <= MOST_VALUES;
-        let fits = whole && lanes % size == 0 && PAGE_ROWS / 2 % (lanes / size).max(1) == 0 && rows.div_ceil(r.segments.max(1)) >= size;
-        let bytes = size * (4 * (t.dim + 8) + 4 * (PAGE_ROWS + 4) + 4) + 2 * depth * size;
-        let teams = [2, 1].into_iter().find(|teams| teams * bytes <= r.adapter().shared_memory as usize)?;
-        (fits && TILE_ROWS.contains(&size)).then_some(Self { matrices, teams: teams as u32, values })
+        let whole = t.dim % size == 0 && values % size == 0 && values <= MOST_VALUES && 32 % depth.max(size) == 0;
+        // The lanes of a row share a page's scores.
+        let shared = lanes % size == 0 && PAGE_ROWS / 2 % (lanes / size).max(1) == 0;
+        if !whole || !shared || rows.div_ceil(r.segments.max(1)) < size {
+            return None;
+        }
+        let shapes = [(2, 64), (2, 32), (1, 64), (1, 32)];
+        let bytes = |&(teams, chunk): &(usize, usize)| {
+            let queries = 2 * 4 * (t.dim.next_multiple_of(chunk) / 2 + 4);
+            teams * size * (queries + 4 * (PAGE_ROWS + 4) + 4) + 16 * PAGE_ROWS * (chunk / 8 + 1)
+        };
+        let (teams, chunk) = shapes.into_iter().find(|shape| bytes(shape) <= r.adapter().shared_memory as usize)?;
+        Some(Self { matrices, teams, values, chunk })
     }
 
     /// Adds the dispatch.
     pub(super) fn attend(self, r: &mut Recorder<'_>, t: &Tiles, rows: usize) -> Result<(), DeviceError> {
         let SmallMatrices { size, half_depth, .. } = self.matrices;
-        let table = TILE_ROWS.iter().position(|&rows| rows == size as usize).unwrap_or(0) as u32;
-        let group = self.teams * r.adapter().subgroup_size;
-        let constants = [t.kind, t.masked, t.dim as u32, group, size, half_depth, self.teams, self.values as u32, table];
+        let [teams, values, chunk] = [self.teams, self.values, self.chunk].map(|n| n as u32);
+        let tile = self.teams * size as usize;
+        let table = TILE_ROWS.iter().position(|&rows| rows == tile);
+        let table = table.unwrap_or_else(|| unreachable!("{tile} rows are listed")) as u32;
+        let group = teams * r.adapter().subgroup_size;
+        let constants = [t.kind, t.masked, t.dim as u32, group, size, half_depth, teams, values, chunk, table];
         let addresses = [r.call(), r.address(t.from), r.address(t.to), t.offset];
         let numbers = [t.heads as u32, t.kv_heads as u32, t.window as u32, t.scale.to_bits(), t.cap.to_bits()];
-        let tiles = most_tiles(size as usize, rows, r.segments);
-        let groups = [tiles.div_ceil(self.teams as usize), t.heads, t.dim / self.values];
+        let groups = [most_tiles(tile, rows, r.segments), t.heads, t.dim / self.values];
         r.dispatch(kernels::ATTEND_MATRIX, &constants, groups, &addresses, &numbers)
     }
 }

@@ -272,7 +272,9 @@ impl Lowering<'_> {
             }
             let addresses = [r.call(), r.address(made), r.address(to), 0, 0];
             let numbers = [0, heads as u32, value_dim as u32, number];
-            r.dispatch(kernels::DELTA, &[key_dim as u32, 0], [heads, value_dim.div_ceil(32), r.segments], &addresses, &numbers)
+            let (share, columns) = kernels::delta_share(r.adapter(), key_dim);
+            let groups = [heads, value_dim.div_ceil(columns), r.segments];
+            r.dispatch(kernels::DELTA, &[key_dim as u32, 0, share], groups, &addresses, &numbers)
         });
         self.define(path, y);
         Ok(())

@@ -67,7 +67,7 @@ impl Lowering<'_> {
             }
             let rows = r.volume(&outer);
             let together = [1, 2, 4, 8].into_iter().find(|&n| n >= rows).unwrap_or(8);
-            let (ahead, team) = shape_of_work(r, together, m.rows);
+            let (ahead, team) = shape_of_work(r, together, m.rows, rows.div_ceil(together));
             let place = |buffer: Option<usize>| buffer.map_or(0, |buffer| r.address(buffer));
             let addresses = [r.address(p.numbers), place(p.scales), m.data, m.scales, m.minima, bias, place(added), r.address(to)];
             if let (Some(small), true) = (small, are_many(rows)) {
@@ -150,7 +150,7 @@ impl Lowering<'_> {
                     0,
                     r.address(to),
                 ];
-                let (ahead, team) = shape_of_work(r, 1, ffn);
+                let (ahead, team) = shape_of_work(r, 1, ffn, pairs);
                 let constants = [&first.constants()[..], &[form_number, 1, 1, kind, act, ahead, team as u32]].concat();
                 let numbers = [hidden, p.stride, ffn, count, choices].map(|n| n as u32);
                 let numbers = [&numbers[..], &[first.data_bytes, first.scale_bytes, first.min_bytes]].concat();
@@ -206,7 +206,7 @@ impl Lowering<'_> {
                 r.address(by),
                 r.address(to),
             ];
-            let (ahead, team) = shape_of_work(r, 1, hidden);
+            let (ahead, team) = shape_of_work(r, 1, hidden, r.bind(rows));
             let constants = [&down.constants()[..], &[form_number, 1, 1, 1, 0, ahead, team as u32]].concat();
             let numbers = [ffn, p.stride, hidden, count, choices].map(|n| n as u32);
             let numbers = [&numbers[..], &[down.data_bytes, down.scale_bytes, down.min_bytes]].concat();
@@ -229,13 +229,18 @@ impl Lowering<'_> {
     }
 }
 
-/// How many chunks of a weight row are loaded ahead, and how many weight rows a workgroup takes, where so many rows of the call meet them at once.
-fn shape_of_work(r: &Recorder<'_>, together: usize, outputs: usize) -> (u32, usize) {
+/// Workgroups that keep a large GPU busy.
+const BUSY_GROUPS: usize = 264;
+
+/// How many chunks of a weight row are loaded ahead, and how many weight rows a workgroup takes, where so many rows of the call meet them at once, in so many turns.
+fn shape_of_work(r: &Recorder<'_>, together: usize, outputs: usize, turns: usize) -> (u32, usize) {
     // Software compiles what is unrolled for long, and has nothing to wait for. Few weight rows in a workgroup keep all processors busy; with many rows of the
     // call there are enough workgroups.
     let few = together <= 2 && r.adapter().kind != Kind::Software;
     // A grid has at most 65535 workgroups in a row.
-    let team = if few && outputs <= 1 << 17 { 4 } else { 16.max(outputs.div_ceil(MOST_GROUPS).next_power_of_two()) };
+    let team = 16.max(outputs.div_ceil(MOST_GROUPS).next_power_of_two());
+    let idle = outputs.div_ceil(team) * turns < BUSY_GROUPS && r.adapter().kind != Kind::Software;
+    let team = if (few && outputs <= 1 << 17) || idle { 4 } else { team };
     (if few { 4 } else { 1 }, team)
 }
 
