@@ -14,6 +14,8 @@ pub(crate) struct Packages<'a> {
     pub(crate) install: Vec<&'a str>,
     /// Packages without what they need.
     pub(crate) alone: Vec<&'a str>,
+    /// What is installed does not count: the folder has all that the packages need, the C library too.
+    pub(crate) complete: bool,
 }
 
 /// Unpacks packages; the folder appears only when it is complete.
@@ -30,8 +32,12 @@ pub(crate) fn unpack(packages: &Packages<'_>, folder: &Path) -> Result<(), Failu
     let architecture = output(Command::new("dpkg").arg("--print-architecture"))?;
     let architectures = [architecture.trim()].iter().chain(packages.architectures).map(|name| format!("\"{name}\"; ")).collect::<String>();
     let shown = download.canonicalize().map_err(io)?.display().to_string();
+    let status = if packages.complete { format!("{shown}/status") } else { "/var/lib/dpkg/status".into() };
+    if packages.complete {
+        fs::write(&status, "").map_err(io)?;
+    }
     let text = format!(
-        "Dir::State \"{shown}/state\";\nDir::State::status \"/var/lib/dpkg/status\";\nDir::Cache \"{shown}/cache\";\n\
+        "Dir::State \"{shown}/state\";\nDir::State::status \"{status}\";\nDir::Cache \"{shown}/cache\";\n\
          Dir::Etc::sourcelist \"{shown}/sources.list\";\nAPT::Architectures {{ {architectures}}};\nAPT::Sandbox::User \"\";\nDebug::NoLocking \"1\";\n"
     );
     fs::write(&configuration, text).map_err(io)?;

@@ -14,6 +14,9 @@ const COMPILER: [&str; 5] =
 /// Software Vulkan, its loader and the validation layer.
 const DRIVER: [&str; 3] = ["mesa-vulkan-drivers/bookworm-backports", "libvulkan1/bookworm", "vulkan-validationlayers/bookworm"];
 
+/// Software Vulkan that has cooperative matrices: of a newer release, with the C library that it was built for.
+const NEWER_DRIVER: [&str; 3] = ["mesa-vulkan-drivers/trixie-backports", "libvulkan1/trixie", "vulkan-validationlayers/trixie"];
+
 /// Compiles `crates/qhx-gpu/shaders` to `crates/qhx-gpu/spirv`.
 pub(crate) fn shaders() -> Result<(), Failure> {
     let (fresh, committed) = (target().join("assets/spirv"), folder("spirv"));
@@ -53,14 +56,33 @@ pub(crate) fn driver() -> Result<Vec<(&'static str, PathBuf)>, Failure> {
         let releases = ["bookworm-backports"];
         debian::unpack(&debian::Packages { releases: &releases, install: DRIVER.to_vec(), ..Default::default() }, &folder)?;
     }
+    Ok(variables(&folder))
+}
+
+/// [`driver`] with cooperative matrices, and what starts a program with its C library.
+pub(crate) fn newer_driver() -> Result<(Vec<(&'static str, PathBuf)>, [PathBuf; 2]), Failure> {
+    let folder = target().join("assets/debian-vulkan-newer");
+    if !folder.exists() {
+        eprintln!("fetching a newer Mesa with cooperative matrices (69 MB) …");
+        let releases = ["trixie", "trixie-backports"];
+        let packages = debian::Packages { releases: &releases, install: NEWER_DRIVER.to_vec(), complete: true, ..Default::default() };
+        debian::unpack(&packages, &folder)?;
+    }
     let libraries = folder.join("usr/lib/x86_64-linux-gnu");
-    Ok(vec![
-        ("LD_LIBRARY_PATH", libraries),
+    // Its libraries are for its own programs: what else runs keeps this machine's.
+    let variables = variables(&folder).into_iter().filter(|(name, _)| *name != "LD_LIBRARY_PATH").collect();
+    Ok((variables, [libraries.join("ld-linux-x86-64.so.2"), libraries]))
+}
+
+/// What tells Vulkan's loader where the driver and the validation layer are.
+fn variables(folder: &Path) -> Vec<(&'static str, PathBuf)> {
+    vec![
+        ("LD_LIBRARY_PATH", folder.join("usr/lib/x86_64-linux-gnu")),
         ("VK_DRIVER_FILES", folder.join("usr/share/vulkan/icd.d/lvp_icd.json")),
         // The name of the same variable for older loaders.
         ("VK_ICD_FILENAMES", folder.join("usr/share/vulkan/icd.d/lvp_icd.json")),
         ("VK_LAYER_PATH", folder.join("usr/share/vulkan/explicit_layer.d")),
-    ])
+    ]
 }
 
 fn folder(name: &str) -> PathBuf {

@@ -2,7 +2,7 @@
 
 use crate::{
     executable::GpuExecutable,
-    vulkan::{Adapter, Conduct, Driver, Gpu, Injected, Kind, Profile},
+    vulkan::{Adapter, Conduct, Driver, Gpu, Injected, Kind, Profile, SmallMatrices},
 };
 use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Executable, Fact, LoadOptions, Machine, Op, Weights};
 use std::{
@@ -49,6 +49,8 @@ pub struct Features {
     pub integer_dot: bool,
     /// Products of small matrices.
     pub cooperative_matrix: bool,
+    /// Calls of so many rows use them.
+    pub matrix_rows: usize,
     /// Weights that lie in memory of the host are read there, where GPU and CPU share memory; else they are copied.
     pub host_memory: bool,
     /// Steps of one row in one dispatch, where that is faster. Absent: not in software, which compiles it for long.
@@ -65,6 +67,7 @@ impl Default for Features {
             subgroups: true,
             integer_dot: true,
             cooperative_matrix: true,
+            matrix_rows: 17,
             host_memory: true,
             streams: None,
             max_buffer: None,
@@ -113,7 +116,8 @@ impl GpuDevice {
         let patience = if adapter.kind == Kind::Software { 10 * patience } else { patience };
         adapter.subgroups &= features.subgroups;
         adapter.integer_dot &= features.integer_dot;
-        adapter.cooperative_matrix = adapter.cooperative_matrix.filter(|_| features.cooperative_matrix && adapter.subgroups);
+        let matrices = adapter.cooperative_matrix.filter(|_| features.cooperative_matrix && adapter.subgroups);
+        adapter.cooperative_matrix = matrices.map(|matrices| SmallMatrices { from_rows: features.matrix_rows, ..matrices });
         adapter.streams = features.streams.unwrap_or(adapter.streams) && adapter.can_stream();
         adapter.max_allocation = adapter.max_allocation.min(features.max_buffer.unwrap_or(u64::MAX));
         adapter.shared_memory = adapter.shared_memory.min(features.shared_memory.unwrap_or(u32::MAX));

@@ -1,6 +1,5 @@
 //! Attention of many rows over cached keys, by products of small matrices.
 
-use super::matrices::are_many;
 use crate::{
     kernels,
     parameters::{TILE_ROWS, most_tiles},
@@ -46,14 +45,14 @@ const MOST_VALUES: usize = 256;
 impl MatrixAttention {
     /// For heads of a call, where it has rows enough.
     pub(super) fn new(r: &Recorder<'_>, t: &Tiles, rows: usize) -> Option<Self> {
-        let matrices = r.adapter().cooperative_matrix.filter(|_| are_many(rows) && t.kind == 2)?;
+        let matrices = r.adapter().cooperative_matrix.filter(|matrices| rows >= matrices.from_rows && t.kind == 2)?;
         let [size, depth] = [matrices.size, matrices.half_depth].map(|n| n as usize);
         let lanes = r.adapter().subgroup_size as usize;
         let values = if t.dim > MOST_VALUES { t.dim / 2 } else { t.dim };
         let whole = t.dim % size == 0 && values % size == 0 && values <= MOST_VALUES && 32 % depth.max(size) == 0;
         // The lanes of a row share a page's scores.
         let shared = lanes % size == 0 && PAGE_ROWS / 2 % (lanes / size).max(1) == 0;
-        if !whole || !shared || rows.div_ceil(r.segments.max(1)) < size {
+        if !whole || !shared || rows.div_ceil(r.segments.max(1)) < size.min(matrices.from_rows) {
             return None;
         }
         let shapes = [(2, 64), (2, 32), (1, 64), (1, 32)];

@@ -9,8 +9,6 @@ use crate::{
 };
 use qhx_ir::{ActivationForm, DeviceError, Dim, Encoding};
 
-/// From so many rows on, products are those of small matrices.
-const MATRIX_ROWS: usize = 17;
 /// Bytes of the columns of a row that wait in shared memory.
 const STEP_BYTES: u32 = 128;
 
@@ -38,6 +36,11 @@ impl Small {
         Some(Self { matrices, half, form })
     }
 
+    /// Whether calls of so many rows take it.
+    pub(super) fn takes(self, rows: usize) -> bool {
+        rows >= self.matrices.from_rows
+    }
+
     /// Outputs and rows of a workgroup.
     fn tile(self) -> usize {
         4 * self.matrices.size as usize
@@ -45,7 +48,7 @@ impl Small {
 
     /// Adds the dispatch of a product.
     pub(super) fn product(self, r: &mut Recorder<'_>, m: Matrix, o: Operands) -> Result<(), DeviceError> {
-        let SmallMatrices { size, byte_depth, half_depth } = self.matrices;
+        let SmallMatrices { size, byte_depth, half_depth, .. } = self.matrices;
         let (kernel, depth, step): (&Kernel, _, _) = match self.half {
             true => (kernels::LINEAR_MATRIX_HALF, half_depth, STEP_BYTES / 2),
             false => (kernels::LINEAR_MATRIX, byte_depth, STEP_BYTES),
@@ -97,11 +100,6 @@ pub(super) struct Groups {
     share: usize,
 }
 
-/// Whether a call of so many rows is one of small matrices.
-pub(super) fn are_many(rows: usize) -> bool {
-    rows >= MATRIX_ROWS
-}
-
 /// The experts of an op, with its rows.
 #[derive(Clone, Copy)]
 pub(super) struct Mixture {
@@ -128,7 +126,7 @@ pub(super) struct Grouped {
 impl Grouped {
     /// Whether a call's rows are grouped.
     pub(super) fn takes(&self, r: &Recorder<'_>) -> bool {
-        are_many(r.bind(self.mixture.rows))
+        self.small[0].takes(r.bind(self.mixture.rows))
     }
 
     fn most_tiles(&self, rows: usize) -> usize {
@@ -155,7 +153,7 @@ impl Lowering<'_> {
         let Mixture { gate, up, down, form, function, rows, choices, count, chosen } = mixture;
         let [Some(a), Some(b), Some(c)] = [gate, up, down].map(|m| Small::new(self.matrices, &m, form)) else { return None };
         let most = bind(rows, &self.max);
-        if !are_many(most) {
+        if !a.takes(most) {
             return None;
         }
         let mut grouped = Grouped { mixture, small: [a, b, c], groups: 0 };

@@ -3,7 +3,7 @@
 use super::{
     Lowering, View, buffers,
     fusion::reads_of,
-    matrices::{Mixture, Operands, Small, are_many},
+    matrices::{Mixture, Operands, Small},
     simple::{GATED, function},
     single::{Experts, Product},
 };
@@ -70,7 +70,7 @@ impl Lowering<'_> {
             let (ahead, team) = shape_of_work(r, together, m.rows, rows.div_ceil(together));
             let place = |buffer: Option<usize>| buffer.map_or(0, |buffer| r.address(buffer));
             let addresses = [r.address(p.numbers), place(p.scales), m.data, m.scales, m.minima, bias, place(added), r.address(to)];
-            if let (Some(small), true) = (small, are_many(rows)) {
+            if let Some(small) = small.filter(|small| small.takes(rows)) {
                 let operands = Operands { x: p, rows, outputs: m.rows, bias, added, clip: [low, high], y: to, groups: None };
                 return small.product(r, m, operands);
             }

@@ -88,6 +88,8 @@ pub(crate) struct SmallMatrices {
     pub(crate) byte_depth: u32,
     /// The same in f16.
     pub(crate) half_depth: u32,
+    /// They are used from so many rows on.
+    pub(crate) from_rows: usize,
 }
 
 const VALIDATION: &CStr = c"VK_LAYER_KHRONOS_validation";
@@ -308,7 +310,7 @@ impl Driver {
         };
         [16, 8].into_iter().find_map(|size| {
             let (byte_depth, half_depth) = (depth(size, Type::SINT8, Type::SINT32)?, depth(size, Type::FLOAT16, Type::FLOAT32)?);
-            Some(SmallMatrices { size, byte_depth, half_depth })
+            Some(SmallMatrices { size, byte_depth, half_depth, from_rows: 0 })
         })
     }
 
