@@ -132,6 +132,29 @@ fn an_answer_outlives_its_gpu() {
     }
 }
 
+/// The same where the GPU has a part of the model: the answer goes on, token for token, without it.
+#[test]
+#[ignore = "needs Vulkan: cargo xtask gpu"]
+fn a_split_outlives_its_gpu() {
+    let fixture = Fixture::forge(&common::fixtures().join("phimoe"));
+    let (ids, greedy) = case(&fixture);
+    let rules = Rules::from_toml("default = \"gpu\"\n[stages]\n\"layers.*.moe.experts\" = \"cpu\"").unwrap();
+    // In the prompt's halves, and among the answer's tokens.
+    for fault in [(GpuFault::Loss, 5), (GpuFault::Loss, 60), (GpuFault::Hang, 7), (GpuFault::Hang, 50), (GpuFault::OutOfMemory, 12)] {
+        let options = LoadOptions { device: DeviceChoice::Auto, placement: Some(rules.clone()), chunk: 64, ..with_fault(fault) };
+        let model = match Model::load(fixture.bundle(), &options) {
+            Ok(model) => model,
+            Err(error) => {
+                assert!(matches!(fault.0, GpuFault::OutOfMemory) && error.to_string().contains("no memory left"), "{fault:?}: {error}");
+                continue;
+            }
+        };
+        let found = answer(&mut model.session().unwrap(), &ids, greedy.len());
+        assert_eq!(found.ids, greedy, "{fault:?}");
+        assert!(found.note.as_ref().is_some_and(|note| note.contains("continued on cpu")), "{fault:?}: {:?}", found.note);
+    }
+}
+
 /// Without memory for one more buffer a model is not loaded, or its answer goes on elsewhere.
 #[test]
 #[ignore = "needs Vulkan: cargo xtask gpu"]

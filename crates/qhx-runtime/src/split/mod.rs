@@ -4,6 +4,7 @@
 
 mod halves;
 mod parts;
+mod parts_state;
 mod phases;
 
 use crate::recorded::Recorded;

@@ -1,16 +1,15 @@
 //! A program in parts that run one after the other, each on its own device: what crosses a cut is handed on, every part keeps its own slots. Of a prompt, one device has
 //! the first half while the other has the second.
 
-use super::halves::{self, Half, HalfSegment};
+use super::{
+    halves::{self, Half, HalfSegment},
+    parts_state::{Homes, PartsState},
+};
 use qhx_ir::{
-    Bindings, Call, Checked, DType, DeviceError, Executable, InputData, Ledger, Name, Outputs, Phase, RowResult, Segment, Slot, SlotData,
-    State, StateBytes, Tap, Ticket, Want,
+    Bindings, Call, Checked, DType, DeviceError, Executable, InputData, Ledger, Name, Outputs, Phase, RowResult, Segment, Slot, State,
+    StateBytes, Tap, Ticket, Want,
 };
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 /// The loaded parts.
 pub(super) struct Parts {
@@ -39,9 +38,6 @@ enum Source {
     /// What an earlier part made, as it names it.
     Made(usize, Name),
 }
-
-/// The parts that hold each slot, its writer first: the others have copies of the rows.
-type Homes = BTreeMap<Name, Vec<usize>>;
 
 impl Parts {
     pub(super) fn new(program: &Checked, parts: Vec<Box<dyn Executable>>, halved_from: usize) -> Result<Self, DeviceError> {
@@ -177,10 +173,7 @@ impl Parts {
         let Some(HalfSegment { place, valid_rows, .. }) = second.segments.first().copied() else { return Ok(()) };
         let rows = call.segments[place].valid_rows - valid_rows;
         if let Some(own) = PartsState::of(&mut call.segments[place], &self.homes)?.filter(|_| rows > 0) {
-            own.early = rows;
-            if let Some(state) = &mut own.parts[number] {
-                state.commit(rows)?;
-            }
+            own.commit_early(number, rows)?;
         }
         Ok(())
     }
@@ -195,7 +188,7 @@ fn wants<'a>(answers: Option<usize>, number: usize, half: &Half, call: &'a [Want
 fn lend(homes: &Arc<Homes>, number: usize, half: &Half, call: &mut Call<'_>) -> Result<Vec<Option<Box<dyn State>>>, DeviceError> {
     let one = |segment: &HalfSegment| {
         let own = PartsState::of(&mut call.segments[segment.place], homes)?;
-        Ok(own.and_then(|own| own.parts[number].take()))
+        Ok(own.and_then(|own| own.lend(number)))
     };
     half.segments.iter().map(one).collect()
 }
@@ -209,7 +202,7 @@ fn take_back(
 ) -> Result<(), DeviceError> {
     for (segment, state) in half.segments.iter().zip(states) {
         if let (Some(own), Some(state)) = (PartsState::of(&mut call.segments[segment.place], homes)?, state) {
-            own.parts[number] = Some(state);
+            own.take_back(number, state);
         }
     }
     Ok(())
@@ -281,7 +274,7 @@ impl Executable for Parts {
             false => part.executable.new_state(context).map(Some),
         };
         let parts = self.parts.iter().map(new).collect::<Result<_, _>>()?;
-        Ok(Box::new(PartsState { ledger: Ledger::new(&self.program.slots, context), parts, homes: self.homes.clone(), early: 0 }))
+        Ok(Box::new(PartsState::new(Ledger::new(&self.program.slots, context), parts, self.homes.clone())))
     }
 
     fn submit(&mut self, call: &mut Call<'_>) -> Result<Ticket, DeviceError> {
@@ -301,7 +294,7 @@ impl Executable for Parts {
             let (rows, partial) = (segment.valid_rows, segment.partial);
             if let Some(state) = PartsState::of(segment, &self.homes)? {
                 match &done {
-                    Ok(()) => state.ledger.end(rows, partial),
+                    Ok(()) => state.end(rows, partial),
                     Err(_) => state.forget_early()?,
                 }
             }
@@ -354,119 +347,5 @@ impl Executable for Parts {
 
     fn scratch_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.executable.scratch_bytes()).sum()
-    }
-}
-
-/// The states of all parts that have slots. They take every step together.
-struct PartsState {
-    ledger: Ledger,
-    parts: Vec<Option<Box<dyn State>>>,
-    homes: Arc<Homes>,
-    /// Rows of the last call that count for the parts already, so that its second half could see them.
-    early: usize,
-}
-
-impl PartsState {
-    /// The state of a segment, which must be one of the executable with these homes.
-    fn of<'a>(segment: &'a mut Segment<'_>, homes: &Arc<Homes>) -> Result<Option<&'a mut Self>, DeviceError> {
-        let Some(state) = &mut segment.state else { return Ok(None) };
-        let own = state.downcast_mut::<Self>().filter(|own| Arc::ptr_eq(&own.homes, homes));
-        own.map(Some).ok_or_else(|| DeviceError::Call("the state belongs to another device or another program".into()))
-    }
-
-    fn begin(&mut self) -> Result<(), DeviceError> {
-        self.ledger.begin();
-        self.forget_early()?;
-        // A step back that one of them could not take leaves them apart.
-        match self.parts.iter().flatten().all(|part| part.len() == self.ledger.len()) {
-            true => Ok(()),
-            false => Err(DeviceError::Call("the parts of the state have come apart: start again from its first row".into())),
-        }
-    }
-
-    /// The rows of a call that is not committed do not count for any part.
-    fn forget_early(&mut self) -> Result<(), DeviceError> {
-        let len = self.ledger.len();
-        match std::mem::take(&mut self.early) {
-            0 => Ok(()),
-            _ => self.each(|part| if part.len() > len { part.truncate(len) } else { Ok(()) }),
-        }
-    }
-
-    fn each(&mut self, mut f: impl FnMut(&mut dyn State) -> Result<(), DeviceError>) -> Result<(), DeviceError> {
-        self.parts.iter_mut().flatten().try_for_each(|part| f(&mut **part))
-    }
-
-    /// A part that holds a slot.
-    fn part(&self, number: usize) -> Result<&dyn State, DeviceError> {
-        let part = self.parts.get(number).and_then(Option::as_deref);
-        part.ok_or_else(|| DeviceError::Call("a part with slots has no state".into()))
-    }
-}
-
-impl State for PartsState {
-    fn len(&self) -> usize {
-        self.ledger.len()
-    }
-
-    fn capacity(&self) -> usize {
-        self.ledger.capacity()
-    }
-
-    fn commit(&mut self, rows: usize) -> Result<(), DeviceError> {
-        self.ledger.commit(rows)?;
-        let (early, len) = (std::mem::take(&mut self.early), self.ledger.len());
-        self.each(|part| match rows.checked_sub(early) {
-            Some(rest) => part.commit(rest),
-            None => part.truncate(len),
-        })
-    }
-
-    fn truncate(&mut self, len: usize) -> Result<(), DeviceError> {
-        self.early = 0;
-        self.each(|part| part.truncate(len.min(part.len())))?;
-        self.ledger.truncate(len)
-    }
-
-    fn fork(&self) -> Result<Box<dyn State>, DeviceError> {
-        let parts = self.parts.iter().map(|part| part.as_ref().map(|part| part.fork()).transpose());
-        let parts = parts.collect::<Result<_, _>>()?;
-        let mut fork = Self { ledger: self.ledger.fork(), parts, homes: self.homes.clone(), early: self.early };
-        fork.forget_early()?;
-        Ok(Box::new(fork))
-    }
-
-    fn export_rows(&self, slot: &str, first: usize) -> Result<SlotData, DeviceError> {
-        self.ledger.export(slot, first)?;
-        let home = self.homes.get(slot).and_then(|homes| homes.first()).copied().unwrap_or(usize::MAX);
-        let mut data = self.part(home)?.export_rows(slot, first)?;
-        if let (SlotData::Kv { rows, keys, values, .. }, 1..) = (&mut data, self.early) {
-            let (there, kept) = (*rows, self.ledger.len() - first);
-            *rows = kept;
-            [keys, values].into_iter().for_each(|bytes| bytes.truncate(bytes.len() / there.max(1) * kept));
-        }
-        Ok(data)
-    }
-
-    fn import_rows(&mut self, slot: &str, first: usize, data: &SlotData) -> Result<(), DeviceError> {
-        self.forget_early()?;
-        self.ledger.import(slot, first, data)?;
-        let homes = self.homes.clone();
-        for &home in homes.get(slot).into_iter().flatten() {
-            if let Some(Some(part)) = self.parts.get_mut(home) {
-                part.import_rows(slot, first, data)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn set_len(&mut self, len: usize) -> Result<(), DeviceError> {
-        self.forget_early()?;
-        self.ledger.set_len(len)?;
-        self.each(|part| part.set_len(len))
-    }
-
-    fn bytes(&self) -> u64 {
-        self.parts.iter().flatten().map(|part| part.bytes()).sum()
     }
 }
