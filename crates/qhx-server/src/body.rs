@@ -79,7 +79,7 @@ fn wrong(path: &str, error: &serde_json::Error) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::openai::types::ChatRequest;
+    use crate::openai::requests::ChatRequest;
 
     #[test]
     fn the_field_that_is_wrong_is_named() {

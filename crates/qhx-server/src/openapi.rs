@@ -6,9 +6,10 @@ use crate::{
     body::Json,
     ollama::types as ollama,
     openai::{
+        requests::{ChatRequest, CompletionRequest},
         responses::types::ResponsesRequest,
         transcriptions::TranscriptionForm,
-        types::{ChatRequest, ChatResponse, CompletionRequest, CompletionResponse},
+        types::{ChatResponse, CompletionResponse},
     },
     tokens::{DetokenizeRequest, Text, TokenizeRequest, Tokens},
 };

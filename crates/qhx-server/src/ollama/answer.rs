@@ -11,7 +11,7 @@ use crate::{
     error::{ApiError, Protocol},
     generate::{self, ChatJob, Collected, End, Replies, Sampling, Told},
     models::InUse,
-    openai::{chat::penalty, completions, structure::limit_reasoning, types::Effort},
+    openai::{completions, requests::penalty, structure::limit_reasoning, types::Effort},
     stream::{self, Gone, Kind, Sink},
 };
 use axum::{

@@ -3,15 +3,16 @@
 use super::{
     chat_stream,
     log_probs::chat_token,
+    requests::{ChatRequest, at_least_one, check_top},
     structure,
-    types::{CallJson, ChatChoice, ChatLogProbs, ChatRequest, ChatResponse, FunctionJson, MessageJson, Usage},
+    types::{CallJson, ChatChoice, ChatLogProbs, ChatResponse, FunctionJson, MessageJson, Usage},
 };
 use crate::{
     access::Caller,
     app::{App, now},
     body::Json,
     error::ApiError,
-    generate::{self, ChatJob, Collected, MAX_CHOICES, MAX_TOP, Sampling},
+    generate::{self, ChatJob, Collected},
     models::InUse,
 };
 use axum::{
@@ -19,7 +20,7 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use qhx::{FinishReason, Generation, Model, Structure, text::reply::ToolCall};
+use qhx::{FinishReason, Generation, Model, text::reply::ToolCall};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -64,19 +65,15 @@ pub(crate) fn fingerprint(model: &Model) -> String {
 pub(crate) async fn answer(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Json(request): Json<ChatRequest>,
+    Json(mut request): Json<ChatRequest>,
 ) -> Result<Response, ApiError> {
     let in_use = app.models.get(request.model.as_deref())?;
-    let stream = request.stream.unwrap_or(false);
-    let (options, details) = (request.stream_options.clone(), request.details.unwrap_or(false));
-    if options.is_some() && !stream {
-        return Err(ApiError::field("stream_options", "needs `stream: true`"));
-    }
+    let (streamed, details) = (request.streamed()?, request.details.unwrap_or(false));
     let job = job(request, &in_use.model)?;
     let frame = Frame::new(&app, "chatcmpl-", in_use);
     let replies = generate::reply(&app, &frame.in_use, caller, job).await?;
-    if stream {
-        return Ok(chat_stream::respond(app, frame, replies, options.unwrap_or_default(), details));
+    if let Some(options) = streamed {
+        return Ok(chat_stream::respond(app, frame, replies, options, details));
     }
     let answers = replies.collect().await?;
     let mut usage = Usage::default();
@@ -87,7 +84,7 @@ pub(crate) async fn answer(
 }
 
 /// What a request asks for; an error names what cannot be done.
-fn job(request: ChatRequest, model: &Model) -> Result<ChatJob, ApiError> {
+fn job(mut request: ChatRequest, model: &Model) -> Result<ChatJob, ApiError> {
     let refused = |field: &str, problem: &str| Err(ApiError::field(field, problem));
     if request.modalities.iter().flatten().any(|modality| modality != "text") {
         return refused("modalities", "can only be [\"text\"]");
@@ -98,62 +95,26 @@ fn job(request: ChatRequest, model: &Model) -> Result<ChatJob, ApiError> {
     if request.store == Some(true) {
         return refused("store", "cannot be true: nothing is stored");
     }
-    if request.stream_options.as_ref().is_some_and(|options| options.include_obfuscation) {
-        return refused("stream_options.include_obfuscation", "cannot be true");
-    }
-    let choices = request.n.unwrap_or(1);
-    if !(1..=MAX_CHOICES).contains(&choices) {
-        return Err(ApiError::field("n", format!("is {choices}, expected 1 to {MAX_CHOICES}")));
-    }
+    let choices = request.choices()?;
     let log_probs = match (request.logprobs.unwrap_or(false), request.top_logprobs) {
         (false, None | Some(0)) => None,
         (false, Some(_)) => return refused("top_logprobs", "needs `logprobs: true`"),
         (true, top) => Some(top.unwrap_or(0)),
     };
     check_top("top_logprobs", log_probs)?;
+    let mut sampling = request.sampling(model)?;
+    sampling.log_probs = log_probs;
+    sampling.max_tokens = at_least_one("max_completion_tokens", request.max_completion_tokens.or(request.max_tokens))?;
+    let structure = &mut sampling.structure;
     let tools = request.tools.filter(|tools| !tools.is_empty()).map(Value::from);
     let mut template_options = request.chat_template_kwargs.unwrap_or_default();
-    let mut structure = Structure::default();
-    structure.constraint = request.response_format.map(structure::constraint).transpose()?.flatten();
-    structure::choose_tools(&mut structure, tools.as_ref(), request.tool_choice, request.parallel_tool_calls.unwrap_or(true))?;
-    structure::limit_reasoning(&mut structure, &mut template_options, model, request.reasoning_effort, request.reasoning_budget)?;
+    structure::choose_tools(structure, tools.as_ref(), request.tool_choice, request.parallel_tool_calls.unwrap_or(true))?;
+    structure::limit_reasoning(structure, &mut template_options, model, request.reasoning_effort, request.reasoning_budget)?;
     // Reasoning alone may be limited.
     if structure.constraint.is_some() || tools.is_some() {
-        generate::check_structure(&structure, request.ignore_eos.unwrap_or(false))?;
+        generate::check_structure(structure, sampling.ignore_eos)?;
     }
-    let sampling = Sampling {
-        temperature: request.temperature,
-        top_p: request.top_p,
-        top_k: request.top_k,
-        min_p: request.min_p,
-        repetition_penalty: request.repetition_penalty,
-        presence_penalty: penalty("presence_penalty", request.presence_penalty)?,
-        frequency_penalty: penalty("frequency_penalty", request.frequency_penalty)?,
-        seed: request.seed.map(|seed| seed as u64),
-        logit_bias: request.logit_bias.as_ref().map(|bias| generate::logit_bias(bias, model)).transpose()?.unwrap_or_default(),
-        stop: request.stop.map(super::types::OneOrMany::into_vec).unwrap_or_default(),
-        max_tokens: at_least_one("max_completion_tokens", request.max_completion_tokens.or(request.max_tokens))?,
-        log_probs,
-        ignore_eos: request.ignore_eos.unwrap_or(false),
-        structure,
-    };
     Ok(ChatJob { messages: request.messages, tools, template_options, sampling, choices })
-}
-
-pub(crate) fn check_top(field: &str, top: Option<usize>) -> Result<(), ApiError> {
-    match top {
-        Some(top) if top > MAX_TOP => Err(ApiError::field(field, format!("is {top}, at most {MAX_TOP} are told"))),
-        _ => Ok(()),
-    }
-}
-
-pub(crate) fn penalty(field: &str, value: Option<f32>) -> Result<f32, ApiError> {
-    let value = value.unwrap_or(0.0);
-    if (-2.0..=2.0).contains(&value) { Ok(value) } else { Err(ApiError::field(field, format!("is {value}, expected -2 to 2"))) }
-}
-
-pub(crate) fn at_least_one(field: &str, value: Option<usize>) -> Result<Option<usize>, ApiError> {
-    if value == Some(0) { Err(ApiError::field(field, "is 0, expected at least 1")) } else { Ok(value) }
 }
 
 fn choice(app: &App, frame: &Frame, index: usize, answer: Collected, usage: &mut Usage) -> ChatChoice {

@@ -1,15 +1,16 @@
 //! `/v1/completions`: texts to be continued, or to be scored.
 
 use super::{
-    chat::{Frame, at_least_one, check_top, fingerprint, finish_reason, penalty},
-    types::{CompletionChoice, CompletionLogProbs, CompletionRequest, CompletionResponse, OneOrMany, Prompts, StreamOptions, Usage},
+    chat::{Frame, fingerprint, finish_reason},
+    requests::{CompletionRequest, at_least_one, check_top},
+    types::{CompletionChoice, CompletionLogProbs, CompletionResponse, Prompts, Usage},
 };
 use crate::{
     access::Caller,
     app::App,
     body::Json,
     error::{ApiError, Protocol},
-    generate::{self, CancelOnDrop, MAX_CHOICES, Sampling, blocking},
+    generate::{self, CancelOnDrop, Sampling, blocking},
     models::InUse,
     stream::{self, Gone, Kind, Sink},
 };
@@ -19,7 +20,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use qhx::{
-    Cancel, Generation, Model, Structure, TokenLogProbs,
+    Cancel, Generation, Model, TokenLogProbs,
     engine::{Answer, AnswerPiece, Engine, Request},
     runtime::Prompt,
 };
@@ -35,17 +36,16 @@ const MAX_PROMPTS: usize = 1024;
 pub(crate) async fn answer(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    Json(request): Json<CompletionRequest>,
+    Json(mut request): Json<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let in_use = app.models.get(request.model.as_deref())?;
+    let streamed = request.streamed()?;
     let job = Job::new(request, &in_use.model)?;
-    let (options, stream) = (job.stream_options.clone(), job.stream);
     let frame = Frame::new(&app, "cmpl-", in_use);
     let model = frame.model().clone();
     let texts = prepare(&app, model, job, caller).await?;
-    if stream {
-        let with_usage = options.unwrap_or_default().include_usage;
-        return Ok(stream::respond(Kind::Events, move |sink| write(app, frame, texts, with_usage, sink)));
+    if let Some(options) = streamed {
+        return Ok(stream::respond(Kind::Events, move |sink| write(app, frame, texts, options.include_usage, sink)));
     }
     let mut choices: Vec<CompletionChoice> = texts.iter().map(|text| text.beginning(frame.model())).collect();
     let mut usage = Usage::default();
@@ -78,8 +78,7 @@ async fn prepare(app: &App, model: Model, job: Job, caller: Caller) -> Result<Ve
 
 /// Begins to continue one text.
 pub(crate) async fn begin(app: &Arc<App>, in_use: &InUse, caller: Caller, prompt: String, sampling: Sampling) -> Result<Texts, ApiError> {
-    let job =
-        Job { prompts: Prompts::Text(prompt), sampling, choices: 1, echo: false, stream: false, stream_options: None, generate: true };
+    let job = Job { prompts: Prompts::Text(prompt), sampling, choices: 1, echo: false, generate: true };
     let texts = prepare(app, in_use.model.clone(), job, caller).await?;
     Ok(Texts { texts, next: 0, app: app.clone(), in_use: in_use.clone() })
 }
@@ -173,8 +172,6 @@ struct Job {
     sampling: Sampling,
     choices: usize,
     echo: bool,
-    stream: bool,
-    stream_options: Option<StreamOptions>,
     /// Tokens to choose; none where the prompt is only scored.
     generate: bool,
 }
@@ -183,48 +180,23 @@ struct Job {
 const DEFAULT_TOKENS: usize = 16;
 
 impl Job {
-    fn new(request: CompletionRequest, model: &Model) -> Result<Self, ApiError> {
-        let choices = request.n.unwrap_or(1);
-        if !(1..=MAX_CHOICES).contains(&choices) {
-            return Err(ApiError::field("n", format!("is {choices}, expected 1 to {MAX_CHOICES}")));
-        }
+    fn new(mut request: CompletionRequest, model: &Model) -> Result<Self, ApiError> {
+        let choices = request.choices()?;
         if request.best_of.is_some_and(|best_of| best_of != choices) {
             return Err(ApiError::field("best_of", "can only be what `n` is: all answers are given"));
         }
-        if request.suffix.is_some_and(|suffix| !suffix.is_empty()) {
+        if request.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
             return Err(ApiError::field("suffix", "is not supported: models continue a text"));
         }
-        if request.stream_options.as_ref().is_some_and(|options| options.include_obfuscation) {
-            return Err(ApiError::field("stream_options.include_obfuscation", "cannot be true"));
-        }
         check_top("logprobs", request.logprobs)?;
-        let (echo, stream) = (request.echo.unwrap_or(false), request.stream.unwrap_or(false));
-        if request.stream_options.is_some() && !stream {
-            return Err(ApiError::field("stream_options", "needs `stream: true`"));
-        }
         // With `echo` nothing may be asked for but the prompt's own probabilities.
+        let echo = request.echo.unwrap_or(false);
         let generate = request.max_tokens != Some(0) || !echo;
         let max_tokens = if generate { at_least_one("max_tokens", request.max_tokens)? } else { None };
-        let mut structure = Structure::default();
-        structure.constraint = request.response_format.map(super::structure::constraint).transpose()?.flatten();
-        generate::check_structure(&structure, request.ignore_eos.unwrap_or(false))?;
-        let sampling = Sampling {
-            temperature: request.temperature,
-            top_p: request.top_p,
-            top_k: request.top_k,
-            min_p: request.min_p,
-            repetition_penalty: request.repetition_penalty,
-            presence_penalty: penalty("presence_penalty", request.presence_penalty)?,
-            frequency_penalty: penalty("frequency_penalty", request.frequency_penalty)?,
-            seed: request.seed.map(|seed| seed as u64),
-            logit_bias: request.logit_bias.as_ref().map(|bias| generate::logit_bias(bias, model)).transpose()?.unwrap_or_default(),
-            stop: request.stop.map(OneOrMany::into_vec).unwrap_or_default(),
-            max_tokens: Some(max_tokens.unwrap_or(DEFAULT_TOKENS)),
-            log_probs: request.logprobs,
-            ignore_eos: request.ignore_eos.unwrap_or(false),
-            structure,
-        };
-        Ok(Self { prompts: request.prompt, sampling, choices, echo, stream, stream_options: request.stream_options, generate })
+        let mut sampling = request.sampling(model)?;
+        (sampling.max_tokens, sampling.log_probs) = (Some(max_tokens.unwrap_or(DEFAULT_TOKENS)), request.logprobs);
+        generate::check_structure(&sampling.structure, sampling.ignore_eos)?;
+        Ok(Self { prompts: request.prompt, sampling, choices, echo, generate })
     }
 
     /// Reads the prompts, scores them where that is asked for, and begins to continue them.

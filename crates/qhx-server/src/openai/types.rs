@@ -33,67 +33,6 @@ pub(crate) struct StreamOptions {
     pub(crate) include_obfuscation: bool,
 }
 
-/// `POST /v1/chat/completions`
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ChatRequest {
-    /// One that `/v1/models` lists; absent: the first.
-    pub(crate) model: Option<String>,
-    /// What was said.
-    pub(crate) messages: Vec<Value>,
-    pub(crate) temperature: Option<f32>,
-    pub(crate) top_p: Option<f32>,
-    pub(crate) top_k: Option<usize>,
-    pub(crate) min_p: Option<f32>,
-    pub(crate) repetition_penalty: Option<f32>,
-    pub(crate) presence_penalty: Option<f32>,
-    pub(crate) frequency_penalty: Option<f32>,
-    /// How many answers.
-    pub(crate) n: Option<usize>,
-    pub(crate) seed: Option<i64>,
-    pub(crate) stop: Option<OneOrMany>,
-    /// What is added to the logits of tokens, by their ids.
-    pub(crate) logit_bias: Option<Map<String, Value>>,
-    pub(crate) logprobs: Option<bool>,
-    pub(crate) top_logprobs: Option<usize>,
-    pub(crate) max_tokens: Option<usize>,
-    pub(crate) max_completion_tokens: Option<usize>,
-    pub(crate) stream: Option<bool>,
-    pub(crate) stream_options: Option<StreamOptions>,
-    pub(crate) tools: Option<Vec<Value>>,
-    pub(crate) tool_choice: Option<ToolChoiceJson>,
-    /// Whether a reply may call several tools.
-    pub(crate) parallel_tool_calls: Option<bool>,
-    pub(crate) response_format: Option<ResponseFormat>,
-    /// How much a model that reasons may do so: `none` switches it off.
-    pub(crate) reasoning_effort: Option<Effort>,
-    /// The most tokens of reasoning.
-    pub(crate) reasoning_budget: Option<usize>,
-    /// Variables of the chat template, such as `enable_thinking`.
-    pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
-    pub(crate) ignore_eos: Option<bool>,
-    /// With the last chunk, say where each stage ran and how long it took.
-    pub(crate) details: Option<bool>,
-    /// Only `text`.
-    pub(crate) modalities: Option<Vec<String>>,
-    /// Only `auto` and `default`.
-    pub(crate) service_tier: Option<String>,
-    /// Only `false`: nothing is stored.
-    pub(crate) store: Option<bool>,
-    /// Of no consequence.
-    #[serde(rename = "user")]
-    pub(crate) _user: Option<String>,
-    /// Of no consequence.
-    #[serde(rename = "safety_identifier")]
-    pub(crate) _safety_identifier: Option<String>,
-    /// Of no consequence: equal beginnings are found without it.
-    #[serde(rename = "prompt_cache_key")]
-    pub(crate) _prompt_cache_key: Option<String>,
-    /// Of no consequence.
-    #[serde(rename = "metadata")]
-    pub(crate) _metadata: Option<Map<String, Value>>,
-}
-
 /// Which tools are called.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected `auto`, `required`, `none` or a function by its name")]
@@ -182,43 +121,6 @@ pub(crate) enum Prompts {
     Texts(Vec<String>),
     Ids(Vec<u32>),
     ManyIds(Vec<Vec<u32>>),
-}
-
-/// `POST /v1/completions`
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct CompletionRequest {
-    /// One that `/v1/models` lists; absent: the first.
-    pub(crate) model: Option<String>,
-    pub(crate) prompt: Prompts,
-    pub(crate) temperature: Option<f32>,
-    pub(crate) top_p: Option<f32>,
-    pub(crate) top_k: Option<usize>,
-    pub(crate) min_p: Option<f32>,
-    pub(crate) repetition_penalty: Option<f32>,
-    pub(crate) presence_penalty: Option<f32>,
-    pub(crate) frequency_penalty: Option<f32>,
-    /// How many answers to each prompt.
-    pub(crate) n: Option<usize>,
-    /// Only as many as `n`.
-    pub(crate) best_of: Option<usize>,
-    pub(crate) seed: Option<i64>,
-    pub(crate) stop: Option<OneOrMany>,
-    pub(crate) logit_bias: Option<Map<String, Value>>,
-    /// How many of the most probable tokens are told at each place.
-    pub(crate) logprobs: Option<usize>,
-    /// Give the prompt back before the answer.
-    pub(crate) echo: Option<bool>,
-    pub(crate) max_tokens: Option<usize>,
-    pub(crate) stream: Option<bool>,
-    pub(crate) stream_options: Option<StreamOptions>,
-    pub(crate) response_format: Option<ResponseFormat>,
-    /// Only null: models continue a text, they do not fill gaps.
-    pub(crate) suffix: Option<String>,
-    pub(crate) ignore_eos: Option<bool>,
-    /// Of no consequence.
-    #[serde(rename = "user")]
-    pub(crate) _user: Option<String>,
 }
 
 /// How many tokens there were.

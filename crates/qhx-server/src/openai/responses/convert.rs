@@ -5,7 +5,7 @@ use crate::{
     error::ApiError,
     generate::{ChatJob, Sampling},
     openai::{
-        chat::at_least_one,
+        requests::at_least_one,
         structure::{choose_tools, constraint, limit_reasoning},
         types::{FunctionWord, NamedFunction, NamedSchema, ResponseFormat, ToolChoiceJson, ToolChoiceWord},
     },
