@@ -21,10 +21,16 @@ use tokio::{
 
 /// Frames that wait for a client before it holds its own answer up.
 const BUFFERED: usize = 256;
-/// How long a client may take none.
-const READ_TIME: Duration = Duration::from_secs(60);
-/// How often a client that waits is told that its answer is on its way.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// How long servers and clients bear with each other.
+const PATIENCE: Patience = Patience { read: Duration::from_secs(60), keep_alive: Duration::from_secs(10) };
+
+#[derive(Clone, Copy)]
+struct Patience {
+    /// How long a client may take no frame.
+    read: Duration,
+    /// How often a client that waits is told that its answer is on its way.
+    keep_alive: Duration,
+}
 
 /// The client is gone, or takes nothing.
 #[derive(Debug)]
@@ -34,6 +40,7 @@ pub(crate) struct Gone;
 pub(crate) struct Sink {
     frames: mpsc::Sender<Bytes>,
     kind: Kind,
+    patience: Patience,
 }
 
 /// How frames are written.
@@ -58,7 +65,7 @@ impl Stream for Frames {
 /// A response whose body `work` writes.
 pub(crate) fn respond<F: Future<Output = Result<(), Gone>> + Send + 'static>(kind: Kind, work: impl FnOnce(Sink) -> F) -> Response {
     let (frames, receiver) = mpsc::channel(BUFFERED);
-    let work = work(Sink { frames, kind });
+    let work = work(Sink { frames, kind, patience: PATIENCE });
     tokio::spawn(work);
     let mut response = Response::new(Body::from_stream(Frames(receiver)));
     let content_type = match kind {
@@ -95,7 +102,7 @@ impl Sink {
     }
 
     async fn raw(&self, text: String) -> Result<(), Gone> {
-        match timeout(READ_TIME, self.frames.send(text.into())).await {
+        match timeout(self.patience.read, self.frames.send(text.into())).await {
             Ok(Ok(())) => Ok(()),
             _ => Err(Gone),
         }
@@ -110,11 +117,78 @@ impl Sink {
                 biased;
                 value = &mut what => return Ok(value),
                 () = self.frames.closed() => return Err(Gone),
-                () = sleep(KEEP_ALIVE) => match self.kind {
+                () = sleep(self.patience.keep_alive) => match self.kind {
                     Kind::Events => self.raw(": keep-alive\n\n".to_owned()).await?,
                     Kind::Lines => {}
                 },
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{future::pending, time::Instant};
+
+    /// A sink with room for two frames whose patience is short.
+    fn sink(kind: Kind) -> (Sink, mpsc::Receiver<Bytes>) {
+        let (frames, receiver) = mpsc::channel(2);
+        let patience = Patience { read: Duration::from_millis(50), keep_alive: Duration::from_millis(5) };
+        (Sink { frames, kind, patience }, receiver)
+    }
+
+    fn wait<T>(work: impl Future<Output = T>) -> T {
+        let threads = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        threads.block_on(async { timeout(Duration::from_secs(20), work).await }).expect("it ends")
+    }
+
+    #[test]
+    fn whoever_waits_is_told_that_the_answer_is_on_its_way() {
+        let (sink, mut frames) = sink(Kind::Events);
+        wait(async {
+            tokio::select! {
+                _ = sink.wait_for(pending::<()>()) => panic!("the client is still there"),
+                () = async {
+                    for _ in 0..3 {
+                        assert_eq!(&frames.recv().await.unwrap()[..], b": keep-alive\n\n");
+                    }
+                } => {}
+            }
+        });
+        // Lines of JSON have no comments.
+        let (sink, mut frames) = self::sink(Kind::Lines);
+        wait(async {
+            assert!(timeout(Duration::from_millis(40), sink.wait_for(pending::<()>())).await.is_err());
+            assert!(frames.try_recv().is_err());
+        });
+    }
+
+    #[test]
+    fn whoever_is_gone_is_not_waited_for() {
+        for kind in [Kind::Events, Kind::Lines] {
+            let (mut sink, frames) = sink(kind);
+            // Nothing is sent that could fail.
+            sink.patience.keep_alive = Duration::from_secs(3600);
+            wait(async {
+                tokio::join!(async { assert!(sink.wait_for(pending::<()>()).await.is_err()) }, async {
+                    sleep(Duration::from_millis(5)).await;
+                    drop(frames);
+                })
+            });
+            assert!(wait(sink.done()).is_err());
+        }
+    }
+
+    #[test]
+    fn whoever_takes_nothing_is_given_up() {
+        let (sink, frames) = sink(Kind::Events);
+        wait(async {
+            sink.send(&1).await.unwrap();
+            sink.send(&2).await.unwrap();
+            let began = Instant::now();
+            assert!(sink.send(&3).await.is_err() && began.elapsed() >= sink.patience.read);
+        });
+        drop(frames);
     }
 }
