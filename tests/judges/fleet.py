@@ -1,5 +1,5 @@
-"""Two servers behind the gateway smg: one prefix goes to one server, and after `kill -9` of a server a begun stream ends in an error, requests without a first byte are answered by the other
-server, and so are later ones.
+"""Three servers behind the gateway smg: one prefix goes to one server; a server that gets SIGTERM finishes its stream while others answer what is new; and after `kill -9` of a server a begun
+stream ends in an error, requests without a first byte are answered by another server, and so are later ones.
 
     python fleet.py PATH/TO/qhx
 """
@@ -45,7 +45,8 @@ def is_busy(address):
 
 
 port = free_port()
-workers = [serve(), serve()]
+started = [serve() for _ in range(3)]
+workers = list(started)
 command = [Path(sys.executable).with_name("smg"), "launch", "--host", "127.0.0.1", "--port", str(port), "--policy", "cache_aware", "--worker-urls"]
 gateway = subprocess.Popen([*command, *(address for _, address in workers)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -54,6 +55,13 @@ def ask(text, **more):
     body = {"model": "builtin", "messages": [{"role": "user", "content": text}], **more}
     request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"})
     return urllib.request.urlopen(request, timeout=60)
+
+
+def endless_stream():
+    """A stream that has begun, and the server that writes it."""
+    stream = ask("Tell me a story.", stream=True, ignore_eos=True, temperature=1, max_tokens=900)
+    stream.read(300)
+    return stream, next(worker for worker in workers if is_busy(worker[1]))
 
 
 try:
@@ -68,10 +76,20 @@ try:
     for _ in range(10):
         ask("Tell me a story. " + "Please. " * 40, max_tokens=2).read()
     shares = sorted(answered(address) - first for (_, address), first in zip(workers, before))
-    assert shares == [0, 10], f"requests with one prefix went to both servers: {shares}"
-    stream = ask("Tell me a story.", stream=True, ignore_eos=True, temperature=1, max_tokens=900)
-    stream.read(300)
-    victim = next(server for server, address in workers if is_busy(address))
+    assert shares == [0, 0, 10], f"requests with one prefix went to several servers: {shares}"
+    # One is stopped as an update stops it: nobody notices.
+    stream, (leaving, address) = endless_stream()
+    leaving.send_signal(signal.SIGTERM)
+    drain_began = time.time()
+    for number in range(20):
+        json.load(ask(f"What is {number} plus 3?"))
+    rest = stream.read().decode()
+    assert rest.endswith("data: [DONE]\n\n") and '"finish_reason":"length"' in rest, f"a stream was cut off: {rest[-300:]}"
+    assert leaving.wait(timeout=30) == 0
+    workers.remove((leaving, address))
+    print(f"drained in {time.time() - drain_began:.1f} s")
+    # One is killed.
+    stream, (victim, _) = endless_stream()
     # Of these nothing has been sent yet.
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         whole = [pool.submit(lambda: json.load(ask("Tell me a story.", ignore_eos=True, temperature=1, seed=7, max_tokens=300))) for _ in range(8)]
@@ -85,5 +103,5 @@ try:
         json.load(ask(f"What is {number} plus 4?"))
     print("smg: as expected")
 finally:
-    for process in [gateway, *(server for server, _ in workers)]:
+    for process in [gateway, *(server for server, _ in started)]:
         process.kill()

@@ -14,6 +14,8 @@ from playwright.sync_api import expect, sync_playwright
 
 ADDRESS, CHROMIUM = sys.argv[1].rstrip("/"), sys.argv[2]
 SHOTS = Path(sys.argv[3]) if len(sys.argv) > 3 else None
+# What is waited for comes soon, unless the machine has much else to do.
+expect.set_options(timeout=60_000)
 ATTACKS = [
     "<script>window.hit = 1</script>",
     "<img src=x onerror='window.hit = 1'>",
@@ -25,6 +27,15 @@ ATTACKS = [
     "| <iframe srcdoc='<script>parent.hit=1</script>'> | b |\n|---|---|\n| c | d |",
     "# <a href=\"data:text/html,<script>1</script>\">x</a>",
 ]
+
+
+def check_inert(page):
+    """What was written is there as text: it has become no element, and nothing of it was run."""
+    # Images that cannot be loaded and scripts would have run by the next frame.
+    page.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done, 100)))")
+    assert page.evaluate("window.hit") is None, "something that a model wrote was run"
+    assert page.evaluate("document.querySelectorAll('iframe, svg, [onerror], [onclick], [onload], a[href^=\"javascript\"], a[href^=\"data\"]').length") == 0
+    assert page.evaluate("document.querySelectorAll('script').length") == 2
 
 
 def by_keyboard(browser):
@@ -113,7 +124,7 @@ def run(browser):
     page.wait_for_function("fetch('/loads').then(r => r.json()).then(l => l.loads.every(m => m.num_total_reqs === 0))")
     # The oracle.
     page.get_by_role("button", name="Verify").click()
-    expect(page.locator("#badge")).to_contain_text("passes", timeout=60000)
+    expect(page.locator("#badge")).to_contain_text("passes", timeout=120_000)
     shot("verified")
     # A model that is being loaded is waited for.
     loading = {"error": {"message": "the model `builtin` is being loaded: opening", "code": "model_loading"}}
@@ -142,16 +153,17 @@ def run(browser):
     page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=stream), times=1)
     ask(ATTACKS[0])
     expect(answers.last).to_contain_text("<script>window.hit = 1</script>")
+    shot("attacks")
+    check_inert(page)
     message = {"id": "m", "parent": None, "children": [], "chosen": 0, "role": "user", "content": ATTACKS[1], "files": [{"name": ATTACKS[1], "type": "image/png", "url": "javascript:window.hit=1"}]}
     hostile = [{"id": "c", "title": ATTACKS[0], "messages": {"m": message}, "root": {"children": ["m"], "chosen": 0}}]
     page.set_input_files("#import-file", {"name": "chats.json", "mimeType": "application/json", "buffer": json.dumps(hostile).encode()})
     expect(page.locator("#chat-list button").first).to_have_text(ATTACKS[0])
+    expect(page.locator("article.user .body")).to_contain_text(ATTACKS[1])
+    check_inert(page)
     page.reload()
-    page.wait_for_timeout(300)
-    shot("attacks")
-    assert page.evaluate("window.hit") is None, "something that a model wrote was run"
-    assert page.evaluate("document.querySelectorAll('iframe, svg, [onerror], [onclick], [onload], a[href^=\"javascript\"], a[href^=\"data\"]').length") == 0
-    assert page.evaluate("document.querySelectorAll('script').length") == 2
+    expect(page.locator("article.user .body")).to_contain_text(ATTACKS[1])
+    check_inert(page)
     # Every control has a name.
     nameless = page.evaluate("[...document.querySelectorAll('button, input, select, textarea')].filter(e => !(e.textContent.trim() || e.labels?.length || e.ariaLabel || e.title || e.hidden)).map(e => e.outerHTML)")
     assert not nameless, nameless

@@ -1,7 +1,7 @@
 //! Debian's packages, unpacked into the target folder: nothing is installed, no rights are needed.
 
 use crate::Failure;
-use std::{fs, path::Path, process::Command};
+use std::{env, ffi::OsString, fs, path::Path, process::Command};
 
 /// What is to be unpacked.
 #[derive(Default)]
@@ -65,6 +65,17 @@ pub(crate) fn unpack(packages: &Packages<'_>, folder: &Path) -> Result<(), Failu
     let _ = fs::remove_dir_all(folder);
     fs::rename(&root, folder).map_err(io)?;
     fs::remove_dir_all(&download).map_err(io)
+}
+
+/// The folders with libraries of what was unpacked, as `LD_LIBRARY_PATH` has them: the machine's own architecture, and the folders that some libraries keep to themselves.
+pub(crate) fn libraries(folder: &Path) -> Result<OsString, Failure> {
+    let triplet = folder.join(format!("usr/lib/{}-linux-gnu", env::consts::ARCH));
+    let io = |e: std::io::Error| format!("{}: {e}", triplet.display());
+    let mut folders = vec![triplet.clone()];
+    for entry in fs::read_dir(&triplet).map_err(io)? {
+        folders.extend(Some(entry.map_err(io)?.path()).filter(|path| path.is_dir()));
+    }
+    env::join_paths(folders).map_err(|e| e.to_string())
 }
 
 /// Source lines for other releases, from where the machine has its own.

