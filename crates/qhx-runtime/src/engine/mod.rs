@@ -22,6 +22,7 @@
 //! ```
 
 mod answer;
+mod pace;
 mod prefixes;
 mod scheduler;
 mod task;
@@ -45,7 +46,7 @@ use task::Job;
 pub struct EngineOptions {
     /// Requests that may wait; more are refused.
     pub queue: usize,
-    /// How long a step may take while answers are running: prompts are computed in chunks that fit.
+    /// How long a step may take while answers are running: prompts are computed in chunks that fit. Where there are more prompts than answers, up to four times as long.
     pub step_time: Duration,
     /// Bytes that the states of running answers and of what is kept for requests that begin alike may have together. Beyond it, what is kept is given up, the least
     /// recently used first.

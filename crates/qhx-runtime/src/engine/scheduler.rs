@@ -2,6 +2,7 @@
 
 use super::{
     Loan, Shared,
+    pace::{self, Pace},
     prefixes::{self, Prefixes, Start},
     task::{Job, Task},
 };
@@ -15,15 +16,13 @@ use std::{
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 /// With recurrent slots, what was computed is kept every so many rows of a prompt.
 const KEEP_EVERY: usize = 1024;
 /// A request waits for a prefix that is being computed if that saves it at least so many rows.
 const WORTH_WAITING: usize = 32;
-/// Rows of a prompt that are computed beside running answers before it is known how long a row takes.
-const FIRST_ROWS: usize = 16;
 
 pub(super) struct Scheduler {
     shared: Arc<Shared>,
@@ -41,15 +40,6 @@ pub(super) struct Scheduler {
     batches: bool,
     /// Whether prefill and decode run on different devices, so that their rows cannot share a call.
     phases_apart: bool,
-}
-
-/// How long things take here.
-#[derive(Default)]
-struct Pace {
-    /// Of one more row of a prompt.
-    row: Option<Duration>,
-    /// Of a step in which all answers choose a token.
-    decode: Duration,
 }
 
 /// The rows of a task in the next step.
@@ -258,8 +248,10 @@ impl Scheduler {
         }
         let decoding = planned.iter().map(|planned| planned.rows.len()).sum();
         let mut room = self.model.chunk().saturating_sub(if self.phases_apart || !self.batches { 0 } else { decoding });
-        if decoding > 0 {
-            room = room.min(self.pace.rows_within(self.shared.options.step_time, self.model.chunk()));
+        let (answers, prompts) = (planned.len(), self.active.len() - planned.len());
+        if answers > 0 {
+            let time = pace::longer(self.shared.options.step_time, answers, prompts);
+            room = room.min(self.pace.rows_within(time, self.model.chunk()));
         }
         // Also answers whose rows have to be computed again.
         for (task, reading) in self.active.iter().enumerate().filter(|(_, task)| !task.is_decode_step()) {
@@ -418,26 +410,5 @@ impl Scheduler {
         queue.stats.waiting = queue.jobs.len() + self.waiting.len();
         queue.stats.prefixes = self.prefixes.len();
         (queue.stats.kv_bytes, queue.stats.recurrent_bytes) = (bytes.kv, bytes.recurrent);
-    }
-}
-
-impl Pace {
-    /// A step with so many rows of prompts took so long.
-    fn learn(&mut self, time: Duration, prompt_rows: usize, decodes: bool) {
-        match prompt_rows {
-            0 => self.decode = time,
-            rows => {
-                let more = if decodes { time.saturating_sub(self.decode) } else { time };
-                // Later rows of a prompt take longer: they attend to more.
-                self.row = Some(more.div_f64(rows as f64));
-            }
-        }
-    }
-
-    /// Rows of prompts that fit into a step beside running answers.
-    fn rows_within(&self, time: Duration, most: usize) -> usize {
-        let Some(row) = self.row else { return FIRST_ROWS.min(most) };
-        let left = time.saturating_sub(self.decode).as_secs_f64();
-        ((left / row.as_secs_f64().max(1e-9)) as usize).clamp(1, most)
     }
 }
