@@ -36,10 +36,9 @@ fn cooperative_matrices_agree_with_the_reference() {
     let features = format!("{:?}", GpuDevice::new(options.clone()).open().unwrap().describe().facts["features"]);
     assert!(features.contains("cooperative matrices"), "{features}");
     // A weight of each kind with each form of rows that is multiplied so.
-    let products =
-        [3, 7, 8, 9, 11, 12, 13, 16, 17, 28, 29, 32, 33, 43, 44, 45, 48, 49, 59, 60, 61].map(|number| format!("linear/{number}"));
+    let products = [3, 7, 8, 9, 12, 13, 21, 28, 37, 43, 45, 53, 59, 61].map(|number| format!("linear/{number}"));
     let experts = [3, 8, 45].map(|number| format!("experts/{number}"));
-    let attention = (0..8).map(|number| format!("attend/{number}"));
+    let attention = (0..6).map(|number| format!("attend/{number}"));
     let others = ["attend_long/0", "attend_shared/0", "attend_shared/1", "model.mixture/0", "model.decoder/3"].map(str::to_owned);
     for name in products.into_iter().chain(experts).chain(attention).chain(others) {
         let suite = conformance::Options { cases: 8, strict: true, only: Some(name), ..Default::default() };

@@ -55,7 +55,7 @@ impl MatrixAttention {
         if !whole || !shared || rows.div_ceil(r.segments.max(1)) < size.min(matrices.from_rows) {
             return None;
         }
-        let shapes = [(2, 64), (2, 32), (1, 64), (1, 32)];
+        let shapes = [(2, 4 * size), (2, 32), (1, 4 * size), (1, 32)];
         let bytes = |&(teams, chunk): &(usize, usize)| {
             let queries = 2 * 4 * (t.dim.next_multiple_of(chunk) / 2 + 4);
             teams * size * (queries + 4 * (PAGE_ROWS + 4) + 4) + 16 * PAGE_ROWS * (chunk / 8 + 1)

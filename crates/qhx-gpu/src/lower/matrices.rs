@@ -9,9 +9,6 @@ use crate::{
 };
 use qhx_ir::{ActivationForm, DeviceError, Dim, Encoding};
 
-/// Bytes of the columns of a row that wait in shared memory.
-const STEP_BYTES: u32 = 128;
-
 /// How a weight meets rows in small matrices.
 #[derive(Clone, Copy)]
 pub(super) struct Small {
@@ -49,9 +46,10 @@ impl Small {
     /// Adds the dispatch of a product.
     pub(super) fn product(self, r: &mut Recorder<'_>, m: Matrix, o: Operands) -> Result<(), DeviceError> {
         let SmallMatrices { size, byte_depth, half_depth, .. } = self.matrices;
+        // Columns of a row that wait in shared memory.
         let (kernel, depth, step): (&Kernel, _, _) = match self.half {
-            true => (kernels::LINEAR_MATRIX_HALF, half_depth, STEP_BYTES / 2),
-            false => (kernels::LINEAR_MATRIX, byte_depth, STEP_BYTES),
+            true => (kernels::LINEAR_MATRIX_HALF, half_depth, 4 * size),
+            false => (kernels::LINEAR_MATRIX, byte_depth, 8 * size),
         };
         let form = match self.form {
             ActivationForm::F32 | ActivationForm::F16 => 0,
