@@ -17,6 +17,9 @@ const DRIVER: [&str; 3] = ["mesa-vulkan-drivers/bookworm-backports", "libvulkan1
 /// Software Vulkan that has cooperative matrices: of a newer release, with the C library that it was built for.
 const NEWER_DRIVER: [&str; 3] = ["mesa-vulkan-drivers/trixie-backports", "libvulkan1/trixie", "vulkan-validationlayers/trixie"];
 
+/// Variables of the environment that make Vulkan's loader find a driver.
+pub(crate) type Variables = Vec<(&'static str, PathBuf)>;
+
 /// Compiles `crates/qhx-gpu/shaders` to `crates/qhx-gpu/spirv`.
 pub(crate) fn shaders() -> Result<(), Failure> {
     let (fresh, committed) = (target().join("assets/spirv"), folder("spirv"));
@@ -45,8 +48,8 @@ pub(crate) fn check_shaders() -> Result<(), Failure> {
     }
 }
 
-/// Software Vulkan for a test run: variables of the environment.
-pub(crate) fn driver() -> Result<Vec<(&'static str, PathBuf)>, Failure> {
+/// Software Vulkan for a test run.
+pub(crate) fn driver() -> Result<Variables, Failure> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return Err("software Vulkan is fetched for Linux on x86-64 only".into());
     }
@@ -60,7 +63,7 @@ pub(crate) fn driver() -> Result<Vec<(&'static str, PathBuf)>, Failure> {
 }
 
 /// [`driver`] with cooperative matrices, and what starts a program with its C library.
-pub(crate) fn newer_driver() -> Result<(Vec<(&'static str, PathBuf)>, [PathBuf; 2]), Failure> {
+pub(crate) fn newer_driver() -> Result<(Variables, [PathBuf; 2]), Failure> {
     let folder = target().join("assets/debian-vulkan-newer");
     if !folder.exists() {
         eprintln!("fetching a newer Mesa with cooperative matrices (69 MB) …");
@@ -75,7 +78,7 @@ pub(crate) fn newer_driver() -> Result<(Vec<(&'static str, PathBuf)>, [PathBuf; 
 }
 
 /// What tells Vulkan's loader where the driver and the validation layer are.
-fn variables(folder: &Path) -> Vec<(&'static str, PathBuf)> {
+fn variables(folder: &Path) -> Variables {
     vec![
         ("LD_LIBRARY_PATH", folder.join("usr/lib/x86_64-linux-gnu")),
         ("VK_DRIVER_FILES", folder.join("usr/share/vulkan/icd.d/lvp_icd.json")),
