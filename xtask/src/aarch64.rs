@@ -106,11 +106,14 @@ impl Tools {
             (linker, qemu, libraries) =
                 (root.join("usr/bin").join(linker), root.join("usr/bin").join(qemu), root.join("usr/aarch64-linux-gnu"));
             cargo.env(variable("RUSTFLAGS"), format!("-Clink-arg=--sysroot={}", root.display()));
+            cargo.env("CFLAGS_aarch64_unknown_linux_gnu", format!("--sysroot={}", root.display()));
             cargo.env("LD_LIBRARY_PATH", root.join(format!("usr/lib/{}-linux-gnu", env::consts::ARCH)));
             if self.compiler {
                 cargo.env("RUSTC", root.join("usr/bin/rustc"));
             }
         }
+        // Of TLS a part is in C.
+        cargo.env("CC_aarch64_unknown_linux_gnu", &linker);
         cargo.env(variable("LINKER"), linker).env(variable("RUNNER"), qemu).env("QEMU_LD_PREFIX", libraries);
         // A folder of its own: another compiler may be at work.
         cargo.env("CARGO_TARGET_DIR", target().join("aarch64"));

@@ -93,9 +93,8 @@ impl Question<'_> {
     /// Sends the request and hands out the events of its stream. One that ends before it says so is an error.
     fn events(&self, body: &Value, take: &mut dyn FnMut(&Value) -> Result<(), Failure>) -> Result<(), Failure> {
         let server = self.server.trim_end_matches('/');
-        if !server.starts_with("http://") {
-            let found = Failure::usage(format!("--connect {server}: expected an address such as http://127.0.0.1:8080"));
-            return Err(found.hint("there is no TLS here: reach other machines through a gateway or a tunnel"));
+        if !["http://", "https://"].iter().any(|scheme| server.starts_with(scheme)) {
+            return Err(Failure::usage(format!("--connect {server}: expected an address such as http://127.0.0.1:8080")));
         }
         let url = format!("{}/v1/chat/completions", server.trim_end_matches("/v1"));
         let agent: ureq::Agent =

@@ -67,7 +67,7 @@ fn what_goes_wrong_is_told() {
     let run = |flags: &[&str]| ran(qhx([&["run"], flags].concat()).output().unwrap());
     failed(run(&["--connect", "http://127.0.0.1:1", QUESTION]), 1, &["cannot reach http://127.0.0.1:1", "qhx serve MODEL"]);
     failed(run(&["--connect", "127.0.0.1:8080", QUESTION]), 2, &["expected an address such as http://127.0.0.1:8080"]);
-    failed(run(&["--connect", "https://127.0.0.1:8080", QUESTION]), 2, &["there is no TLS here"]);
+    failed(run(&["--connect", "https://127.0.0.1:1", QUESTION]), 1, &["cannot reach https://127.0.0.1:1"]);
     failed(run(&["--connect", "http://127.0.0.1:1", "--device", "cpu", QUESTION]), 2, &["--connect", "--device"]);
     let server = Server::start(&["--api-key", "open sesame"]);
     failed(run(&["--connect", &server.1, QUESTION]), 1, &["refused the request (401)", "QHX_API_KEY"]);

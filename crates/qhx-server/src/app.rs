@@ -5,6 +5,7 @@ use crate::{
     access::{self, Keys},
     anthropic,
     error::{self, ApiError},
+    fetch::{Fetcher, MediaAccess},
     health,
     metrics::Metrics,
     models::Models,
@@ -43,6 +44,7 @@ pub(crate) struct App {
     pub(crate) verifying: Semaphore,
     /// Places for work that takes time before a request reaches an engine: templates, media, prompts to be scored.
     pub(crate) preparing: Semaphore,
+    fetcher: Fetcher,
     /// Different for each server, so that ids are.
     salt: u64,
     next_id: AtomicU64,
@@ -58,6 +60,7 @@ impl App {
             draining: AtomicBool::new(false),
             verifying: Semaphore::new(1),
             preparing: Semaphore::new(PREPARING),
+            fetcher: Fetcher::new(&options.media_hosts, options.body_bytes),
             salt,
             next_id: AtomicU64::new(0),
             options,
@@ -70,9 +73,10 @@ impl App {
         format!("{prefix}{:012x}{number:012x}", self.salt & 0xffff_ffff_ffff)
     }
 
-    /// The files that messages may name.
-    pub(crate) fn file_access(&self) -> FileAccess {
-        self.options.media_folder.clone().map_or(FileAccess::None, FileAccess::Below)
+    /// Where the media of messages may come from.
+    pub(crate) fn media_access(&self) -> MediaAccess {
+        let files = self.options.media_folder.clone().map_or(FileAccess::None, FileAccess::Below);
+        MediaAccess { files, fetcher: self.fetcher.clone() }
     }
 }
 

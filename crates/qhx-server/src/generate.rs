@@ -4,12 +4,12 @@ use crate::{
     access::Caller,
     app::{App, random},
     error::ApiError,
+    fetch::MediaAccess,
     models::InUse,
 };
 use qhx::{
     Cancel, GenerateOptions, Generation, LogitBias, LogitProcessor, Model, OccurrencePenalty, Reply, ReplyEvent, ReplyRequest, Structure,
-    TokenLogProbs,
-    messages::{self, FileAccess},
+    TokenLogProbs, messages,
     text::{
         Chat,
         reply::{ReplyPart, ToolCall},
@@ -119,18 +119,20 @@ pub(crate) struct ChatJob {
 
 impl ChatJob {
     /// The conversation, with its media open.
-    pub(crate) fn chat(&self, model: &Model, access: &FileAccess) -> Result<Chat, ApiError> {
+    pub(crate) fn chat(&self, model: &Model, access: &MediaAccess) -> Result<Chat, ApiError> {
         crate::messages::check(&self.messages, model.runtime().template().map_or("", |chat| chat.template.source()))?;
-        let json = json!({ "messages": self.messages, "tools": self.tools, "chat_template_kwargs": self.template_options });
+        let mut messages = self.messages.clone();
+        access.fetcher.inline(&mut messages)?;
+        let json = json!({ "messages": messages, "tools": self.tools, "chat_template_kwargs": self.template_options });
         let mut chat = messages::from_json(json).map_err(qhx::Error::from)?;
-        messages::open_media(&mut chat, model.bundle(), access).map_err(qhx::Error::from)?;
+        messages::open_media(&mut chat, model.bundle(), &access.files).map_err(qhx::Error::from)?;
         Ok(chat)
     }
 }
 
 /// How many tokens the prompt of a conversation has.
 pub(crate) async fn count(app: &App, in_use: &InUse, job: ChatJob) -> Result<usize, ApiError> {
-    let (model, access) = (in_use.model.clone(), app.file_access());
+    let (model, access) = (in_use.model.clone(), app.media_access());
     blocking(app, move || {
         let mut request = ReplyRequest::new(job.chat(&model, &access)?);
         request.options = job.sampling.options(&model, 0);
@@ -161,7 +163,7 @@ pub(crate) async fn reply(app: &Arc<App>, in_use: &InUse, caller: Caller, job: C
         let messages = Value::from(job.messages.clone()).to_string();
         tracing::info!(messages, "asked");
     }
-    let (model, access) = (in_use.model.clone(), app.file_access());
+    let (model, access) = (in_use.model.clone(), app.media_access());
     let cancels: Vec<Cancel> = (0..job.choices).map(|_| Cancel::new()).collect();
     let mut guard = CancelOnDrop(cancels.clone());
     let prepare = move || {

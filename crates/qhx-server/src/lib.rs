@@ -19,6 +19,7 @@ mod anthropic;
 mod app;
 mod body;
 mod error;
+mod fetch;
 mod generate;
 mod health;
 mod messages;

@@ -25,6 +25,8 @@ pub struct ServerOptions {
     pub connections: usize,
     /// The folder of which messages may name image and sound files; none: media come with the messages.
     pub media_folder: Option<PathBuf>,
+    /// Hosts that images and sounds may be fetched from: `HOST`, or `HOST:PORT`; none: nothing is fetched.
+    pub media_hosts: Vec<String>,
     /// Bytes that all loaded models may take together; none: as much as there is.
     pub memory_budget: Option<u64>,
     /// A model that nobody has used for so long is unloaded; none: it stays until its memory is needed.
@@ -47,6 +49,7 @@ impl Default for ServerOptions {
             body_bytes: 32 << 20,
             connections: 512,
             media_folder: None,
+            media_hosts: Vec::new(),
             memory_budget: None,
             keep_alive: None,
             drain: Duration::from_secs(30),

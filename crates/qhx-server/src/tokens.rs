@@ -65,7 +65,7 @@ fn tokenizer(model: &Model) -> Result<&Tokenizer, ApiError> {
 
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, Json(request): Json<TokenizeRequest>) -> Result<Json<Tokens>, ApiError> {
     let InUse { model, .. } = app.models.get(request.model.as_deref())?;
-    let access = app.file_access();
+    let access = app.media_access();
     let work = move || {
         let ids = match (&request.prompt, request.messages) {
             (Some(text), None) => {

@@ -4,7 +4,14 @@ mod common;
 
 use common::{Response, TestServer};
 use serde_json::{Value, json};
-use std::{fs, path::PathBuf, sync::LazyLock};
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::PathBuf,
+    sync::LazyLock,
+    thread,
+};
 
 struct Place {
     server: TestServer,
@@ -15,13 +22,38 @@ fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/gemma4").join(name)
 }
 
-/// A server that may open files of one folder.
+/// A host of pictures: `/wide.png` is one, `/moved` leads there, `/endless` has no end.
+static HOST: LazyLock<SocketAddr> = LazyLock::new(|| {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || listener.incoming().map_while(Result::ok).for_each(|client| drop(thread::spawn(move || host(client)))));
+    address
+});
+
+fn host(mut client: TcpStream) {
+    let mut asked = [0; 1024];
+    let length = client.read(&mut asked).unwrap();
+    let asked = String::from_utf8_lossy(&asked[..length]).into_owned();
+    let wide = fs::read(fixture("media/wide.png")).unwrap();
+    let head = |status: &str, length: usize| format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n");
+    let (head, body) = match asked.split(' ').nth(1).unwrap() {
+        "/wide.png" => (head("200 OK", wide.len()), wide),
+        "/moved" => (head("302 Found", 0) + "Location: /wide.png\r\n", Vec::new()),
+        "/endless" => (head("200 OK", 1 << 40), vec![0; 40 << 20]),
+        _ => (head("404 Not Found", 0), Vec::new()),
+    };
+    // Who has seen enough goes away.
+    let _ = client.write_all(format!("{head}\r\n").as_bytes()).and_then(|()| client.write_all(&body));
+}
+
+/// A server that may open files of one folder, and fetch from one host.
 static PLACE: LazyLock<Place> = LazyLock::new(|| {
     let cache = tempfile::tempdir().unwrap();
     let server = TestServer::with(|options| {
         options.models = vec![fixture("").canonicalize().unwrap()];
         options.places = qhx::Places::none().with_cache(cache.path().join("cache"));
         options.media_folder = Some(fixture("media"));
+        options.media_hosts = vec![HOST.to_string()];
     });
     Place { server, _cache: cache }
 });
@@ -126,10 +158,36 @@ fn sounds_are_heard() {
 }
 
 #[test]
+fn images_are_fetched_from_hosts_that_are_allowed() {
+    let at = |path: &str| format!("http://{}{path}", *HOST);
+    let (text, _) = about(json!([image(&data_uri("wide.png")), question()]));
+    assert_eq!(about(json!([image(&at("/wide.png")), question()])).0, text);
+    let block = json!({ "type": "image", "source": { "type": "url", "url": at("/wide.png") } });
+    let asked =
+        json!({ "model": "gemma4", "messages": [{ "role": "user", "content": [block, question()] }], "max_tokens": 12, "temperature": 0 });
+    let said = post("/v1/messages", asked).json()["content"][0]["text"].as_str().unwrap().to_owned();
+    assert!(!said.is_empty() && text.starts_with(&said), "{said} {text}");
+    for (url, expected) in [
+        (at("/moved"), "status 302"),
+        (at("/missing.png"), "status 404"),
+        (at("/endless"), "larger than 32 MiB"),
+        (format!("http://localhost:{}/wide.png", HOST.port()), "from these hosts only"),
+    ] {
+        let response = post("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": [question(), image(&url)] }] }));
+        let error = &response.json()["error"];
+        assert_eq!((response.status, error["param"].as_str()), (400, Some("messages[0].content[1]")), "{url}: {error}");
+        assert!(error["message"].as_str().unwrap().contains(expected), "{url}: {error}");
+    }
+}
+
+#[test]
 fn nothing_else_is_opened() {
     for url in ["../config.json", "/etc/passwd", "file:///etc/passwd", "http://127.0.0.1:1/x.png", "missing.png", "data:image/png,x"] {
         let response = post("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": [image(url)] }] }));
-        assert!(response.status == 400 && response.json()["error"]["param"] == "messages", "{url}: {response:?}");
+        assert!(
+            response.status == 400 && response.json()["error"]["param"].as_str().unwrap().starts_with("messages"),
+            "{url}: {response:?}"
+        );
     }
     let broken = image("data:image/png;base64,AAECAwQ=");
     let response = post("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": [broken] }] }));

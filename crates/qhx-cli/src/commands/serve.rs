@@ -53,6 +53,9 @@ pub(crate) struct Serve {
     /// A folder of which messages may name image and sound files [default: media come with the messages]
     #[arg(long, value_name = "FOLDER", help_heading = "Access")]
     media: Option<PathBuf>,
+    /// A host that images and sounds may be fetched from, HOST or HOST:PORT; may be repeated [default: nothing is fetched]
+    #[arg(long, value_name = "HOST", help_heading = "Access")]
+    fetch_from: Vec<String>,
     /// Log the text of prompts
     #[arg(long, help_heading = "Access")]
     log_prompts: bool,
@@ -103,6 +106,7 @@ impl Serve {
         options.keys = keys;
         options.share_prefixes = self.share_prefixes;
         options.media_folder = self.media.clone();
+        options.media_hosts = self.fetch_from.clone();
         options.log_prompts = self.log_prompts;
         options.connections = self.connections;
         options.body_bytes = self.max_body << 20;

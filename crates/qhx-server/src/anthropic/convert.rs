@@ -157,7 +157,11 @@ fn image(block: &Value) -> Result<Value, String> {
             };
             Ok(json!({ "type": "image_url", "image_url": { "url": format!("data:{kind};base64,{data}") } }))
         }
-        other => Err(format!("an image with a source of type {other:?} is not supported; send it as `base64`")),
+        Some("url") => {
+            let url = source["url"].as_str().ok_or("an image needs `source.url`")?;
+            Ok(json!({ "type": "image_url", "image_url": { "url": url } }))
+        }
+        other => Err(format!("an image with a source of type {other:?} is not supported; send it as `base64` or `url`")),
     }
 }
 
