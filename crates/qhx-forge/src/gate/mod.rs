@@ -48,7 +48,7 @@ use qhx_runtime::{
     memory::tensor_bytes,
     placement::tower_stage,
     registry,
-    verify::{row_stages, tower_stages, weight_sums},
+    verify::{centred_stages, row_stages, tower_stages, weight_sums},
 };
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -268,7 +268,7 @@ impl<'m, 'o> Gate<'m, 'o> {
         let program = bundle.program(TEXT_PROGRAM).ok_or_else(|| ForgeError::Gate("the bundle has no text program".into()))?.clone();
         let stages = row_stages(&program);
         let (played, vocabulary, scope) = self.answer(&bundle, &stages, prompts)?;
-        let standard = self.standard(&bundle, self.kind);
+        let (standard, centred) = (self.standard(&bundle, self.kind), centred_stages(bundle.programs().values()));
         drop(bundle);
         let names = self.all_stages(&played);
         let (progress, started) = (&mut *self.options.progress, Instant::now());
@@ -276,7 +276,7 @@ impl<'m, 'o> Gate<'m, 'o> {
             let left = pace::left_of(done, total, started.elapsed());
             progress(GateProgress { what: "comparing with the f32 model", done, total, left });
         };
-        let mut judge = Judge::new(&played, vocabulary, &names, &mut tell);
+        let mut judge = Judge::new(&played, vocabulary, &names, centred, &mut tell);
         let teacher = teacher(self.material, self.precision, &self.device, &self.options.cancel);
         whole::run(&teacher, &self.f32, &self.manifest, &played, &[], &mut judge)?;
         Ok(judge.verdict(&standard, &stages, scope))
