@@ -6,6 +6,7 @@
 //! replays, and `report` makes a page of it for people. [`limits`] knows how close each class of precision must come; `weights` compares what is stored with the checkpoint.
 
 mod answers;
+mod auto;
 mod judge;
 pub(crate) mod language;
 pub mod limits;
@@ -174,7 +175,7 @@ pub fn forge_gated_with_targets(
     let mut gate = Gate::new(material, options, gate)?;
     options.row_tables |= !targets.is_empty();
     let outcome = match gate.options.auto {
-        true => search::auto(&mut gate, options)?,
+        true => auto::auto(&mut gate, options)?,
         false => {
             let plan = mixture::plan(material, options)?;
             search::fixed(&mut gate, plan, options)?
