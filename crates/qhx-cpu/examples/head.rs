@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         slots: Default::default(),
         epochs: vec![],
         rotaries: Default::default(),
-        stages: vec![Stage { name: "head".into(), tap: None, rotated: false }],
+        stages: vec![Stage { name: "head".into(), tap: None, rotated: false, centred: false }],
         weights: [("weight".into(), Weight { shape: weight.shape().to_vec(), encoding: weight.encoding() })].into(),
         ops: vec![Op { path: "head.product".into(), op: linear }],
     })?;

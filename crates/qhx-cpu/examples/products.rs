@@ -98,7 +98,7 @@ fn program(
         slots: Default::default(),
         epochs: vec![],
         rotaries: Default::default(),
-        stages: vec![Stage { name: "product".into(), tap: None, rotated: false }],
+        stages: vec![Stage { name: "product".into(), tap: None, rotated: false, centred: false }],
         weights: names.iter().map(|name| (name.clone(), Weight { shape: vec![rows, columns], encoding })).collect(),
         ops: names.iter().map(|name| Op { path: name.clone(), op: product(name) }).collect(),
     };

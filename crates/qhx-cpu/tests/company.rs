@@ -46,7 +46,7 @@ fn program() -> (Checked, Arc<dyn Weights>) {
         .into(),
         epochs: vec![],
         rotaries: Default::default(),
-        stages: vec![Stage { name: "all".into(), tap: None, rotated: false }],
+        stages: vec![Stage { name: "all".into(), tap: None, rotated: false, centred: false }],
         weights: weights
             .iter()
             .map(|(name, w)| (name.as_str().into(), Weight { shape: w.shape().to_vec(), encoding: w.encoding() }))

@@ -33,6 +33,7 @@ fn program() -> Checked {
         down: "down".into(),
         activation: Activation::Silu,
         form: ActivationForm::F32,
+        bias: None,
     };
     Checked::new(Program {
         program_version: PROGRAM_VERSION,
@@ -42,7 +43,7 @@ fn program() -> Checked {
         slots: BTreeMap::new(),
         epochs: vec![],
         rotaries: BTreeMap::new(),
-        stages: vec![Stage { name: "moe".into(), tap: Some("moe.experts".into()), rotated: false }],
+        stages: vec![Stage { name: "moe".into(), tap: Some("moe.experts".into()), rotated: false, centred: false }],
         weights: BTreeMap::from([
             ("gate".into(), weight([EXPERTS, FFN, HIDDEN])),
             ("up".into(), weight([EXPERTS, FFN, HIDDEN])),

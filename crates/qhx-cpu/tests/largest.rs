@@ -23,7 +23,7 @@ fn head(weight: &WeightTensor, form: ActivationForm, cap: Option<f32>) -> Checke
         slots: Default::default(),
         epochs: vec![],
         rotaries: Default::default(),
-        stages: vec![Stage { name: "head".into(), tap: None, rotated: false }],
+        stages: vec![Stage { name: "head".into(), tap: None, rotated: false, centred: false }],
         weights: [("weight".into(), Weight { shape: weight.shape().to_vec(), encoding: weight.encoding() })].into(),
         ops,
     };

@@ -37,8 +37,8 @@ impl Numbers<'_> {
         rows: Range<usize>,
         take: &mut dyn FnMut(Range<usize>, EncodedRows) -> Result<(), ForgeError>,
     ) -> Result<(), ForgeError> {
-        if let Recipe::Rotated(_) = recipe {
-            return self.encode_rotated(weight, recipe, rows, take);
+        if recipe.is_derived() {
+            return self.encode_derived(weight, recipe, rows, take);
         }
         let columns = weight.shape[weight.shape.len() - 1];
         let piece = (NUMBERS_PER_PIECE / columns).max(1);
@@ -75,8 +75,8 @@ impl Numbers<'_> {
     /// Some rows of a weight as f32 numbers, without gaps, on all cores.
     pub(crate) fn floats(&self, weight: &Weight, recipe: &Recipe, rows: Range<usize>) -> Result<Vec<f32>, ForgeError> {
         let columns = weight.shape[weight.shape.len() - 1];
-        if let Recipe::Rotated(_) = recipe {
-            let numbers = self.rotated(weight, recipe, rows)?;
+        if recipe.is_derived() {
+            let numbers = self.derived(weight, recipe, rows)?;
             check_numbers(recipe.tensors()[0], Encoding::F32, &numbers)?;
             return Ok(numbers);
         }
@@ -95,11 +95,11 @@ impl Numbers<'_> {
 
     /// Whether the checkpoint stores the very integers and scales that the weight has.
     pub(crate) fn is_lossless(&self, weight: &Weight, recipe: &Recipe) -> bool {
-        let (Origin::Checkpoint(tensors), false) = (self.origin, matches!(recipe, Recipe::Rotated(_))) else { return false };
+        let (Origin::Checkpoint(tensors), false) = (self.origin, recipe.is_derived()) else { return false };
         self.scales == Scales::Block && recipe.tensors().iter().all(|name| stored_in_blocks(tensors, name, weight.encoding))
     }
 
-    /// Some rows of one of the tensors of a weight that is not rotated, as they enter it.
+    /// Some rows of one of the tensors of a weight that is made of no other, as they enter it.
     fn read_rows(&self, weight: &Weight, recipe: &Recipe, index: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), ForgeError> {
         let (name, columns) = (recipe.tensors()[index], weight.shape[weight.shape.len() - 1]);
         let first = rows.start * columns;
@@ -115,7 +115,7 @@ impl Numbers<'_> {
                 self.read(name, weight, true, first, out)?;
                 out.iter_mut().for_each(|x| *x += 1.0);
             }
-            Recipe::Rotated(_) => unreachable!("rotated weights are made by `rotated`"),
+            Recipe::Rotated(_) | Recipe::Folded(_) => unreachable!("such weights are made by `derived`"),
         }
         check_numbers(name, weight.encoding, out)
     }

@@ -9,7 +9,7 @@
 mod recipe;
 mod tower;
 
-pub use recipe::{Formula, Recipe, Rotated, Side};
+pub use recipe::{Folded, Formula, Recipe, Rotated, Side};
 pub use tower::{RelativeAttention, has_tower};
 
 use crate::{
@@ -118,7 +118,7 @@ impl<'a> Pen<'a> {
         let name = name.into();
         self.scope.replace((name.clone(), weights.into()));
         let value = body();
-        self.program.borrow_mut().stages.push(Stage { name: name.into(), tap: Some(value.name.clone()), rotated: false });
+        self.program.borrow_mut().stages.push(Stage { name: name.into(), tap: Some(value.name.clone()), rotated: false, centred: false });
         value
     }
 
@@ -357,7 +357,8 @@ impl<'a> Pen<'a> {
         let (gate, up, down) = (stack(gate, ffn, hidden), stack(up, ffn, hidden), stack(down, hidden, ffn));
         let form = activation_of(self.encoding(&gate));
         let (experts, weights) = (chosen.0.name.clone(), chosen.1.name.clone());
-        self.op("experts", x.shape.clone(), OpKind::Experts { x: x.name.clone(), experts, weights, gate, up, down, activation, form })
+        let op = OpKind::Experts { x: x.name.clone(), experts, weights, gate, up, down, activation, form, bias: None };
+        self.op("experts", x.shape.clone(), op)
     }
 
     /// `act(gate) · up`.

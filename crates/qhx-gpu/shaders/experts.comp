@@ -20,7 +20,7 @@ layout(push_constant) uniform Arguments {
     uint64_t scales[2];
     uint64_t minima[2];
     uint64_t chosen;
-    uint64_t weights;
+    uint64_t added[2]; // the biases of gate and up, or 0; for down the weights of choices, and nothing
     uint64_t y;
     uint width;
     uint stride;
@@ -35,6 +35,11 @@ layout(push_constant) uniform Arguments {
 Matrix matrix(uint number, uint expert) {
     uint64_t first = uint64_t(expert) * outputs;
     return Matrix(data[number] + first * data_bytes, scales[number] + first * scale_bytes, minima[number] + first * min_bytes, data_bytes, scale_bytes, min_bytes);
+}
+
+// The bias of gate or up of an expert.
+float bias(uint number, uint expert, uint output_row) {
+    return added[number] == 0ul ? 0.0 : Floats(added[number]).at[expert * outputs + output_row];
 }
 
 #ifdef SUBGROUPS
@@ -68,15 +73,16 @@ void main() {
                 Matrix m = matrix(which, expert);
                 sums[0] = 0.0;
                 add_products(m, numbers, output_row, outputs, row, row + 1u, lane, lanes);
-                both[which] = TEAM_SUM(sums[0]) * last_factor(m, numbers, output_row, row);
+                both[which] = TEAM_SUM(sums[0]) * last_factor(m, numbers, output_row, row) + bias(which, expert, output_row);
             }
             if (lane == 0u) Floats(y).at[group * outputs + output_row] = activate(FUNCTION, both[0]) * both[1];
         } else if (KIND == 2u) {
             uint row = group / choices;
-            Matrix m = matrix(0u, min(Words(chosen).at[group], experts - 1u));
+            uint expert = min(Words(chosen).at[group], experts - 1u);
+            Matrix m = matrix(0u, expert);
             sums[0] = 0.0;
             add_products(m, numbers, output_row, outputs, row, row + 1u, lane, lanes);
-            float one = TEAM_SUM(sums[0]) * last_factor(m, numbers, output_row, row);
+            float one = TEAM_SUM(sums[0]) * last_factor(m, numbers, output_row, row) + bias(0u, expert, output_row);
             if (lane == 0u) Floats(y).at[group * outputs + output_row] = one;
         } else {
             float all = 0.0;
@@ -85,7 +91,7 @@ void main() {
                 Matrix m = matrix(0u, min(Words(chosen).at[pair], experts - 1u));
                 sums[0] = 0.0;
                 add_products(m, numbers, output_row, outputs, pair, pair + 1u, lane, lanes);
-                all += Floats(weights).at[pair] * (TEAM_SUM(sums[0]) * last_factor(m, numbers, output_row, pair));
+                all += Floats(added[0]).at[pair] * (TEAM_SUM(sums[0]) * last_factor(m, numbers, output_row, pair));
             }
             if (lane == 0u) Floats(y).at[group * outputs + output_row] = all;
         }

@@ -33,7 +33,7 @@ layout(push_constant) uniform Arguments {
     uint64_t data;
     uint64_t scales;
     uint64_t minima;
-    uint64_t bias; // or 0
+    uint64_t bias; // or 0; of each expert where rows are grouped
     uint64_t added; // to the result, or 0
     uint64_t y;
     uint64_t groups; // of rows, as `group.comp` writes them
@@ -359,7 +359,7 @@ void main() {
                 uint output_row = min(first + c, outputs - 1u);
                 if (ENCODING == 3u && BLOCK == 0u) results[c] *= Floats(scales).at[expert * outputs + output_row] * factor;
                 else results[c] *= factor;
-                if (bias != 0ul) results[c] += Floats(bias).at[output_row];
+                if (bias != 0ul) results[c] += Floats(bias).at[expert * outputs + output_row];
             }
             results = min(max(results, low), high);
             uint64_t at = 4ul * (uint64_t(row) * outputs + first);

@@ -39,6 +39,7 @@ float row_scale(Rows x, uint row, uint column) { return row_scales[FORM == 1u ? 
 #include "product.glsl"
 
 // Where a product's words are: see `stream.rs`.
+// Of gate and up, `BIAS` and `ADDED` are both biases.
 const uint X = 4u, UP = 6u, NORM_WEIGHT = 8u, NORM_BIAS = 10u, DATA = 12u, SCALES = 16u, MINIMA = 20u, BIAS = 24u, ADDED = 26u, Y = 28u, CHOSEN = 30u, FACTORS = 32u;
 const uint WIDTH = 34u, OUT = 35u, DATA_BYTES = 36u, SCALE_BYTES = 37u, MIN_BYTES = 38u, LOW = 39u, HIGH = 40u, IN_LOW = 41u, IN_HIGH = 42u, EPS = 43u;
 const uint ROW_FLAGS = 44u, FUNCTION = 45u, SOURCE = 46u, CHOICES = 47u, EXPERTS = 48u, MODE = 49u, CHUNKS = 50u, APART = 51u, TASK_ROWS = 52u, EACH = 53u;
@@ -193,13 +194,16 @@ void product(uint group) {
     uint first_choice = mode == 1u ? t.choice : 0u;
     uint last_choice = mode == 2u ? choices : first_choice + 1u;
     vec2 all = vec2(0.0);
+    uint first = 0u;
     for (uint choice = first_choice; choice < last_choice; choice++) {
-        uint first = mode == 0u ? 0u : min(Words(place(CHOSEN)).at[choice], word(EXPERTS) - 1u) * word(OUT);
+        first = mode == 0u ? 0u : min(Words(place(CHOSEN)).at[choice], word(EXPERTS) - 1u) * word(OUT);
         vec2 found = two_products(t, expert_matrix(0u, first), expert_matrix(pair ? 1u : 0u, first), x, mode == 2u ? choice : 0u, choice + 1u == last_choice);
         all += mode == 2u ? Floats(place(FACTORS)).at[choice] * found : found;
     }
     uint lane = gl_SubgroupInvocationID;
     if (pair) {
+        uint at = first + t.output_row;
+        if (place(BIAS) != 0ul) all += vec2(Floats(place(BIAS)).at[at], Floats(place(ADDED)).at[at]);
         if (lane == 0u) Floats(place(Y)).at[first_choice * word(OUT) + t.output_row] = activate(word(FUNCTION), all.x) * all.y;
     } else if (lane < t.rows && t.output_row + lane < word(OUT)) {
         Floats(place(Y)).at[t.output_row + lane] = bounded(lane == 0u ? all.x : all.y, t.output_row + lane);

@@ -1,7 +1,7 @@
 //! Weights in the device's memory.
 
 use crate::vulkan::{Buffer, Command, Fault, Gpu, PAGE_BYTES, Recording, Use, pages_of};
-use qhx_ir::{BlockEncoding, Checked, DeviceError, Encoding, LoadProgress, Name, OpKind, Quants, ScaleType, WeightTensor, Weights};
+use qhx_ir::{BlockEncoding, Checked, DeviceError, Encoding, LoadProgress, Name, Quants, ScaleType, WeightTensor, Weights};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     ops::Range,
@@ -220,18 +220,9 @@ fn in_place(
 fn uses(program: &Checked) -> (BTreeSet<Name>, BTreeSet<Name>) {
     let (mut matrices, mut plain) = (BTreeSet::new(), BTreeSet::new());
     for op in &program.ops {
-        for (place, name) in op.op.weights().into_iter().enumerate() {
-            let matrix = match op.op {
-                OpKind::Embed { .. } | OpKind::Interpolate { .. } | OpKind::Experts { .. } => true,
-                OpKind::Linear { .. } => place == 0,
-                _ => false,
-            };
-            if matrix {
-                matrices.insert(name.clone())
-            } else {
-                plain.insert(name.clone())
-            };
-        }
+        let own = op.op.matrices();
+        plain.extend(op.op.weights().into_iter().skip(own.len()).cloned());
+        matrices.extend(own.into_iter().cloned());
     }
     (matrices, plain)
 }

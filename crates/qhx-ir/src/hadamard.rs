@@ -4,7 +4,8 @@
 //! `(−1)^popcount(i & i') / √2ᵏ`, and the Hartley matrix of order `m`, `(cos + sin)(2π·j·j'/m) / √m`. Number `i · m + j` of a row has the indexes `i` and `j`.
 //!
 //! Both matrices are symmetric and orthogonal, so the transform is its own inverse. No entry is larger than `√2/√n`, and it exists for every width; where the width
-//! is a power of two, it is the usual Hadamard transform.
+//! is a power of two, it is the usual Hadamard transform. Their first rows are constant, so the first number of a transformed row is `√n` times the row's mean, and a
+//! row without a mean has a 0 there.
 
 use std::f64::consts::TAU;
 
@@ -114,6 +115,18 @@ mod tests {
             assert!((length(&x) - length(&y)).abs() < 1e-5 * length(&x), "width {width}");
             hadamard_row(&mut y);
             assert!(x.iter().zip(&y).all(|(a, b)| (a - b).abs() < 1e-6), "width {width}");
+        }
+    }
+
+    #[test]
+    fn the_first_number_is_the_mean() {
+        for width in WIDTHS {
+            let mut row = numbers(width);
+            let mean = row.iter().map(|&x| x as f64).sum::<f64>() / width as f64;
+            let mut centred: Vec<f32> = row.iter().map(|&x| (x as f64 - mean) as f32).collect();
+            [&mut row, &mut centred].into_iter().for_each(|row| hadamard_row(row));
+            assert!((row[0] as f64 - (width as f64).sqrt() * mean).abs() < 1e-6 && centred[0].abs() < 1e-6, "width {width}");
+            assert!(row.iter().zip(&centred).skip(1).all(|(a, b)| (a - b).abs() < 1e-6), "width {width}");
         }
     }
 

@@ -46,7 +46,7 @@ pub use error::DeviceError;
 pub use hadamard::hadamard_row;
 pub use ledger::Ledger;
 pub use matrix::Matrix;
-pub use op::{Activation, ActivationForm, Clip, KeyValue, Mask, Op, OpKind, Routing};
+pub use op::{Activation, ActivationForm, Clip, ExpertBias, KeyValue, Mask, Op, OpKind, Routing};
 pub use program::{
     DType, Generator, Input, KvType, Output, PROGRAM_VERSION, Program, Rotary, RotaryVariant, Slot, Stage, Weight, is_under,
 };

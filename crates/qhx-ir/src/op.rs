@@ -157,7 +157,7 @@ pub enum OpKind {
         /// How experts are chosen and weighted.
         method: Routing,
     },
-    /// Sum over chosen experts of `weight · down(act(gate(x)) · up(x))`, per row.
+    /// Sum over chosen experts of `weight · down(act(gate(x)) · up(x))`, per row; the products of gate and up may have biases.
     Experts {
         /// Input `[S, hidden]`.
         x: Name,
@@ -176,6 +176,9 @@ pub enum OpKind {
         /// How rows enter the three products.
         #[serde(default, skip_serializing_if = "ActivationForm::is_f32")]
         form: ActivationForm,
+        /// Added to the products of gate and up.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bias: Option<ExpertBias>,
     },
     /// `y = act(gate) · up`, elementwise.
     GateAct {
@@ -319,6 +322,16 @@ pub struct KeyValue {
     pub k: Name,
     /// Values.
     pub v: Name,
+}
+
+/// The biases of an [`OpKind::Experts`], weights `[experts, ffn]` both.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExpertBias {
+    /// Of the gate, before its activation function.
+    pub gate: Name,
+    /// Of what is gated.
+    pub up: Name,
 }
 
 /// Bounds of a clipped linear.
@@ -507,6 +520,18 @@ impl OpKind {
             Self::RmsNorm { weight, .. } | Self::Scale { weight, .. } => weight.iter().collect(),
             Self::Attend { relative_keys, .. } => relative_keys.iter().collect(),
             Self::GatedDelta { a_log, dt_bias, .. } => vec![a_log, dt_bias],
+            Self::Experts { gate, up, down, bias, .. } => {
+                [gate, up, down].into_iter().chain(bias.iter().flat_map(|bias| [&bias.gate, &bias.up])).collect()
+            }
+            _ => vec![],
+        }
+    }
+
+    /// Those of its weights whose rows are multiplied with or looked up, before the others in [`OpKind::weights`]: they alone may be stored as integers.
+    pub fn matrices(&self) -> Vec<&Name> {
+        match self {
+            Self::Embed { table, .. } | Self::Interpolate { table, .. } => vec![table],
+            Self::Linear { weight, .. } => vec![weight],
             Self::Experts { gate, up, down, .. } => vec![gate, up, down],
             _ => vec![],
         }

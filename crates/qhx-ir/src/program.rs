@@ -246,6 +246,10 @@ pub struct Stage {
     /// Whether the tap's rows are kept in the basis of [`crate::hadamard`]. They are turned back before anyone sees them: see [`crate::Tap::show`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rotated: bool,
+    /// Whether the tap's rows are kept without their mean, which nothing that reads them depends on. The mean cannot be put back: whoever compares them with the rows of another program takes it from
+    /// those as well.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub centred: bool,
 }
 
 /// A weight as the program expects it.

@@ -35,6 +35,7 @@ fn every_fault_is_found() {
         (Fault::SlightlyOff, "linear", "of the row's scale"),
         (Fault::SlightlyOff, "hadamard", "of the row's scale"),
         (Fault::NotANumber, "linear", "found NaN"),
+        (Fault::BiasesExchanged, "experts", "of the row's scale"),
         (Fault::PaddingCounts, "short_conv", ""),
         (Fault::FirstEpochOnly, "rope", "of the row's scale"),
         (Fault::EpochOfTheFirst, "rope", "of the row's scale"),

@@ -2,13 +2,13 @@
 
 use super::{
     Frame, Run,
-    linear::{Prepared, prepare_row, prepared_width, product, product_scratch, tile_shape},
+    linear::{Prepared, finish, prepare_row, prepared_width, product, product_scratch, tile_shape},
     rows::within,
     unit_rows,
 };
 use crate::{
     kernels::map::{self, Binary},
-    matrix::Matrix,
+    matrix::{Matrix, Plain},
     memory::{Rows, View},
     work::{Chunks, Grouped, for_each},
 };
@@ -29,6 +29,8 @@ pub(crate) struct Experts {
     pub(crate) gate: Matrix,
     pub(crate) up: Matrix,
     pub(crate) down: Matrix,
+    /// Of gate and up: `[experts, ffn]` each.
+    pub(crate) bias: Option<[Plain; 2]>,
     pub(crate) activation: Activation,
     pub(crate) form: ActivationForm,
     /// i32: the first place of each expert, then the choice at each place, then the place of each choice.
@@ -78,6 +80,8 @@ impl Experts {
         for_each(run.pool, &cuts[..], scratch, |_, (place, (expert, mut tile)), scratch| {
             let weight = if place == 0 { &self.gate } else { &self.up };
             product(&run, weight, expert * ffn, &x, &mut tile, scratch);
+            let bias = self.bias.as_ref().map(|bias| &bias[place].numbers()[expert * ffn..][..ffn]);
+            finish(&run, bias, None, &mut tile);
         });
 
         let width = prepared_width(self.form, ffn);

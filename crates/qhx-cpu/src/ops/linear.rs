@@ -172,12 +172,13 @@ impl Linear {
         for_each(run.pool, &cuts[..], scratch, |_, (place, mut tile), scratch| {
             let Product { weight, bias, clip, .. } = &self.products[place];
             product(&run, weight, 0, &x, &mut tile, scratch);
-            finish(&run, bias.as_ref(), *clip, &mut tile);
+            finish(&run, bias.as_ref().map(Plain::numbers), *clip, &mut tile);
         });
     }
 }
 
-fn finish(run: &Run<'_>, bias: Option<&Plain>, clip: Option<[f32; 2]>, tile: &mut Tile<'_, f32>) {
+/// Adds the bias of all of a matrix's rows to a tile of its products, and bounds them.
+pub(crate) fn finish(run: &Run<'_>, bias: Option<&[f32]>, clip: Option<[f32; 2]>, tile: &mut Tile<'_, f32>) {
     if bias.is_none() && clip.is_none() {
         return;
     }
@@ -185,7 +186,7 @@ fn finish(run: &Run<'_>, bias: Option<&Plain>, clip: Option<[f32; 2]>, tile: &mu
     for row in 0..tile.rows {
         let row = tile.row(row);
         if let Some(bias) = bias {
-            map::binary_into_left(run.instructions, Binary::Add, row, &bias.numbers()[columns.clone()]);
+            map::binary_into_left(run.instructions, Binary::Add, row, &bias[columns.clone()]);
         }
         if let Some([low, high]) = clip {
             map::unary_in_place(run.instructions, Unary::Clamp(low, high), row);

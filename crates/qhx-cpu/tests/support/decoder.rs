@@ -29,7 +29,7 @@ pub fn decoder(
     let mut weights = HashMap::new();
     let mut declared = std::collections::BTreeMap::new();
     let mut ops: Vec<Op> = Vec::new();
-    let mut stages = vec![Stage { name: "embed".into(), tap: None, rotated: false }];
+    let mut stages = vec![Stage { name: "embed".into(), tap: None, rotated: false, centred: false }];
     let mut slots = std::collections::BTreeMap::new();
     let mut weight = |name: &str, encoding: Encoding, shape: &[usize]| -> Name {
         weights.insert(name.to_string(), random(encoding, shape, &mut noise));
@@ -47,8 +47,8 @@ pub fn decoder(
     let mut x = push("embed.rows", OpKind::Embed { ids: "ids".into(), table: table.clone(), scale: 1.0 });
     for l in 0..layers {
         let at = |name: &str| format!("layers.{l}.{name}");
-        stages.push(Stage { name: at("attn").into(), tap: None, rotated: false });
-        stages.push(Stage { name: at("ffn").into(), tap: None, rotated: false });
+        stages.push(Stage { name: at("attn").into(), tap: None, rotated: false, centred: false });
+        stages.push(Stage { name: at("ffn").into(), tap: None, rotated: false, centred: false });
         let w = weight(&at("norm1"), Encoding::F32, &[hidden]);
         let h = push(&at("attn.norm"), OpKind::RmsNorm { x: x.clone(), weight: Some(w), eps: 1e-5 });
         let mut project = |name: &str, heads: usize, turn: bool| {
@@ -91,7 +91,10 @@ pub fn decoder(
             let up = weight(&at("up"), encoding, &[experts, ffn, hidden]);
             let down = weight(&at("down"), encoding, &[experts, hidden, ffn]);
             let (experts, weights) = (at("ffn.route.experts").into(), at("ffn.route.weights").into());
-            push(&at("ffn.experts"), OpKind::Experts { x: h, experts, weights, gate, up, down, activation: Activation::Silu, form })
+            push(
+                &at("ffn.experts"),
+                OpKind::Experts { x: h, experts, weights, gate, up, down, activation: Activation::Silu, form, bias: None },
+            )
         } else {
             let w = weight(&at("gate"), encoding, &[ffn, hidden]);
             let gate = push(&at("ffn.gate"), linear(&h, w));
@@ -103,7 +106,7 @@ pub fn decoder(
         };
         x = push(&at("ffn.add"), OpKind::Add { a: x, b: y });
     }
-    stages.push(Stage { name: "lm_head".into(), tap: None, rotated: false });
+    stages.push(Stage { name: "lm_head".into(), tap: None, rotated: false, centred: false });
     let x = push("lm_head.wanted", OpKind::Gather { x, rows: "wanted".into() });
     let w = weight("norm", Encoding::F32, &[hidden]);
     let x = push("lm_head.norm", OpKind::RmsNorm { x, weight: Some(w), eps: 1e-5 });

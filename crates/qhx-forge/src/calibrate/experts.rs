@@ -2,12 +2,11 @@
 
 use super::{
     moments::Moments,
-    multiply::float_tensor,
     run::{Calibrator, Inputs, Parts, Taken},
 };
 use crate::{ForgeError, gate::teacher::Values, pen::Written};
 use qhx_ir::{Name, OpKind, Weight, WeightTensor};
-use std::collections::HashMap;
+use std::{collections::HashMap, ops::Range};
 
 /// The mean moments of all rows of a layer count as this share of as many rows as there are columns: an expert that few rows reach is rounded by them.
 const OTHERS: f32 = 0.25;
@@ -20,7 +19,7 @@ pub(super) fn round(
     [exact_values, values]: [&[Values]; 2],
     take: &mut Taken<'_>,
 ) -> Result<HashMap<Name, WeightTensor>, ForgeError> {
-    let OpKind::Experts { x, experts, gate, up, down, activation, .. } = op else { return Ok(HashMap::new()) };
+    let OpKind::Experts { x, experts, gate, up, down, activation, bias, .. } = op else { return Ok(HashMap::new()) };
     let weight = |name: &Name| &stored.program.weights[name];
     let &[count, inner, hidden] = &weight(gate).shape[..] else {
         return Err(ForgeError::Calibration(format!("`{gate}` is not one matrix for each expert")));
@@ -44,16 +43,19 @@ pub(super) fn round(
             kept.append(own);
         }
         drop(guide);
-        let exact = |name: &Name| -> Result<WeightTensor, ForgeError> {
-            let numbers = calibrator.numbers.floats(weight(name), &stored.recipes[name], own_rows.clone())?;
-            float_tensor(inner, hidden, |row| &numbers[row * hidden..][..hidden])
+        let in_f32 = |name: &Name, rows: Range<usize>, shape: &[usize]| -> Result<WeightTensor, ForgeError> {
+            let numbers = calibrator.numbers.floats(weight(name), &stored.recipes[name], rows)?;
+            WeightTensor::from_f32(shape, &numbers).map_err(ForgeError::Calibration)
         };
+        let exact = |name: &Name| in_f32(name, own_rows.clone(), &[inner, hidden]);
+        let own_bias = |name: &Name| in_f32(name, expert..expert + 1, &[inner]);
+        let biases = bias.as_ref().map(|bias| Ok::<_, ForgeError>([own_bias(&bias.gate)?, own_bias(&bias.up)?])).transpose()?;
         let (x, exact_x): (Vec<&[f32]>, Vec<&[f32]>) = inputs.rows().into_iter().unzip();
         let multiplier = calibrator.multiplier();
         let (up_tensor, gate_tensor) = (rounded.pop(), rounded.pop());
         let (Some(gate_tensor), Some(up_tensor)) = (gate_tensor, up_tensor) else { continue };
-        let stored_rows = multiplier.gated(&x.concat(), gate_tensor, up_tensor, *activation)?;
-        let exact_rows = multiplier.gated(&exact_x.concat(), exact(gate)?, exact(up)?, *activation)?;
+        let stored_rows = multiplier.gated(&x.concat(), [gate_tensor, up_tensor], biases.as_ref(), *activation)?;
+        let exact_rows = multiplier.gated(&exact_x.concat(), [exact(gate)?, exact(up)?], biases.as_ref(), *activation)?;
         let inputs = Inputs::made(inner, stored_rows, exact_rows);
         let guide = calibrator.guide(&inputs, hidden, None)?;
         let rows = expert * hidden..(expert + 1) * hidden;

@@ -2,9 +2,8 @@
 
 use crate::ForgeError;
 use qhx_ir::{
-    Activation, ActivationForm, AlignedBytes, Bindings, Call, Checked, DType, Device, DeviceError, Dim, Encoding, Generator, Input,
-    InputData, LoadOptions, Matrix, Name, Op, OpKind, Output, Outputs, PROGRAM_VERSION, Program, Segment, Stage, Symbol, Weight,
-    WeightTensor, Weights,
+    Activation, ActivationForm, Bindings, Call, Checked, DType, Device, DeviceError, Dim, Generator, Input, InputData, LoadOptions, Matrix,
+    Name, Op, OpKind, Output, Outputs, PROGRAM_VERSION, Program, Segment, Stage, Symbol, Weight, WeightTensor, Weights,
 };
 use std::{
     collections::{BTreeMap, HashMap},
@@ -42,11 +41,17 @@ impl Multiplier<'_> {
         Ok(product)
     }
 
-    /// `act(left · gateᵀ) · (left · upᵀ)`, number by number, with weights in any encoding.
-    pub(crate) fn gated(&self, left: &[f32], gate: WeightTensor, up: WeightTensor, activation: Activation) -> Result<Vec<f32>, ForgeError> {
+    /// `act(left · gateᵀ) · (left · upᵀ)`, number by number, with weights in any encoding, and with biases of gate and up if there are any.
+    pub(crate) fn gated(
+        &self,
+        left: &[f32],
+        [gate, up]: [WeightTensor; 2],
+        bias: Option<&[WeightTensor; 2]>,
+        activation: Activation,
+    ) -> Result<Vec<f32>, ForgeError> {
         let (columns, widest) = (gate.columns(), gate.columns().max(gate.rows()));
         let rows = (NUMBERS_AT_ONCE / widest).clamp(1, (left.len() / columns).max(1));
-        let mut product = self.load([("gate", gate), ("up", up)], activation, columns, rows)?;
+        let mut product = self.load([gate, up], bias, activation, columns, rows)?;
         let mut made = Vec::new();
         for part in left.chunks(rows * columns) {
             made.extend_from_slice(product.of(part, self.cancel)?);
@@ -56,13 +61,17 @@ impl Multiplier<'_> {
 
     fn load(
         &self,
-        weights: [(&str, WeightTensor); 2],
+        [gate, up]: [WeightTensor; 2],
+        bias: Option<&[WeightTensor; 2]>,
         activation: Activation,
         columns: usize,
         max_rows: usize,
     ) -> Result<Product, ForgeError> {
         let act = OpKind::GateAct { gate: "multiply.gate".into(), up: "multiply.up".into(), activation };
+        let linear = |path: &str, weight: &str| linear(path, weight, bias.map(|_| format!("{weight}.bias").into()));
         let ops = vec![linear("multiply.gate", "gate"), linear("multiply.up", "up"), Op { path: RESULT.into(), op: act }];
+        let biases = bias.into_iter().flat_map(|[gate, up]| [("gate.bias", gate.clone()), ("up.bias", up.clone())]);
+        let weights: Vec<(&str, WeightTensor)> = [("gate", gate), ("up", up)].into_iter().chain(biases).collect();
         let shape = vec![Dim::Symbol(Symbol::T), Dim::Fixed(columns)];
         let declared = |(name, tensor): &(&str, WeightTensor)| {
             (Name::from(*name), Weight { encoding: tensor.encoding(), shape: tensor.shape().to_vec() })
@@ -75,7 +84,7 @@ impl Multiplier<'_> {
             slots: BTreeMap::new(),
             epochs: Vec::new(),
             rotaries: BTreeMap::new(),
-            stages: vec![Stage { name: "multiply".into(), tap: None, rotated: false }],
+            stages: vec![Stage { name: "multiply".into(), tap: None, rotated: false, centred: false }],
             weights: weights.iter().map(declared).collect(),
             ops,
         })?;
@@ -90,8 +99,8 @@ impl Multiplier<'_> {
 /// The op whose result is wanted.
 const RESULT: &str = "multiply.product";
 
-fn linear(path: &str, weight: &str) -> Op {
-    let op = OpKind::Linear { x: "x".into(), weight: weight.into(), bias: None, activation: ActivationForm::F32, clip: None };
+fn linear(path: &str, weight: &str, bias: Option<Name>) -> Op {
+    let op = OpKind::Linear { x: "x".into(), weight: weight.into(), bias, activation: ActivationForm::F32, clip: None };
     Op { path: path.into(), op }
 }
 
@@ -113,17 +122,6 @@ impl Product {
         self.executable.run(&mut call).map_err(failed)?;
         Ok(self.outputs.value("product").unwrap_or_default())
     }
-}
-
-/// An f32 tensor of rows that are somewhere.
-pub(crate) fn float_tensor<'a>(rows: usize, columns: usize, row: impl Fn(usize) -> &'a [f32]) -> Result<WeightTensor, ForgeError> {
-    let too_large = || ForgeError::Calibration("a matrix is too large".into());
-    let row_bytes = Encoding::F32.row_bytes(columns).ok_or_else(too_large)?.data;
-    let mut data = AlignedBytes::zeroed(rows * row_bytes);
-    for (i, bytes) in data.as_mut().chunks_exact_mut(row_bytes).enumerate() {
-        bytes[..columns * 4].copy_from_slice(bytemuck::cast_slice(row(i)));
-    }
-    WeightTensor::new(Encoding::F32, vec![rows, columns], data.into(), None, None).map_err(ForgeError::Calibration)
 }
 
 fn failed(error: DeviceError) -> ForgeError {

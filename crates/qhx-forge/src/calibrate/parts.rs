@@ -38,8 +38,8 @@ pub(super) fn parts(program: &Checked, is_rounded: &dyn Fn(&Name) -> bool) -> Ve
     let mut made: HashSet<Name> = HashSet::new();
     for (place, op) in program.ops.iter().enumerate() {
         let weights: Vec<&Name> = match &op.op {
-            OpKind::Linear { x, weight, .. } if !inputs.contains(x) => vec![weight],
-            OpKind::Experts { gate, up, down, .. } => vec![gate, up, down],
+            OpKind::Linear { x, .. } if inputs.contains(x) => Vec::new(),
+            OpKind::Linear { .. } | OpKind::Experts { .. } => op.op.matrices(),
             _ => Vec::new(),
         };
         let is_product = !weights.is_empty() && weights.iter().all(|name| is_rounded(name) && !taken.contains(name));

@@ -62,7 +62,7 @@ pub(super) fn rounding(program: &Program, part: &Part, rows: usize) -> f64 {
         let (weights, inputs) = match product {
             Product::Linear { weights, .. } => (weights.iter().collect(), 1),
             // Gate and up share one input, down has its own, for each expert.
-            Product::Experts(op) => (op.weights(), 2),
+            Product::Experts(op) => (op.matrices(), 2),
         };
         for (i, weight) in weights.into_iter().rev().enumerate() {
             let weight = &program.weights[weight];

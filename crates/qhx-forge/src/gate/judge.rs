@@ -12,9 +12,12 @@ use qhx_ir::Name;
 use qhx_runtime::{
     Prompt,
     eval::{Divergence, RowDivergence, TokenDivergence},
-    verify::{Notes, golden::cosine, share, top},
+    verify::{Notes, centred, golden::cosine, share, top},
 };
-use std::{collections::HashMap, thread};
+use std::{
+    collections::{BTreeSet, HashMap},
+    thread,
+};
 
 /// Logits that are kept of each step.
 const TOP: usize = 5;
@@ -98,6 +101,8 @@ pub(super) struct Judge<'a> {
     cosines: Vec<(Name, Vec<f64>)>,
     /// Places in `cosines`.
     places: HashMap<Name, usize>,
+    /// Stages whose rows the bundle keeps without their mean.
+    centred: BTreeSet<String>,
     progress: &'a mut dyn FnMut(usize, usize),
 }
 
@@ -110,10 +115,16 @@ pub(super) struct Measurement {
 }
 
 impl<'a> Judge<'a> {
-    pub(super) fn new(played: &'a [Played], vocabulary: usize, stages: &[Name], progress: &'a mut dyn FnMut(usize, usize)) -> Self {
+    pub(super) fn new(
+        played: &'a [Played],
+        vocabulary: usize,
+        stages: &[Name],
+        centred: BTreeSet<String>,
+        progress: &'a mut dyn FnMut(usize, usize),
+    ) -> Self {
         let rows = played.iter().map(|played| played.targets().map(RowDivergence::new).collect()).collect();
         let places = stages.iter().enumerate().map(|(place, stage)| (stage.clone(), place)).collect();
-        Self { played, vocabulary, rows, cosines: stages.iter().map(|s| (s.clone(), Vec::new())).collect(), places, progress }
+        Self { played, vocabulary, rows, cosines: stages.iter().map(|s| (s.clone(), Vec::new())).collect(), places, centred, progress }
     }
 
     /// The verdict by a standard; `row_stages` are those whose rows the oracle notes.
@@ -246,7 +257,7 @@ impl Audience for Judge<'_> {
         for (&row, found) in notes.rows().iter().zip(notes.stage(stage)).filter(|(_, found)| !found.is_empty()) {
             let row = share(row, pass.rows, values.len() / found.len());
             if let Some(expected) = row.and_then(|row| values.get(row * found.len()..(row + 1) * found.len())) {
-                cosines.push(cosine(found, expected));
+                cosines.push(if self.centred.contains(stage) { cosine(found, &centred(expected)) } else { cosine(found, expected) });
             }
         }
     }

@@ -148,8 +148,8 @@ impl Sums {
             if has_logits && program.stage_of_op(place) == last {
                 continue;
             }
-            for name in op.op.weights() {
-                let Some(weight) = program.weights.get(name).filter(|weight| weight.shape.len() > 1 && seen.insert(name)) else { continue };
+            for name in op.op.matrices() {
+                let Some(weight) = program.weights.get(name).filter(|_| seen.insert(name)) else { continue };
                 let numbers = weight.shape.iter().product::<usize>() as f64;
                 let bits = if is_exact(name, weight.encoding) { 8.0 } else { stored_bits(weight.encoding).min(8.0) };
                 self.numbers += numbers;

@@ -6,6 +6,7 @@
 //! replays, and `report` makes a page of it for people. [`limits`] knows how close each class of precision must come; `weights` compares what is stored with the checkpoint.
 
 mod answers;
+mod auto;
 mod judge;
 pub(crate) mod language;
 pub mod limits;
@@ -48,7 +49,7 @@ use qhx_runtime::{
     memory::tensor_bytes,
     placement::tower_stage,
     registry,
-    verify::{row_stages, tower_stages, weight_sums},
+    verify::{centred_stages, row_stages, tower_stages, weight_sums},
 };
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -174,7 +175,7 @@ pub fn forge_gated_with_targets(
     let mut gate = Gate::new(material, options, gate)?;
     options.row_tables |= !targets.is_empty();
     let outcome = match gate.options.auto {
-        true => search::auto(&mut gate, options)?,
+        true => auto::auto(&mut gate, options)?,
         false => {
             let plan = mixture::plan(material, options)?;
             search::fixed(&mut gate, plan, options)?
@@ -268,7 +269,7 @@ impl<'m, 'o> Gate<'m, 'o> {
         let program = bundle.program(TEXT_PROGRAM).ok_or_else(|| ForgeError::Gate("the bundle has no text program".into()))?.clone();
         let stages = row_stages(&program);
         let (played, vocabulary, scope) = self.answer(&bundle, &stages, prompts)?;
-        let standard = self.standard(&bundle, self.kind);
+        let (standard, centred) = (self.standard(&bundle, self.kind), centred_stages(bundle.programs().values()));
         drop(bundle);
         let names = self.all_stages(&played);
         let (progress, started) = (&mut *self.options.progress, Instant::now());
@@ -276,7 +277,7 @@ impl<'m, 'o> Gate<'m, 'o> {
             let left = pace::left_of(done, total, started.elapsed());
             progress(GateProgress { what: "comparing with the f32 model", done, total, left });
         };
-        let mut judge = Judge::new(&played, vocabulary, &names, &mut tell);
+        let mut judge = Judge::new(&played, vocabulary, &names, centred, &mut tell);
         let teacher = teacher(self.material, self.precision, &self.device, &self.options.cancel);
         whole::run(&teacher, &self.f32, &self.manifest, &played, &[], &mut judge)?;
         Ok(judge.verdict(&standard, &stages, scope))

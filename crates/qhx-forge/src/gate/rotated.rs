@@ -40,7 +40,7 @@ fn rotated_programs_pass_the_strict_gate() {
 /// Stages that are run alone take rows of their own basis.
 #[test]
 fn stages_of_a_rotated_program_are_measured_on_rotated_rows() {
-    for name in ["llama", "qwen3_vl"] {
+    for name in ["llama", "qwen3_vl", "phimoe"] {
         with(name, Precision::F16, &mut |gate, plan, _| {
             for (stage, error) in search::stage_errors(gate, plan).unwrap() {
                 assert!(error > 0.0 && error < 1e-3, "{name}, {stage}: {error}");

@@ -1,4 +1,4 @@
-//! What is tried until a bundle passes its gate: finer activations for a precision, more bits for a mixture.
+//! What is tried until a bundle passes its gate: finer activations.
 
 use super::{
     Gate,
@@ -10,29 +10,20 @@ use super::{
 use crate::{
     ForgeError, ForgeOptions,
     families::Programs,
-    mixture::{self, Choice, Mixer},
     plan::{Owners, PrecisionPlan, form_of},
-    precision::Precision,
-    rotate::Rotations,
 };
 use qhx_bundle::{
     Staged,
-    parity::{Choices, GateResult, StageChoice, Tried},
+    parity::{Choices, StageChoice, Tried},
 };
 use qhx_ir::{ActivationForm, Checked, Name};
 use qhx_runtime::{Prompt, memory::tensor_bytes};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Rows that the errors of stages are measured on.
 const PROBE_ROWS: usize = 256;
 /// Tokens of each answer among them.
 const PROBE_TOKENS: usize = 8;
-/// Mixtures whose gate is measured at most, before everything becomes f16.
-const ATTEMPTS: usize = 4;
-/// The share of what may be lost that a mixture is chosen for: not all of it comes from weights.
-const AIM: f64 = 0.7;
-/// A mixture that loses less than this share of what it may is larger than need be.
-const CAREFUL: f64 = 0.5;
 
 /// What a search ends with, whether it passed the gate or not.
 pub(super) struct Outcome {
@@ -99,100 +90,6 @@ pub(super) fn fixed(gate: &mut Gate<'_, '_>, plan: PrecisionPlan, options: &mut 
     };
     let choices = ladder.choices(&ladder.levels(&steps[..raised]), tried, note);
     Ok(Outcome { staged, programs, measurement, choices: Some(choices) })
-}
-
-/// The smallest mixture of encodings that is found to pass the gate.
-pub(super) fn auto(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> Result<Outcome, ForgeError> {
-    let is_calibrated = options.calibration.is_some() && gate.material.has_tokenizer();
-    let rotations = Rotations::for_precision(Precision::W4, is_calibrated);
-    let base = PrecisionPlan { label: Some("auto".into()), rotations, ..PrecisionPlan::from(Precision::W4) };
-    let mixer = Mixer::measure(gate.material, &base, options)?;
-    let material = gate.material;
-    let mut stage = |choice: &Choice| -> Result<(Staged, Programs), ForgeError> {
-        let mut plan = PrecisionPlan { encodings: choice.encodings(), ..base.clone() };
-        if options.row_tables {
-            mixture::with_row_tables(material, &mut plan)?;
-        }
-        let programs = material.programs(&plan)?;
-        Ok((material.stage(&plan, &programs, options)?, programs))
-    };
-    let limit = gate.limits_of_search().mean_kl;
-    let mut aim = AIM * limit;
-    let mut attempts: Vec<(Choice, Measurement)> = Vec::new();
-    let mut made = None;
-    let mut tried = Vec::new();
-    loop {
-        let has_passed = attempts.iter().any(|(_, measurement)| measurement.gate.passed);
-        let is_last = attempts.len() >= ATTEMPTS || gate.is_late(0.7);
-        // Nothing may be lost the last time: everything becomes f16.
-        let choice = mixer.losing(if is_last { 0.0 } else { aim });
-        if has_passed && (is_last || attempts.iter().any(|(other, _)| other.bits <= choice.bits)) {
-            break;
-        }
-        // What was made before goes first: two writers to one place would be one too many.
-        drop(made.take());
-        let (staged, programs) = stage(&choice)?;
-        let measurement = gate.try_out(&staged)?;
-        tried.push(self::tried(format!("{:.2} bits per weight", choice.bits), &programs, &measurement));
-        made = Some((staged, programs));
-        let GateResult { passed, mean_kl, closeness, .. } = &measurement.gate;
-        let (passed, found) = (*passed, closeness.as_ref().map_or(*mean_kl, |closeness| closeness.mean_kl).max(1e-9));
-        attempts.push((choice, measurement));
-        if is_last || passed && found > CAREFUL * limit {
-            break;
-        }
-        // What is lost is about proportional to what was expected.
-        aim *= if passed { (AIM * limit / found).clamp(1.2, 8.0) } else { (AIM * limit / found).clamp(0.05, 0.6) };
-    }
-    let passed = (0..attempts.len()).filter(|&i| attempts[i].1.gate.passed);
-    let best = passed.min_by(|&a, &b| attempts[a].0.bits.total_cmp(&attempts[b].0.bits)).unwrap_or(attempts.len() - 1);
-    let is_there = best + 1 == attempts.len();
-    let (choice, measurement) = attempts.swap_remove(best);
-    let (staged, programs) = match made {
-        Some(made) if is_there => made,
-        other => {
-            drop(other);
-            stage(&choice)?
-        }
-    };
-    let bytes = stored_bytes(&programs);
-    let w8_bytes = stored_bytes(&material.programs(&PrecisionPlan::from(Precision::W8))?);
-    let share = 100.0 * bytes as f64 / w8_bytes as f64;
-    let mut note = format!("{bytes} bytes of weights, {share:.1} % of the {w8_bytes} that w8 has; {:.2} bits per weight", choice.bits);
-    if bytes >= w8_bytes {
-        note += "; w8 takes less room, because the rows of this model are short and blocks are padded";
-    }
-    let choices = Choices { stages: chosen_stages(&programs, &choice), tried, note };
-    Ok(Outcome { staged, programs, measurement, choices: Some(choices) })
-}
-
-/// By stage: the encodings that its matrices got, and what they are expected to cost.
-fn chosen_stages(programs: &Programs, choice: &Choice) -> Vec<StageChoice> {
-    let mut stages = Vec::new();
-    for written in &programs.programs {
-        let owners = Owners::of(&written.program);
-        for (place, stage) in written.program.stages.iter().enumerate() {
-            let own = |name: &Name| owners.weights(place).contains(name);
-            let chosen: Vec<_> = choice.weights.iter().filter(|weight| own(&weight.name)).collect();
-            if chosen.is_empty() {
-                continue;
-            }
-            let encodings: BTreeSet<String> = chosen.iter().map(|weight| weight.encoding.to_string()).collect();
-            let sum = |loss: fn(&mixture::Chosen) -> f64| significant(chosen.iter().map(|weight| loss(weight)).sum());
-            stages.push(StageChoice {
-                stage: stage.name.to_string(),
-                chosen: encodings.into_iter().collect::<Vec<_>>().join(", "),
-                bytes: owners
-                    .weights(place)
-                    .iter()
-                    .map(|name| &written.program.weights[name])
-                    .map(|w| tensor_bytes(w.encoding, &w.shape))
-                    .sum(),
-                errors: [("at its lowest".into(), sum(|w| w.loss_at_lowest)), ("as chosen".into(), sum(|w| w.loss))].into(),
-            });
-        }
-    }
-    stages
 }
 
 /// How fine a stage's activations are.
@@ -393,17 +290,17 @@ fn probe(prompt: Prompt, answer: &[u32]) -> Played {
     Played { name: String::new(), prompt, media: Vec::new(), ids: answer.to_vec(), shown: 0, logits: Vec::new(), notes: Default::default() }
 }
 
-fn tried(mixture: String, programs: &Programs, measurement: &Measurement) -> Tried {
+pub(super) fn tried(mixture: String, programs: &Programs, measurement: &Measurement) -> Tried {
     let (passed, result) = (measurement.gate.passed, measurement.gate.result.clone());
     Tried { mixture, bytes: stored_bytes(programs), passed, result }
 }
 
-fn stored_bytes(programs: &Programs) -> u64 {
+pub(super) fn stored_bytes(programs: &Programs) -> u64 {
     crate::forge::weights(programs).map(|(_, w, _)| tensor_bytes(w.encoding, &w.shape)).sum()
 }
 
 /// Four digits are enough for a table.
-fn significant(x: f64) -> f64 {
+pub(super) fn significant(x: f64) -> f64 {
     if x.is_finite() { format!("{x:.3e}").parse().unwrap_or(x) } else { f64::MAX }
 }
 

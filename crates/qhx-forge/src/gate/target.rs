@@ -23,7 +23,7 @@ use qhx_ir::{Checked, DeviceError, Encoding, Name};
 use qhx_runtime::{
     LoadOptions, Model, ModelParts,
     memory::weight_bytes,
-    verify::{Notes, row_stages},
+    verify::{Notes, centred_stages, row_stages},
 };
 use std::{
     collections::BTreeSet,
@@ -131,7 +131,7 @@ impl Gate<'_, '_> {
         let standard = self.standard_of_target(bundle, self.options.kind.unwrap_or(GateKind::Tolerant));
         let progress = &mut *self.options.progress;
         let mut tell = |done, total| progress(GateProgress::new("comparing with the f32 model", done, total));
-        let mut judge = Judge::new(&played, model.vocabulary().logits, &names, &mut tell);
+        let mut judge = Judge::new(&played, model.vocabulary().logits, &names, centred_stages(bundle.programs().values()), &mut tell);
         let teacher = super::teacher(self.material, self.precision, &self.device, &self.options.cancel);
         whole::run(&teacher, &self.f32, manifest, &played, &[], &mut judge)?;
         Ok(Some(judge.verdict(&standard, &stages, scope)))

@@ -148,6 +148,13 @@ impl Mixer {
         self.climb(|_, loss_now| loss_now > loss)
     }
 
+    /// Everything in int8, as `w8` stores it; f16 where a row is too short for int8 to take less.
+    pub(crate) fn int8(&self) -> Choice {
+        let is_int8 = |rung: &Rung| matches!(rung.encoding, Encoding::I8Row | Encoding::I8_BLOCK32);
+        let place = |weight: &Candidate| weight.levels.iter().position(is_int8).unwrap_or(weight.levels.len() - 1);
+        self.choice(&self.weights.iter().map(place).collect::<Vec<_>>())
+    }
+
     /// Takes the steps that save most for their bits, one after the other, as long as one is allowed by the bits per weight after it and the loss before it. A step that needs too many bits is left out:
     /// smaller ones may still fit.
     fn climb(&self, is_allowed: impl Fn(f64, f64) -> bool) -> Choice {
@@ -224,6 +231,7 @@ mod tests {
         let enough = mixer.losing(0.01);
         assert!(enough.loss <= 0.01 && mixer.within(enough.bits + 1e-9).unwrap().loss >= enough.loss - 1e-12, "{enough:?}");
         assert_eq!(encodings(&mixer.losing(1.0)), [int4; 4]);
+        assert_eq!(encodings(&mixer.int8()), [Encoding::I8_BLOCK32, int8, int8, int8]);
         let error = mixer.within(4.1).unwrap_err().to_string();
         assert!(error.contains("4.1 bits per weight are too few") && error.contains("4.61"), "{error}");
     }

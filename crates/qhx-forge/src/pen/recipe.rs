@@ -31,6 +31,8 @@ pub enum Recipe {
     },
     /// Another weight, rotated.
     Rotated(Box<Rotated>),
+    /// A bias that a constant before a product became.
+    Folded(Box<Folded>),
 }
 
 /// A weight that is rotated by the transform of [`qhx_ir::hadamard`]: blocks of neighbouring inputs or outputs, one after the other, are transformed each on its own.
@@ -40,6 +42,21 @@ pub struct Rotated {
     pub inner: Recipe,
     /// What is rotated.
     pub side: Side,
+    /// Whether the mean of each block is taken away.
+    pub centred: bool,
+}
+
+/// `matrix · vector + bias`: what a vector that was added to all rows before a product adds behind it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Folded {
+    /// The product's matrix, or those of all experts.
+    pub matrix: Recipe,
+    /// The matrix's shape: that of the bias, and the columns.
+    pub shape: Vec<usize>,
+    /// What was added.
+    pub vector: Recipe,
+    /// The bias that the product had.
+    pub bias: Option<Recipe>,
 }
 
 /// The side of a matrix on which it is rotated.
@@ -84,12 +101,18 @@ impl Recipe {
             Self::Rotated(rotated) => {
                 rotated.inner.tensors().into_iter().chain(rotated.gain().into_iter().flat_map(Self::tensors)).collect()
             }
+            Self::Folded(folded) => folded.parts(&[]).flat_map(|(part, _)| part.tensors()).collect(),
         }
     }
 
-    /// The same weight, rotated on one side.
-    pub fn rotated(&self, side: Side) -> Self {
-        Self::Rotated(Box::new(Rotated { inner: self.clone(), side }))
+    /// The same weight, rotated on one side, and without its mean there if `centred`.
+    pub fn rotated(&self, side: Side, centred: bool) -> Self {
+        Self::Rotated(Box::new(Rotated { inner: self.clone(), side, centred }))
+    }
+
+    /// Whether it is made of other weights, each with a recipe of its own.
+    pub fn is_derived(&self) -> bool {
+        matches!(self, Self::Rotated(_) | Self::Folded(_))
     }
 
     /// Whether its columns are rotated, so that it takes rotated rows.
@@ -123,6 +146,17 @@ impl Recipe {
                     _ => rotated.inner.mismatch(index, found, weight),
                 };
             }
+            Self::Folded(folded) => {
+                let mut before = 0;
+                for (part, shape) in folded.parts(weight) {
+                    let own = part.tensors().len();
+                    if index < before + own {
+                        return part.mismatch(index - before, found, shape);
+                    }
+                    before += own;
+                }
+                return None;
+            }
             Self::Stack(_) => &weight[1..],
             Self::Copy(_) | Self::PlusOne(_) => weight,
         };
@@ -138,6 +172,14 @@ impl Rotated {
             Side::Input { gain, .. } => gain.as_ref(),
             Side::Output { .. } => None,
         }
+    }
+}
+
+impl Folded {
+    /// What it is made of, with the shape of each; the bias has that of the weight.
+    fn parts<'a>(&'a self, weight: &'a [usize]) -> impl Iterator<Item = (&'a Recipe, &'a [usize])> {
+        let vector = &self.shape[self.shape.len() - 1..];
+        [(&self.matrix, &self.shape[..]), (&self.vector, vector)].into_iter().chain(self.bias.iter().map(move |bias| (bias, weight)))
     }
 }
 
@@ -205,11 +247,19 @@ mod tests {
         let part = Recipe::Part { tensor: "w".into(), shape: vec![8, 3, 2, 2], first: 0 };
         assert_eq!(part.mismatch(0, &[8, 3, 2, 2], &[8, 12]), None);
         assert_eq!(part.mismatch(0, &[8, 12], &[8, 12]), Some(vec![8, 3, 2, 2]));
-        let rotated = copy.rotated(Side::Input { block: 4, gain: Some(Recipe::PlusOne("norm".into())) }).rotated(Side::Output { block: 6 });
+        let rotated = copy
+            .rotated(Side::Input { block: 4, gain: Some(Recipe::PlusOne("norm".into())) }, false)
+            .rotated(Side::Output { block: 6 }, true);
         assert_eq!(rotated.tensors(), ["w", "norm"]);
         assert_eq!(rotated.mismatch(0, &[6, 4], &[6, 4]), None);
         assert_eq!(rotated.mismatch(1, &[4], &[6, 4]), None);
         assert_eq!(rotated.mismatch(1, &[6], &[6, 4]), Some(vec![4]));
+        let [matrix, vector, bias] = ["w", "norm.bias", "bias"].map(|name| Recipe::Copy(name.into()));
+        let folded = Recipe::Folded(Box::new(Folded { matrix, shape: vec![6, 4], vector, bias: Some(bias) }));
+        assert_eq!(folded.tensors(), ["w", "norm.bias", "bias"]);
+        let shapes = |shapes: [&[usize]; 3]| [0, 1, 2].map(|index| folded.mismatch(index, shapes[index], &[6]));
+        assert_eq!(shapes([&[6, 4], &[4], &[6]]), [None, None, None]);
+        assert_eq!(shapes([&[4, 6], &[6], &[4]]), [Some(vec![6, 4]), Some(vec![4]), Some(vec![6])]);
         assert_eq!(Recipe::Stack(vec!["a".into()]).mismatch(0, &[3, 4], &[1, 4, 3]), Some(vec![4, 3]));
     }
 }

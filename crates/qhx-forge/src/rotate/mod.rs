@@ -6,7 +6,7 @@
 //!
 //! What is valid is found by looking at the ops; families know nothing of it:
 //!
-//! * `residual`: the residual stream, folded into everything that writes and reads it;
+//! * `residual`: the residual stream, folded into everything that writes and reads it, together with what layer norms do beside scaling;
 //! * `values`: the values of an attention, folded into the matrices before and after it;
 //! * `inputs`: the inputs of products behind a gate, and behind the norms of a stream that cannot be rotated, at run time.
 
@@ -20,9 +20,9 @@ mod weights;
 use crate::{
     ForgeError, Precision,
     families::Programs,
-    pen::{Recipe, Side, Written},
+    pen::{Folded, Recipe, Side, Written},
 };
-use qhx_ir::{ActivationForm, Checked, Dim, Encoding, Name, Op, OpKind, Program};
+use qhx_ir::{ActivationForm, Checked, Dim, Encoding, ExpertBias, Name, Op, OpKind, Program, Weight};
 use std::collections::{BTreeMap, HashMap};
 
 /// What is rotated where a program allows it.
@@ -105,17 +105,25 @@ struct Draft<'w> {
     program: Program,
     /// New ops, each with the place of the op that it follows.
     inserted: BTreeMap<usize, Op>,
+    /// Whether weights lose the mean of what is rotated.
+    centred: bool,
+}
+
+/// What a norm does to its rows beside scaling them to one size: each is multiplied by the gain, then the bias is added.
+struct NormWeights {
+    gain: Option<Recipe>,
+    bias: Option<Recipe>,
 }
 
 impl<'w> Draft<'w> {
     fn new(written: &'w mut Written) -> Self {
-        Self { program: Program::clone(&written.program), inserted: BTreeMap::new(), written }
+        Self { program: Program::clone(&written.program), inserted: BTreeMap::new(), centred: false, written }
     }
 
     /// Rotates a weight that one op uses.
     fn rotate(&mut self, weight: &Name, side: Side) {
         if let Some(recipe) = self.written.recipes.get_mut(weight) {
-            *recipe = recipe.rotated(side);
+            *recipe = recipe.rotated(side, self.centred);
         }
     }
 
@@ -153,12 +161,57 @@ impl<'w> Draft<'w> {
         }
     }
 
-    /// Takes the weight of an RMS norm out of it.
-    fn take_gain(&mut self, norm: usize) -> Option<Recipe> {
-        let OpKind::RmsNorm { weight, .. } = &mut self.program.ops[norm].op else { return None };
-        let weight = weight.take()?;
-        self.program.weights.remove(&weight);
-        self.written.recipes.remove(&weight)
+    /// Takes the weights of a norm out of it. A layer norm becomes an RMS norm: the rows that it reads have lost their mean.
+    fn take_weights(&mut self, norm: usize) -> NormWeights {
+        let op = &mut self.program.ops[norm].op;
+        let (gain, bias) = match op {
+            OpKind::RmsNorm { weight, .. } => (weight.take(), None),
+            OpKind::LayerNorm { x, weight, bias, eps } => {
+                let taken = (Some(weight.clone()), bias.take());
+                *op = OpKind::RmsNorm { x: x.clone(), weight: None, eps: *eps };
+                taken
+            }
+            other => unreachable!("{} is no norm", other.name()),
+        };
+        let mut take = |name: Option<Name>| {
+            name.and_then(|name| {
+                self.program.weights.remove(&name);
+                self.written.recipes.remove(&name)
+            })
+        };
+        NormWeights { gain: take(gain), bias: take(bias) }
+    }
+
+    /// Makes a vector that was added to the inputs of a product, which are not rotated yet, a bias of the product.
+    fn fold_bias(&mut self, product: usize, vector: &Recipe) {
+        let mut op = self.program.ops[product].op.clone();
+        match &mut op {
+            OpKind::Linear { weight, bias, .. } => *bias = Some(self.folded(weight, bias.as_ref(), vector)),
+            OpKind::Experts { gate, up, bias, .. } => {
+                let own = bias.as_ref();
+                *bias = Some(ExpertBias {
+                    gate: self.folded(gate, own.map(|own| &own.gate), vector),
+                    up: self.folded(up, own.map(|own| &own.up), vector),
+                });
+            }
+            other => unreachable!("{} is no product", other.name()),
+        }
+        self.program.ops[product].op = op;
+    }
+
+    /// The bias of one of a product's matrices with what a vector becomes behind it.
+    fn folded(&mut self, matrix: &Name, bias: Option<&Name>, vector: &Recipe) -> Name {
+        let shape = self.program.weights[matrix].shape.clone();
+        let name = bias.cloned().unwrap_or_else(|| format!("{}.bias", matrix.strip_suffix(".weight").unwrap_or(matrix)).into());
+        let folded = Folded {
+            matrix: self.written.recipes[matrix].clone(),
+            vector: vector.clone(),
+            bias: self.written.recipes.get(&name).cloned(),
+            shape: shape.clone(),
+        };
+        self.program.weights.insert(name.clone(), Weight { shape: shape[..shape.len() - 1].to_vec(), encoding: Encoding::F32 });
+        self.written.recipes.insert(name.clone(), Recipe::Folded(Box::new(folded)));
+        name
     }
 
     fn finish(mut self) -> Result<(), ForgeError> {

@@ -1,10 +1,13 @@
 //! The residual stream: every row that is added to it is rotated by its writer, and every reader takes rotated rows. An RMS norm in between does not change with a rotation, once its weight is folded
 //! into its readers.
 //!
+//! A layer norm is an RMS norm of rows that have no mean: where all norms of the stream are layer norms, nothing depends on the mean of its rows, so every writer takes it away. Their weights are
+//! folded into the readers as those of RMS norms are, and their biases become biases of the readers.
+//!
 //! The embedding table has rotated rows. Where it is the output head too, the weight of the final norm cannot be folded into it: rows are transformed back before that norm, and forth again behind it.
-//! Rows of towers are rotated by the tower's last matrix. A stream that anything else writes or reads (a norm between a product and the stream; a layer norm, which has a mean and a bias) is left alone.
+//! Rows of towers are rotated by the tower's last matrix. A stream that anything else writes or reads (a norm between a product and the stream; norms of both kinds; a layer norm before a table as output head) is left alone.
 
-use super::{Draft, is_hidden, is_plain_product, only_reader, uses, width};
+use super::{Draft, NormWeights, is_hidden, is_plain_product, only_reader, uses, width};
 use crate::{
     ForgeError,
     families::Programs,
@@ -20,23 +23,27 @@ pub(super) fn rotate(programs: &mut Programs) -> Result<(), ForgeError> {
     let Some(stream) = Stream::of(&program, &uses) else { return Ok(()) };
     let Some(tower_products) = tower_products(towers, &stream.tower_outputs, &uses) else { return Ok(()) };
     for (tower, product) in tower_products {
-        let mut draft = Draft::new(&mut towers[tower]);
+        let mut draft = Draft { centred: stream.is_centred(), ..Draft::new(&mut towers[tower]) };
         draft.rotate_output(&product.op, stream.width);
-        draft.program.stages.iter_mut().filter(|stage| stage.tap.as_ref() == Some(&product.path)).for_each(|stage| stage.rotated = true);
+        for stage in draft.program.stages.iter_mut().filter(|stage| stage.tap.as_ref() == Some(&product.path)) {
+            (stage.rotated, stage.centred) = (true, stream.is_centred());
+        }
         draft.finish()?;
     }
-    let mut draft = Draft::new(text);
+    let mut draft = Draft { centred: stream.is_centred(), ..Draft::new(text) };
     for &writer in &stream.writers {
         draft.rotate_output(&program.ops[writer].op, stream.width);
     }
     for &norm in &stream.norms {
-        let gain = draft.take_gain(norm);
+        let NormWeights { gain, bias } = draft.take_weights(norm);
         for &reader in program.readers(&program.ops[norm].path) {
+            bias.iter().for_each(|bias| draft.fold_bias(reader, bias));
             draft.rotate_input(&program.ops[reader].op, stream.width, gain.as_ref());
         }
     }
     for stage in &mut draft.program.stages {
         stage.rotated = stage.tap.as_ref().is_some_and(|tap| stream.rotated.contains(tap));
+        stage.centred = stage.rotated && stream.is_centred();
     }
     draft.rotate(&stream.table, Side::Input { block: stream.width, gain: None });
     for &norm in &stream.before_table {
@@ -73,12 +80,19 @@ struct Stream {
     rotated: BTreeSet<Name>,
     /// The places of the products that are added to it.
     writers: Vec<usize>,
-    /// The places of the norms that read it.
+    /// The places of the norms that read it, and of which kind they all are.
     norms: Vec<usize>,
+    kind: Option<NormKind>,
     /// The places of those norms that read it for the table as output head.
     before_table: Vec<usize>,
     /// The outputs of towers that are put into it.
     tower_outputs: Vec<Name>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum NormKind {
+    Rms,
+    Layer,
 }
 
 impl Stream {
@@ -95,6 +109,7 @@ impl Stream {
             rotated: BTreeSet::from([embedded.clone()]),
             writers: Vec::new(),
             norms: Vec::new(),
+            kind: None,
             before_table: Vec::new(),
             tower_outputs: Vec::new(),
         };
@@ -107,6 +122,11 @@ impl Stream {
         // Whoever else uses the table would get rotated rows.
         let known = 1 + stream.before_table.iter().map(|&norm| program.readers(&program.ops[norm].path).len()).sum::<usize>();
         (uses[&stream.table] == known && !is_seen).then_some(stream)
+    }
+
+    /// Whether its rows lose their mean.
+    fn is_centred(&self) -> bool {
+        self.kind == Some(NormKind::Layer)
     }
 
     fn has(&self, value: &Name) -> bool {
@@ -132,10 +152,12 @@ impl Stream {
                 });
                 self.rotated.insert(path.clone());
             }
-            OpKind::RmsNorm { x, weight, .. } => {
+            OpKind::RmsNorm { x, .. } | OpKind::LayerNorm { x, .. } => {
                 is_hidden(program, path).then_some(())?;
                 let readers = program.readers(path);
-                let is_own = weight.iter().all(|weight| uses[weight] == 1);
+                let is_own = op.weights().into_iter().all(|weight| uses[weight] == 1);
+                let kind = if matches!(op, OpKind::LayerNorm { .. }) { NormKind::Layer } else { NormKind::Rms };
+                (*self.kind.get_or_insert(kind) == kind).then_some(())?;
                 let reads_table = |&reader: &usize| match &program.ops[reader].op {
                     OpKind::Linear { weight, clip: None, .. } => *weight == self.table,
                     _ => false,
@@ -143,6 +165,7 @@ impl Stream {
                 if is_own && readers.iter().all(is_plain) {
                     self.norms.push(place);
                 } else {
+                    (kind == NormKind::Rms).then_some(())?;
                     only_reader(program, x)?;
                     self.before_table.push(readers.iter().all(reads_table).then_some(place)?);
                 }

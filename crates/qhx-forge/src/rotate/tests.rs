@@ -42,9 +42,9 @@ fn each_family_gets_what_it_allows() {
         ("qwen3", [&[(23, 0)], &[(6, 0)], &[(3, 3)], &[(23, 0)]]),
         // The tower's three last matrices and their biases, for soft rows and two deepstack outputs.
         ("qwen3_vl", [&[(22, 2), (6, 0)], &[(6, 0), (0, 0)], &[(3, 3), (0, 0)], &[(22, 2), (6, 0)]]),
-        // Layer norms and fused experts; values with biases. Behind norms: three matrices of attention, the router, two of the experts, and the output head.
-        ("phimoe", [&[(0, 0)], &[(9, 0)], &[(0, 0)], &[(19, 7)]]),
-        ("phimoe_longrope", [&[(0, 0)], &[(6, 0)], &[(0, 0)], &[(13, 5)]]),
+        // Layer norms and fused experts; values with biases. In each layer four matrices of attention and a bias, the router, three of the experts; the table and the output head.
+        ("phimoe", [&[(29, 0)], &[(9, 0)], &[(0, 0)], &[(29, 0)]]),
+        ("phimoe_longrope", [&[(20, 0)], &[(6, 0)], &[(0, 0)], &[(20, 0)]]),
         // Four delta rules of five matrices and one gated attention of four; both end in a gate, as perceptrons do.
         ("qwen3_5", [&[(40, 2), (2, 0)], &[(0, 0), (0, 0)], &[(10, 10), (0, 0)], &[(40, 2), (2, 0)]]),
         // Norms between products and the stream. Three of eight layers share values of others; each has two gates.
@@ -55,10 +55,13 @@ fn each_family_gets_what_it_allows() {
             let programs = write(name, rotations);
             let found: Vec<_> = programs.programs.iter().map(|written| (rotated_weights(written), transforms(written))).collect();
             assert_eq!(found, expected, "{name}: {rotations:?}");
-            // PhiMoE and Gemma have nothing but their norms.
-            let is_normed_alone = name.starts_with("phimoe") || name == "gemma4";
-            let is_stream_rotated = programs.programs[0].program.stages.iter().any(|stage| stage.rotated);
-            assert_eq!(is_stream_rotated, rotations.residual && !is_normed_alone, "{name}");
+            let program = &programs.programs[0].program;
+            let has = |is: fn(&qhx_ir::Stage) -> bool| program.stages.iter().any(is);
+            assert_eq!(has(|stage| stage.rotated), rotations.residual && name != "gemma4", "{name}");
+            assert_eq!(has(|stage| stage.centred), rotations.residual && name.starts_with("phimoe"), "{name}");
+            assert!(!has(|stage| stage.centred && !stage.rotated), "{name}");
+            let has_layer_norms = program.ops.iter().any(|op| matches!(op.op, OpKind::LayerNorm { .. }));
+            assert_eq!(has_layer_norms, name.starts_with("phimoe") && !rotations.residual, "{name}");
         }
     }
 }
@@ -74,12 +77,13 @@ fn rotated_numbers_are_products_with_the_transform() {
     let original = numbers.floats(&weight, &plain, 0..experts * out).unwrap();
     let gains = numbers.floats(&Weight { shape: vec![columns], encoding: Encoding::F32 }, &gain, 0..1).unwrap();
     assert!(gains.iter().any(|x| (x - 1.0).abs() > 0.01), "{gains:?}");
-    for (input, output) in [(20, 12), (5, 12), (20, 6), (4, 4)] {
-        let recipe = plain.rotated(Side::Input { block: input, gain: Some(gain.clone()) }).rotated(Side::Output { block: output });
+    for (input, output, centred) in [(20, 12, false), (5, 12, false), (20, 6, true), (4, 4, true)] {
+        let recipe = plain.rotated(Side::Input { block: input, gain: Some(gain.clone()) }, centred);
+        let recipe = recipe.rotated(Side::Output { block: output }, centred);
         let found = numbers.floats(&weight, &recipe, 0..experts * out).unwrap();
         let matrix = |block: usize, row: usize, column: usize| {
-            let mut unit = vec![0.0; block];
-            unit[column % block] = 1.0;
+            let mut unit = vec![if centred { -1.0 / block as f32 } else { 0.0 }; block];
+            unit[column % block] += 1.0;
             hadamard_row(&mut unit);
             if row / block == column / block { f64::from(unit[row % block]) } else { 0.0 }
         };
@@ -97,6 +101,32 @@ fn rotated_numbers_are_products_with_the_transform() {
             let some = numbers.floats(&weight, &recipe, rows.clone()).unwrap();
             assert_eq!(some, found[rows.start * columns..rows.end * columns], "{input}, {output}, rows {rows:?}");
         }
+    }
+}
+
+/// A bias is what the matrix, however it is rotated, makes of a vector, and what it was before.
+#[test]
+fn folded_biases_are_products_with_the_vector() {
+    let (experts, out, columns) = (3, 12, 20);
+    let shape = vec![experts, out, columns];
+    let f32s = |shape: &[usize]| Weight { shape: shape.to_vec(), encoding: Encoding::F32 };
+    let numbers = Numbers { origin: Origin::Seeded(7), scales: Scales::Block };
+    let floats = |shape: &[usize], recipe: &Recipe, rows| numbers.floats(&f32s(shape), recipe, rows).unwrap();
+    let matrix = Recipe::Stack((0..experts).map(|e| format!("expert.{e}")).collect()).rotated(Side::Output { block: 4 }, true);
+    let [vector, bias] = ["norm.bias", "bias"].map(|name| Recipe::Copy(name.into()));
+    for bias in [None, Some(bias)] {
+        let folded = Folded { matrix: matrix.clone(), shape: shape.clone(), vector: vector.clone(), bias: bias.clone() };
+        let recipe = Recipe::Folded(Box::new(folded));
+        let found = floats(&[experts, out], &recipe, 0..experts);
+        let (lines, x) = (floats(&shape, &matrix, 0..experts * out), floats(&[columns], &vector, 0..1));
+        let before = bias.map_or(vec![0.0; experts * out], |bias| floats(&[experts, out], &bias, 0..experts));
+        for (place, found) in found.iter().enumerate() {
+            let line = &lines[place * columns..][..columns];
+            let expected = f64::from(before[place]) + line.iter().zip(&x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum::<f64>();
+            assert!((expected - f64::from(*found)).abs() < 1e-6, "number {place}: {found}, not {expected}");
+        }
+        assert!(found.iter().any(|x| x.abs() > 0.01), "{found:?}");
+        assert_eq!(floats(&[experts, out], &recipe, 1..3), found[out..]);
     }
 }
 
@@ -137,4 +167,67 @@ fn whoever_else_reads_a_value_forbids_its_rotation() {
     };
     assert_eq!(change(&|p| clip(p, "layers.0.ffn.down_proj")), (false, true, false), "a bounded product");
     assert_eq!(change(&|p| clip(p, "layers.0.attn.o_proj")), (false, false, true), "a bounded product after attention");
+}
+
+/// A layer norm can become an RMS norm only where all norms of the stream are layer norms, and all that read them take a bias.
+#[test]
+fn means_are_taken_away_where_nothing_needs_them() {
+    let is_rotated = |change: &dyn Fn(&mut Program)| {
+        let mut programs = write("phimoe", Rotations::default());
+        let mut program = Program::clone(&programs.programs[0].program);
+        change(&mut program);
+        programs.programs[0].program = Checked::new(program).unwrap();
+        rotate(&mut programs, Rotations { residual: true, ..Rotations::default() }).unwrap();
+        programs.programs[0].program.stages.iter().any(|stage| stage.rotated)
+    };
+    let path = "layers.1.moe.post_attention_layernorm";
+    fn op<'p>(program: &'p mut Program, path: &str) -> &'p mut OpKind {
+        &mut program.ops.iter_mut().find(|op| *op.path == *path).unwrap().op
+    }
+    assert!(is_rotated(&|_| {}));
+    let without_bias = |p: &mut Program| {
+        let OpKind::LayerNorm { bias, .. } = op(p, path) else { panic!("{path}") };
+        let bias = bias.take().unwrap();
+        p.weights.remove(&bias);
+    };
+    assert!(is_rotated(&without_bias), "a layer norm without a bias");
+    let to_rms = |p: &mut Program| {
+        without_bias(p);
+        let OpKind::LayerNorm { x, weight, eps, .. } = op(p, path).clone() else { panic!("{path}") };
+        *op(p, path) = OpKind::RmsNorm { x, weight: Some(weight), eps };
+    };
+    assert!(!is_rotated(&to_rms), "an RMS norm, which does not take the mean away");
+    let tied = |p: &mut Program| {
+        let OpKind::Linear { weight, .. } = op(p, "lm_head.logits") else { panic!("no output head") };
+        let head = std::mem::replace(weight, "embed_tokens.weight".into());
+        p.weights.remove(&head);
+    };
+    assert!(!is_rotated(&tied), "a table as output head");
+    let shared = |p: &mut Program| {
+        let OpKind::LayerNorm { weight, .. } = op(p, path) else { panic!("{path}") };
+        let own = std::mem::replace(weight, "layers.0.post_attention_layernorm.weight".into());
+        p.weights.remove(&own);
+    };
+    assert!(!is_rotated(&shared), "a weight of two norms");
+}
+
+/// The biases of layer norms reach every product that reads them.
+#[test]
+fn biases_of_norms_become_biases_of_products() {
+    let written = &write("phimoe", Rotations { residual: true, ..Rotations::default() }).programs[0];
+    let is_folded = |name: &Name| matches!(written.recipes[name], Recipe::Folded(_)) && !written.program.weights[name].shape.is_empty();
+    let mut found = BTreeMap::new();
+    for op in &written.program.ops {
+        let biases = match &op.op {
+            OpKind::Linear { bias, .. } => bias.iter().collect(),
+            OpKind::Experts { bias, .. } => bias.iter().flat_map(|bias| [&bias.gate, &bias.up]).collect(),
+            _ => Vec::new(),
+        };
+        let folded = biases.into_iter().filter(|name| is_folded(name)).count();
+        *found.entry(op.path.rsplit('.').next().unwrap().to_owned()).or_insert(0) += folded;
+    }
+    found.retain(|_, folded| *folded > 0);
+    let expected = [("experts", 6), ("gate", 3), ("k_proj", 3), ("logits", 1), ("q_proj", 3), ("v_proj", 3)];
+    assert_eq!(found, expected.map(|(name, count)| (name.to_owned(), count)).into());
+    assert_eq!(written.recipes.keys().collect::<Vec<_>>(), written.program.weights.keys().collect::<Vec<_>>());
 }

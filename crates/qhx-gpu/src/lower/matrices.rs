@@ -79,7 +79,7 @@ pub(super) struct Operands {
     pub(super) x: Prepared,
     pub(super) rows: usize,
     pub(super) outputs: usize,
-    /// The address, or 0.
+    /// The address, or 0. Where rows are grouped, each expert has its own.
     pub(super) bias: u64,
     pub(super) added: Option<usize>,
     pub(super) clip: [f32; 2],
@@ -104,6 +104,8 @@ pub(super) struct Mixture {
     pub(super) gate: Matrix,
     pub(super) up: Matrix,
     pub(super) down: Matrix,
+    /// The addresses of those of gate and up, or 0.
+    pub(super) biases: [u64; 2],
     pub(super) form: ActivationForm,
     /// The gate's function.
     pub(super) function: u32,
@@ -139,16 +141,17 @@ impl Grouped {
     /// The product of all pairs with one of the weights.
     fn product(&self, r: &mut Recorder<'_>, place: usize, x: Prepared, share: usize, y: usize) -> Result<(), DeviceError> {
         let m = [self.mixture.gate, self.mixture.up, self.mixture.down][place];
+        let bias = self.mixture.biases.get(place).copied().unwrap_or(0);
         let groups = Some(Groups { buffer: self.groups, tiles: self.most_tiles(r.bind(self.mixture.rows)), share });
         let (rows, outputs, clip) = (self.pairs(r), m.rows / self.mixture.count, [f32::NEG_INFINITY, f32::INFINITY]);
-        self.small[place].product(r, m, Operands { x, rows, outputs, bias: 0, added: None, clip, y, groups })
+        self.small[place].product(r, m, Operands { x, rows, outputs, bias, added: None, clip, y, groups })
     }
 }
 
 impl Lowering<'_> {
     /// Adds the steps up to the gated rows `inner`, if the device can.
     pub(super) fn group(&mut self, mixture: Mixture, x: Prepared, inner: usize) -> Option<Grouped> {
-        let Mixture { gate, up, down, form, function, rows, choices, count, chosen } = mixture;
+        let Mixture { gate, up, down, form, function, rows, choices, count, chosen, .. } = mixture;
         let [Some(a), Some(b), Some(c)] = [gate, up, down].map(|m| Small::new(self.matrices, &m, form)) else { return None };
         let most = bind(rows, &self.max);
         if !a.takes(most) {

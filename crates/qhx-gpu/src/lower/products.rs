@@ -53,7 +53,7 @@ impl Lowering<'_> {
         reads.extend(added.map(Resource::Buffer));
         let bounds = clip.map_or([f32::NEG_INFINITY, f32::INFINITY], |clip| clip.input);
         let single = self.single_product(&x, m, *activation, bounds, 1, to);
-        let single = single.map(|product| Product { bias, added, clip: [low, high], ..product });
+        let single = single.map(|product| Product { biases: [bias, 0], added, clip: [low, high], ..product });
         if let Some(product) = &single {
             reads.extend(product.reads());
             // The product itself brings the row into its form.
@@ -94,9 +94,10 @@ impl Lowering<'_> {
     }
 
     pub(super) fn experts(&mut self, path: &Name, op: &OpKind) -> Result<(), DeviceError> {
-        let OpKind::Experts { x, experts, weights, gate, up, down, activation, form } = op else { unreachable!("experts") };
+        let OpKind::Experts { x, experts, weights, gate, up, down, activation, form, bias } = op else { unreachable!("experts") };
         let (x, chosen, factors) = (self.view(x), self.view(experts), self.view(weights));
         let [gate, up, down] = [gate, up, down].map(|name| self.matrix(name));
+        let biases = bias.as_ref().map_or([0; 2], |bias| [&bias.gate, &bias.up].map(|name| self.plain(Some(name))));
         let (hidden, ffn, choices) = (gate.columns, down.columns, chosen.width());
         let count = down.rows / hidden;
         let rows = x.shape[0];
@@ -115,17 +116,18 @@ impl Lowering<'_> {
             matrices: [gate, up],
             outputs: ffn,
             pair: Some(act),
+            biases,
             experts: Some(chosen_experts),
             ..product
         });
         if single.is_some() {
             self.steps[made].iter_mut().for_each(|step| step.left_out = true);
         }
-        let mixture = Mixture { gate, up, down, form: *form, function: act, rows, choices, count, chosen: at };
+        let mixture = Mixture { gate, up, down, biases, form: *form, function: act, rows, choices, count, chosen: at };
         let grouped = self.group(mixture, p, to);
         let is_grouped = move |r: &Recorder<'_>| grouped.is_some_and(|grouped| grouped.takes(r));
         // Gate and up together, or one of them.
-        let products = |own: &mut Self, [first, second]: [Matrix; 2], kind: u32, to: usize| {
+        let products = |own: &mut Self, [first, second]: [Matrix; 2], biases: [u64; 2], kind: u32, to: usize| {
             let mut reads: Vec<Resource> = [p.numbers, at].into_iter().chain(p.scales).map(Resource::Buffer).collect();
             reads.extend(single.iter().flat_map(|product| product.reads()));
             own.step(reads, buffers([to]), move |r| {
@@ -147,7 +149,8 @@ impl Lowering<'_> {
                     first.minima,
                     second.minima,
                     r.address(at),
-                    0,
+                    biases[0],
+                    biases[1],
                     r.address(to),
                 ];
                 let (ahead, team) = shape_of_work(r, 1, ffn, pairs);
@@ -159,11 +162,11 @@ impl Lowering<'_> {
             });
         };
         if alike {
-            products(self, [gate, up], 0, to);
+            products(self, [gate, up], biases, 0, to);
         } else {
             let [gates, ups] = [self.buffer(inner_bytes), self.buffer(inner_bytes)];
-            products(self, [gate, gate], 2, gates);
-            products(self, [up, up], 2, ups);
+            products(self, [gate, gate], [biases[0]; 2], 2, gates);
+            products(self, [up, up], [biases[1]; 2], 2, ups);
             self.step(buffers([gates, ups]), buffers([to]), move |r| {
                 if is_grouped(r) {
                     return Ok(());
@@ -204,6 +207,7 @@ impl Lowering<'_> {
                 0,
                 r.address(at),
                 r.address(by),
+                0,
                 r.address(to),
             ];
             let (ahead, team) = shape_of_work(r, 1, hidden, r.bind(rows));

@@ -60,7 +60,8 @@ pub(super) struct Product {
     pub(super) bounds: [f32; 2],
     pub(super) matrices: [Matrix; 2],
     pub(super) outputs: usize,
-    pub(super) bias: u64,
+    /// The addresses, or 0: of the product, or of gate and up.
+    pub(super) biases: [u64; 2],
     pub(super) clip: [f32; 2],
     pub(super) added: Option<usize>,
     /// The function between gate and up.
@@ -121,7 +122,9 @@ impl Product {
         let [a, b] = self.matrices;
         let experts = self.experts;
         let (chosen, factors) = (experts.map(|e| e.chosen), experts.and_then(|e| e.factors));
-        let own = [a.data, b.data, a.scales, b.scales, a.minima, b.minima, self.bias, place(self.added), r.address(self.to)];
+        // Nothing is added to what gate and up make.
+        let added = self.added.map_or(self.biases[1], |added| r.address(added));
+        let own = [a.data, b.data, a.scales, b.scales, a.minima, b.minima, self.biases[0], added, r.address(self.to)];
         let addresses = [&self.row.addresses(r)[..], &own, &[place(chosen), place(factors)]].concat();
         let mode = experts.map_or(0, |experts| if experts.factors.is_some() { 2 } else { 1 });
         let choices = experts.map_or(1, |experts| experts.choices);
@@ -256,7 +259,7 @@ impl Lowering<'_> {
             bounds,
             matrices: [matrix; 2],
             outputs: matrix.rows,
-            bias: 0,
+            biases: [0; 2],
             clip: [f32::NEG_INFINITY, f32::INFINITY],
             added: None,
             pair: None,
@@ -275,7 +278,7 @@ impl Lowering<'_> {
         let alone = |name: &Name| self.program.readers(name).len() == 1 && !self.program.is_output(name);
         let found = [gate, up].map(|name| self.single.products.get(&self.values[name].buffer).copied().filter(|_| alone(name)));
         let [Some((first, a)), Some((second, b))] = found else { return None };
-        let unbounded = |p: &Product| p.bias == 0 && p.clip == [f32::NEG_INFINITY, f32::INFINITY] && p.added.is_none();
+        let unbounded = |p: &Product| p.biases == [0; 2] && p.clip == [f32::NEG_INFINITY, f32::INFINITY] && p.added.is_none();
         let same = a.source == b.source && a.kind == b.kind && a.outputs == b.outputs && unbounded(&a) && unbounded(&b);
         if !same || first == second {
             return None;

@@ -14,7 +14,12 @@ impl Checked {
         let places: BTreeSet<usize> = ops.into_iter().collect();
         let part = Part { whole: self, ops: self.with_own_writers(&places), inside: places.iter().copied().collect() };
         let made_here = |value: &Name| self.index.makers.get(value).is_some_and(|op| part.inside.contains(op));
-        let keep_tap = |stage: &Stage| Stage { name: stage.name.clone(), tap: stage.tap.clone().filter(made_here), rotated: stage.rotated };
+        let keep_tap = |stage: &Stage| Stage {
+            name: stage.name.clone(),
+            tap: stage.tap.clone().filter(made_here),
+            rotated: stage.rotated,
+            centred: stage.centred,
+        };
         let named = |names: fn(&OpKind) -> Vec<&Name>| part.ops.iter().flat_map(move |op| names(&op.op));
         Self::new(Program {
             program_version: self.program_version,

@@ -121,13 +121,14 @@ impl<'a> Checker<'a> {
                 self.routed.extend(op.outputs().into_iter().map(|name| (name, experts)));
                 Ok([DType::I32, DType::F32].into_iter().map(|dtype| ValueType { dtype, shape: shape.clone() }).collect())
             }
-            OpKind::Experts { x, experts, weights, gate, up, down, form, .. } => {
+            OpKind::Experts { x, experts, weights, gate, up, down, form, bias, .. } => {
                 let hidden = self.last(x)?;
                 let shape = self.floats(x, 2)?.clone();
                 let up_shape = self.matrix(up, 3, Some(hidden))?;
                 self.weight(gate, &up_shape)?;
                 self.weight(down, &[up_shape[0], hidden, up_shape[1]])?;
                 [gate, up, down].into_iter().try_for_each(|w| self.product(w, *form))?;
+                bias.iter().flat_map(|bias| [&bias.gate, &bias.up]).try_for_each(|bias| self.plain_weight(bias, &up_shape[..2]))?;
                 self.chosen_from(experts, up_shape[0])?;
                 let chosen = self.integers(experts, 2)?;
                 if shape.len() != 2 || chosen.len() != 2 || chosen[0] != shape[0] || chosen != self.floats(weights, 2)? {

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::{
-    Activation, ActivationForm, AlignedBytes, Clip, KeyValue, KvType, Mask, RotaryVariant, Routing, Symbol, Weight, WeightTensor,
+    Activation, ActivationForm, AlignedBytes, Clip, ExpertBias, KeyValue, KvType, Mask, RotaryVariant, Routing, Symbol, Weight,
+    WeightTensor,
     reference::tests::bench::{Bench, i8_row},
 };
 
@@ -28,6 +29,7 @@ fn base() -> Bench {
         .weight("n2", &[2], &[0.0; 2])
         .weight("three_d", &[4, 5, 8], &[0.0; 160])
         .weight("down", &[4, 8, 5], &[0.0; 160])
+        .weight("expert_bias", &[4, 5], &[0.0; 20])
         .weight("kernel", &[8, 4], &[0.0; 32])
         .weight("even", &[1, 2, 2, 4], &[0.0; 16])
         .weight("odd", &[1, 3, 3, 4], &[0.0; 36])
@@ -191,12 +193,20 @@ fn experts() {
     refuse(OpKind::Route { scores: "heads".into(), method: Routing::SparseMixer { jitter: 0.1 } }, "must be [rows, experts]");
     let experts = |x: &str, chosen: &str, weights: &str, down: &str, form| {
         let [x, experts, weights, gate, up, down] = [x, chosen, weights, "three_d", "three_d", down].map(Into::into);
-        OpKind::Experts { x, experts, weights, gate, up, down, activation: Activation::Silu, form }
+        OpKind::Experts { x, experts, weights, gate, up, down, activation: Activation::Silu, form, bias: None }
     };
     refuse(experts("wide", "chosen", "a", "down", ActivationForm::F32), "last dimension 12");
     refuse(experts("x", "chosen", "a", "three_d", ActivationForm::F32), "must have shape [4, 8, 5], found [4, 5, 8]");
     refuse(experts("x", "chosen", "x", "down", ActivationForm::F32), "must be [T, k]");
     refuse(experts("x", "chosen", "a", "down", ActivationForm::I8Block32), "needs an integer weight");
+    let biased = |gate: &str, up: &str| {
+        let mut op = experts("x", "chosen", "a", "down", ActivationForm::F32);
+        let OpKind::Experts { bias, .. } = &mut op else { unreachable!("just made") };
+        *bias = Some(ExpertBias { gate: gate.into(), up: up.into() });
+        op
+    };
+    refuse(biased("expert_bias", "n8"), "weight `n8` must have shape [4, 5], found [8]");
+    refuse(biased("expert_bias", "missing"), "names the weight `missing`, which is not declared");
     // A router that may choose an expert that does not exist.
     let routed = base().op("route", OpKind::Route { scores: "x".into(), method: Routing::SparseMixer { jitter: 0.1 } });
     let op = experts("x", "op.route.experts", "op.route.weights", "down", ActivationForm::F32);
@@ -257,7 +267,7 @@ fn declarations() {
     refuse_program(|p| p.stages[0].tap = Some("no".into()), "stage `op` names the value `no`");
     let rotate = |p: &mut Program, width: usize| {
         p.inputs[0].shape[1] = Dim::Fixed(width);
-        p.stages[0] = Stage { name: "op".into(), tap: Some("x".into()), rotated: true };
+        p.stages[0] = Stage { name: "op".into(), tap: Some("x".into()), rotated: true, centred: false };
     };
     refuse_program(|p| rotate(p, 2 * 521), "stage `op` is rotated, but its tap has no rows that could be turned back");
     refuse_program(|p| p.stages[0].name = "o".into(), "stage `?`, op `op.y` (activate): lies under no stage");

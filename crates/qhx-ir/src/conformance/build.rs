@@ -217,7 +217,7 @@ impl Builder {
 
     /// Ends a stage: `tap` shows its effect.
     pub(crate) fn stage(&mut self, name: &str, tap: &Name) {
-        self.case.program.stages.push(Stage { name: name.into(), tap: Some(tap.clone()), rotated: false });
+        self.case.program.stages.push(Stage { name: name.into(), tap: Some(tap.clone()), rotated: false, centred: false });
     }
 
     pub(crate) fn output(&mut self, name: &str, value: &Name) {

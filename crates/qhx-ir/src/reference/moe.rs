@@ -42,10 +42,11 @@ fn softmax_top(r: &[f32], top_k: usize, renormalise: bool) -> Vec<(usize, f64)> 
 }
 
 pub(super) fn experts(frame: &Frame<'_>, op: &OpKind) -> Vec<f32> {
-    let OpKind::Experts { x, experts, weights, gate, up, down, activation, form } = op else { unreachable!("called for experts") };
+    let OpKind::Experts { x, experts, weights, gate, up, down, activation, form, bias } = op else { unreachable!("called for experts") };
     let [rows, hidden] = *frame.shape(x) else { unreachable!("checked: [rows, hidden]") };
     let k = frame.width(experts);
     let ffn = frame.weight(down).columns();
+    let biases = bias.as_ref().map(|bias| [&bias.gate, &bias.up].map(|name| frame.plain_weight(name)));
     let mut sums = vec![0.0f64; rows * hidden];
     let mut decoded = HashMap::new();
     for row in 0..rows {
@@ -57,7 +58,14 @@ pub(super) fn experts(frame: &Frame<'_>, op: &OpKind) -> Vec<f32> {
                     |w: &WeightTensor, outputs| (0..outputs).map(|o| weight_row(w, expert * outputs + o, *form)).collect::<Vec<_>>();
                 [matrix(frame.weight(gate), ffn), matrix(frame.weight(up), ffn), matrix(frame.weight(down), hidden)]
             });
-            let inner = |f: usize| (activate(dot(&input, &gate[f]), *activation) * dot(&input, &up[f])) as f32;
+            let [gate_bias, up_bias] = [0, 1].map(|which| {
+                let numbers = biases.as_ref().map(|biases| &biases[which][expert * ffn..]);
+                move |f: usize| numbers.map_or(0.0, |numbers| numbers[f] as f64)
+            });
+            let inner = |f: usize| {
+                let (gate, up) = (dot(&input, &gate[f]) + gate_bias(f), dot(&input, &up[f]) + up_bias(f));
+                (activate(gate, *activation) * up) as f32
+            };
             let inner: Vec<f32> = (0..ffn).map(inner).collect();
             let inner = in_form(&inner, *form);
             for o in 0..hidden {

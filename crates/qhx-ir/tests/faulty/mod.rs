@@ -1,8 +1,8 @@
 //! The reference with one fault.
 
 use qhx_ir::{
-    Call, Checked, Device, DeviceError, DeviceInfo, Executable, InputData, LoadOptions, Machine, Op, Outputs, RowResult, Segment, SlotData,
-    State, Ticket, Want, Weights, reference::ReferenceDevice,
+    Call, Checked, Device, DeviceError, DeviceInfo, Executable, ExpertBias, InputData, LoadOptions, Machine, Op, OpKind, Outputs, Program,
+    RowResult, Segment, SlotData, State, Ticket, Want, Weights, reference::ReferenceDevice,
 };
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -11,6 +11,7 @@ pub(crate) enum Fault {
     None,
     SlightlyOff,
     NotANumber,
+    BiasesExchanged,
     PaddingCounts,
     FirstEpochOnly,
     EpochOfTheFirst,
@@ -62,7 +63,13 @@ impl Machine for FaultyMachine {
     }
 
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
-        let inner = ReferenceDevice.load(program, weights, options)?;
+        let mut own = Program::clone(program);
+        for op in own.ops.iter_mut().filter(|_| self.0 == Fault::BiasesExchanged) {
+            if let OpKind::Experts { bias: Some(ExpertBias { gate, up }), .. } = &mut op.op {
+                std::mem::swap(gate, up);
+            }
+        }
+        let inner = ReferenceDevice.load(&Checked::new(own)?, weights, options)?;
         Ok(Box::new(FaultyExecutable { fault: self.0, inner }))
     }
 }

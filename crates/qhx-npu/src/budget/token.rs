@@ -82,6 +82,9 @@ impl PerToken {
                     self.traffic.bytes_in += scales;
                     self.weight_bytes += bytes + scales;
                 }
+                let biases = if sizes.biased { f16(2 * sizes.experts * sizes.ffn) } else { 0 };
+                self.traffic.bytes_in += biases;
+                self.weight_bytes += biases;
             }
             _ => {}
         }

@@ -20,15 +20,17 @@ pub struct ExpertSizes {
     pub activation: Activation,
     /// Whether weights are int8 with a scale per row; otherwise f16.
     pub int8: bool,
+    /// Whether gate and up have biases.
+    pub biased: bool,
 }
 
 /// The expert graphs that an op needs: for one row all its experts at once, for `batch` rows one expert. None for other ops.
 pub fn expert_sizes(program: &Checked, op: &Op, batch: usize) -> Vec<ExpertSizes> {
-    let OpKind::Experts { experts, gate, up, down, activation, .. } = &op.op else { return vec![] };
+    let OpKind::Experts { experts, gate, up, down, activation, bias, .. } = &op.op else { return vec![] };
     let [_, ffn, hidden] = program.weights[gate].shape[..] else { unreachable!("checked: rank 3") };
     let Some(&Dim::Fixed(chosen)) = program.value_type(experts).shape.last() else { unreachable!("checked: [rows, k]") };
     let int8 = [gate, up, down].iter().all(|name| program.weights[*name].encoding == Encoding::I8Row);
-    let single = ExpertSizes { rows: 1, experts: chosen, hidden, ffn, activation: *activation, int8 };
+    let single = ExpertSizes { rows: 1, experts: chosen, hidden, ffn, activation: *activation, int8, biased: bias.is_some() };
     let many = ExpertSizes { rows: batch, experts: 1, ..single };
     if batch > 1 { vec![single, many] } else { vec![single] }
 }
@@ -38,7 +40,7 @@ pub fn expert_sizes(program: &Checked, op: &Op, batch: usize) -> Vec<ExpertSizes
 pub const INT8_SCALE: f32 = 1.0 / 128.0;
 
 /// The graph. Its inputs, in order: `x [rows, hidden]`; then for each expert its weight in every row `[rows, 1]`, gate `[ffn, hidden]`, up
-/// `[ffn, hidden]`, down `[hidden, ffn]` and, for int8, their scales `[1, ffn]`, `[1, ffn]`, `[1, hidden]`. Its output: `[rows, hidden]`.
+/// `[ffn, hidden]`, down `[hidden, ffn]`, for int8 their scales `[1, ffn]`, `[1, ffn]`, `[1, hidden]`, and if biased the biases of gate and up `[1, ffn]`. Its output: `[rows, hidden]`.
 pub fn lower_experts(program: &Checked, sizes: ExpertSizes, name: String) -> Graph {
     let mut lowering = Lowering {
         program,
@@ -80,13 +82,15 @@ impl Lowering<'_> {
             }
         });
         let scales = shapes.map(|(what, dims)| s.int8.then(|| input(self, &format!("{what}_scale"), &[1, dims[0]])));
+        let biases = ["gate_bias", "up_bias"].map(|what| s.biased.then(|| input(self, what, &[1, s.ffn])));
         let product = |lowering: &mut Self, x: TensorId, which: usize| {
             let weight = match s.int8 {
                 true => lowering.builder.unary("Dequantize", "numbers", weights[which]),
                 false => weights[which],
             };
             let y = lowering.builder.matmul("product", x, weight, true);
-            scales[which].map_or(y, |scale| lowering.builder.multiply("scaled", y, scale))
+            let y = scales[which].map_or(y, |scale| lowering.builder.multiply("scaled", y, scale));
+            biases.get(which).copied().flatten().map_or(y, |bias| lowering.builder.add("biased", y, bias))
         };
         let gate = product(self, x, 0);
         let gate = self.activation(gate, s.activation);

@@ -19,6 +19,8 @@ struct Mixture<'a> {
     up: &'a WeightTensor,
     down: &'a WeightTensor,
     names: [&'a Name; 3],
+    /// Of gate and up.
+    biases: Option<[&'a WeightTensor; 2]>,
 }
 
 pub(super) fn run(
@@ -30,11 +32,12 @@ pub(super) fn run(
     valid: &[usize],
     batch: usize,
 ) -> Result<(), DeviceError> {
-    let OpKind::Experts { x, experts, weights, gate, up, down, .. } = &op.op else { unreachable!("called for experts") };
+    let OpKind::Experts { x, experts, weights, gate, up, down, bias, .. } = &op.op else { unreachable!("called for experts") };
     let sizes = expert_sizes(program, op, batch);
     let (single, many) = (sizes[0], sizes.get(1).copied());
     let (rows, k, hidden) = (values.get(x).shape[0], single.experts, single.hidden);
-    let mixture = Mixture { gate: &tables[gate], up: &tables[up], down: &tables[down], names: [gate, up, down] };
+    let biases = bias.as_ref().map(|bias| [&tables[&bias.gate], &tables[&bias.up]]);
+    let mixture = Mixture { gate: &tables[gate], up: &tables[up], down: &tables[down], names: [gate, up, down], biases };
     let mut y = vec![0.0f32; rows * hidden];
     let mut rows_of = vec![0; mixture.gate.shape()[0]];
     let (x, chosen, shares) = (values.f32s(x), values.i32s(experts), values.f32s(weights));
@@ -90,6 +93,11 @@ impl Mixture<'_> {
                 for (stack, name) in stacks.iter().zip(self.names) {
                     inputs.push(scales(name, stack, expert)?);
                 }
+            }
+            for bias in self.biases.into_iter().flatten() {
+                let mut numbers = vec![0.0; bias.columns()];
+                bias.decode_row(expert, &mut numbers);
+                inputs.push(padded(&numbers, numbers.len()));
             }
         }
         let is_lent = inputs.iter().map(|input| matches!(input, Cow::Borrowed(_)));

@@ -207,7 +207,8 @@ pub(super) fn part_name(program: &str, part: usize, sizes: Sizes) -> String {
 /// The name of an expert graph.
 pub(super) fn experts_name(sizes: ExpertSizes) -> String {
     let kind = if sizes.int8 { "i8" } else { "f16" };
-    format!("experts{}_t{}_{}x{}_{:?}_{kind}", sizes.experts, sizes.rows, sizes.hidden, sizes.ffn, sizes.activation).to_lowercase()
+    let bias = if sizes.biased { "_bias" } else { "" };
+    format!("experts{}_t{}_{}x{}_{:?}_{kind}{bias}", sizes.experts, sizes.rows, sizes.hidden, sizes.ffn, sizes.activation).to_lowercase()
 }
 
 fn expected_graph(graph: &Graph) -> ExpectedGraph {

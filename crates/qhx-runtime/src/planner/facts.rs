@@ -199,7 +199,7 @@ fn chain(name: &str, length: usize, width: usize, form: Form, op: &dyn Fn(Name, 
         slots: BTreeMap::new(),
         epochs: Vec::new(),
         rotaries: BTreeMap::new(),
-        stages: vec![Stage { name: "probe".into(), tap: None, rotated: false }],
+        stages: vec![Stage { name: "probe".into(), tap: None, rotated: false, centred: false }],
         weights,
         ops,
     })?)

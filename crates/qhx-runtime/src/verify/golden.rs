@@ -9,7 +9,7 @@
 //! Other fields and tensors are passed over. A program that is f32 throughout is held strictly: every token, logits and stages within 0.1 %. Any other is held to
 //! the limits that it passed when it was made, or else to the tolerant rule, with the margins of the given logits.
 
-use super::{Answer, Notes, Verdict, VerifyError, play, row_stages, top};
+use super::{Answer, Notes, Verdict, VerifyError, centred, centred_stages, play, row_stages, top};
 use crate::{
     Cancel, Error, Model,
     tensors::{self, Tensor},
@@ -20,7 +20,7 @@ use qhx_bundle::{
 };
 use qhx_ir::{ActivationForm, Encoding, OpKind};
 use serde::{Deserialize, Serialize};
-use std::{collections::HashMap, path::Path};
+use std::{borrow::Cow, collections::HashMap, path::Path};
 
 /// The longest `oracle.json` that is read.
 const MAX_BYTES: u64 = 64 << 20;
@@ -201,19 +201,25 @@ fn one(
     if strict && (errors.is_nan() || errors > STRICT) {
         report.problems.push(format!("`{}`: logits differ by {errors:.2e} of the largest (at most {STRICT:.0e} is allowed)", prompt.name));
     }
+    let without_mean = centred_stages([model.program()]);
     for stage in &stages {
         let expected = &tensors[&format!("{}.tap.{stage}", prompt.name)].values;
-        let found = notes.stage(stage).concat();
+        let rows = notes.stage(stage);
+        let expected: Cow<'_, [f32]> = match (rows.first().map(Vec::len), without_mean.contains(&**stage)) {
+            (Some(width @ 1..), true) => expected.chunks(width).flat_map(centred).collect(),
+            _ => expected.into(),
+        };
+        let found = rows.concat();
         if found.len() != expected.len() {
             report.problems.push(format!("stage {stage}: `{}` has {} numbers, the oracle {}", prompt.name, found.len(), expected.len()));
             continue;
         }
-        let cosine = cosine(&found, expected);
+        let cosine = cosine(&found, &expected);
         if report.worst_stage.as_ref().is_none_or(|(_, worst)| cosine < *worst) {
             report.worst_stage = Some((stage.to_string(), cosine));
         }
         let scale = expected.iter().fold(1f32, |m, x| m.max(x.abs()));
-        let error = found.iter().zip(expected).fold(0f32, |m, (a, b)| worse(m, (a - b).abs() / scale));
+        let error = found.iter().zip(&*expected).fold(0f32, |m, (a, b)| worse(m, (a - b).abs() / scale));
         if strict && (error.is_nan() || f64::from(error) > STRICT) {
             report.problems.push(format!("stage {stage}: departs by {error:.2e} on `{}` (at most {STRICT:.0e} is allowed)", prompt.name));
         }

@@ -1,8 +1,9 @@
 //! What stages made of some rows: kept while a case is played, and the few numbers that stand for it in an oracle.
 
 use crate::{Cancel, Error, Medium, Model, placement::tower_stage};
+use qhx_bundle::manifest::TEXT_PROGRAM;
 use qhx_ir::{Checked, Dim, Name, Tap};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// The stages whose tap has one row for each row of the call, in order. The others (the output head) show themselves in the logits.
 pub fn row_stages(program: &Checked) -> Vec<Name> {
@@ -13,6 +14,22 @@ pub fn row_stages(program: &Checked) -> Vec<Name> {
 /// The stages of a tower that show what they made, in order, as people call them.
 pub fn tower_stages(program: &Checked) -> Vec<Name> {
     program.stages.iter().filter(|stage| stage.tap.is_some()).map(|stage| tower_stage(program, &stage.name).as_str().into()).collect()
+}
+
+/// The stages whose rows programs keep without their mean, as people call them: see [`qhx_ir::Stage::centred`].
+pub fn centred_stages<'p>(programs: impl IntoIterator<Item = &'p Checked>) -> BTreeSet<String> {
+    let name = |program: &Checked, stage: &Name| match &*program.name {
+        TEXT_PROGRAM => stage.to_string(),
+        _ => tower_stage(program, stage),
+    };
+    let of = |program: &'p Checked| program.stages.iter().filter(|stage| stage.centred).map(move |stage| name(program, &stage.name));
+    programs.into_iter().flat_map(of).collect()
+}
+
+/// A row without its mean, to be compared with one of a stage of [`centred_stages`].
+pub fn centred(row: &[f32]) -> Vec<f32> {
+    let mean = row.iter().map(|&x| f64::from(x)).sum::<f64>() / row.len() as f64;
+    row.iter().map(|&x| (f64::from(x) - mean) as f32).collect()
 }
 
 /// Encodes a medium, whatever was made of it before, and notes what every stage of its tower made of some rows of the call.

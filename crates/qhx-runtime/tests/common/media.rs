@@ -107,7 +107,7 @@ fn vision(builder: &mut Builder) -> Program {
     let table = builder.weight("vision.embed.table", &[9, HIDDEN], 0.3);
     let places = builder.op("vision.embed.places", OpKind::Interpolate { index: "index".into(), factor: "factor".into(), table });
     let x = builder.op("vision.embed.sum", OpKind::Add { a: patches, b: places });
-    let stages = vec![Stage { name: "vision.embed".into(), tap: Some(x.clone()), rotated: false }];
+    let stages = vec![Stage { name: "vision.embed".into(), tap: Some(x.clone()), rotated: false, centred: false }];
     let heads = |builder: &mut Builder, name: &str| builder.heads(&format!("vision.0.{name}"), &x, 2);
     let [q, k, v] = ["q", "k", "v"].map(|name| heads(builder, name));
     let kv = Some(KeyValue { k, v });
@@ -149,7 +149,7 @@ fn audio(builder: &mut Builder) -> Program {
 }
 
 fn stage(name: &str, tap: &Name) -> Stage {
-    Stage { name: name.into(), tap: Some(tap.clone()), rotated: false }
+    Stage { name: name.into(), tap: Some(tap.clone()), rotated: false, centred: false }
 }
 
 fn tower(builder: &mut Builder, name: &str, inputs: Vec<Input>, stages: Vec<Stage>, outputs: Vec<(&str, Name)>) -> Program {

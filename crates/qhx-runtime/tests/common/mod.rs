@@ -137,11 +137,11 @@ impl Builder {
         if self.sees {
             x = self.op("embed.soft", OpKind::ScatterRows { x, rows: "soft_rows".into(), at: "soft_rows_at".into() });
         }
-        let mut stages = vec![Stage { name: "embed".into(), tap: Some(x.clone()), rotated: false }];
+        let mut stages = vec![Stage { name: "embed".into(), tap: Some(x.clone()), rotated: false, centred: false }];
         for layer in 0..2 {
             let mixed = if layer == 0 && self.kind.is_recurrent() { self.delta(layer, &x) } else { self.attention(layer, &x) };
             x = self.op(&format!("layers.{layer}.attn.residual"), OpKind::Add { a: x, b: mixed });
-            stages.push(Stage { name: format!("layers.{layer}.attn").into(), tap: Some(x.clone()), rotated: false });
+            stages.push(Stage { name: format!("layers.{layer}.attn").into(), tap: Some(x.clone()), rotated: false, centred: false });
             let h = self.norm(&format!("layers.{layer}.ffn"), &x);
             let gate = self.linear(&format!("layers.{layer}.ffn.gate"), &h, FFN, HIDDEN);
             let up = self.linear(&format!("layers.{layer}.ffn.up"), &h, FFN, HIDDEN);
@@ -151,12 +151,12 @@ impl Builder {
             if self.sees && layer == 0 {
                 x = self.op("layers.0.ffn.deepstack", OpKind::ScatterAddRows { x, rows: "deepstack".into(), at: "soft_rows_at".into() });
             }
-            stages.push(Stage { name: format!("layers.{layer}.ffn").into(), tap: Some(x.clone()), rotated: false });
+            stages.push(Stage { name: format!("layers.{layer}.ffn").into(), tap: Some(x.clone()), rotated: false, centred: false });
         }
         let x = self.op("lm_head.rows", OpKind::Gather { x, rows: "wanted".into() });
         let x = self.norm("lm_head", &x);
         let logits = self.linear("lm_head.logits", &x, VOCABULARY, HIDDEN);
-        stages.push(Stage { name: "lm_head".into(), tap: Some(logits.clone()), rotated: false });
+        stages.push(Stage { name: "lm_head".into(), tap: Some(logits.clone()), rotated: false, centred: false });
 
         let input = |name: &str, shape: Vec<Dim>, generator| Input { name: name.into(), dtype: DType::I32, shape, generator };
         let epochs = self.kind.epochs();

@@ -1,7 +1,7 @@
 //! Table look-ups, products with weights in every encoding and activation form, and mixtures of experts.
 
 use crate::{
-    Activation, ActivationForm, Clip, Encoding, OpKind, Routing,
+    Activation, ActivationForm, Clip, Encoding, ExpertBias, OpKind, Routing,
     conformance::{
         build::{Builder, Case, normal, wild},
         compare::tolerance,
@@ -95,6 +95,14 @@ pub(super) fn experts(rng: Rng, number: usize) -> Case {
     let chosen = b.choice("experts", k, experts);
     let weights = b.rows("weights", &[k], normal);
     let y = add_experts(&mut b, "op.experts", [&x, &chosen, &weights], [experts, hidden, ffn], encoding, activation, form);
+    // A row of one number may be what is left of large ones, which is less than f16 can tell.
+    if hidden > 1 && b.rng.one_in(2) {
+        b.note("with biases");
+        let [gate, up] = ["gate", "up"].map(|name| b.plain(&format!("op.experts.{name}_bias"), &[experts, ffn], 1.0));
+        if let Some(OpKind::Experts { bias, .. }) = b.case.program.ops.last_mut().map(|op| &mut op.op) {
+            *bias = Some(ExpertBias { gate, up });
+        }
+    }
     b.finish(&y)
 }
 
@@ -112,7 +120,7 @@ pub(in crate::conformance) fn add_experts(
     let up = b.weight(&format!("{path}.up"), &[experts, ffn, hidden], encoding, wide);
     let down = b.weight(&format!("{path}.down"), &[experts, hidden, ffn], encoding, deep);
     let (x, experts, weights) = (x.clone(), chosen.clone(), weights.clone());
-    b.op(path, OpKind::Experts { x, experts, weights, gate, up, down, activation, form })
+    b.op(path, OpKind::Experts { x, experts, weights, gate, up, down, activation, form, bias: None })
 }
 
 /// Which experts were chosen shows in what they compute.

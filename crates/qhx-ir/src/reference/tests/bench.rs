@@ -26,7 +26,7 @@ impl Bench {
             slots: BTreeMap::new(),
             epochs: vec![],
             rotaries: BTreeMap::new(),
-            stages: vec![Stage { name: "op".into(), tap: None, rotated: false }],
+            stages: vec![Stage { name: "op".into(), tap: None, rotated: false, centred: false }],
             weights: BTreeMap::new(),
             ops: vec![],
         };

@@ -169,17 +169,25 @@ fn softmax_routing() {
 
 #[test]
 fn experts_by_hand() {
-    let bench = Bench::new()
-        .rows("x", &[2])
-        .input("experts", DType::I32, &[Dim::T, Dim::Fixed(2)])
-        .rows("weights", &[2])
-        .weight("gate", &[2, 1, 2], &[1.0, 0.0, -1.0, 1.0])
-        .weight("up", &[2, 1, 2], &[0.0, 1.0, 1.0, 1.0])
-        .weight("down", &[2, 2, 1], &[1.0, 2.0, 10.0, 20.0]);
+    let bench = || {
+        Bench::new()
+            .rows("x", &[2])
+            .input("experts", DType::I32, &[Dim::T, Dim::Fixed(2)])
+            .rows("weights", &[2])
+            .weight("gate", &[2, 1, 2], &[1.0, 0.0, -1.0, 1.0])
+            .weight("up", &[2, 1, 2], &[0.0, 1.0, 1.0, 1.0])
+            .weight("down", &[2, 2, 1], &[1.0, 2.0, 10.0, 20.0])
+    };
     let [x, experts, weights, gate, up, down] = ["x", "experts", "weights", "gate", "up", "down"].map(Into::into);
-    let form = ActivationForm::F32;
-    let y = bench.op("y", OpKind::Experts { x, experts, weights, gate, up, down, activation: Activation::Relu, form });
+    let (activation, form) = (Activation::Relu, ActivationForm::F32);
+    let mut op = OpKind::Experts { x, experts, weights, gate, up, down, activation, form, bias: None };
+    let inputs = [F32(&[2.0, 3.0, 1.0, -1.0]), I32(&[1, 0, 0, 1]), F32(&[0.5, 2.0, 1.0, 1.0])];
     // Row 0, x = (2, 3): expert 0 gives 2 · 3 = 6, expert 1 gives 1 · 5 = 5. Row 1, x = (1, -1): expert 0 gives 1 · -1, expert 1 nothing.
-    let y = y.once(2, &[F32(&[2.0, 3.0, 1.0, -1.0]), I32(&[1, 0, 0, 1]), F32(&[0.5, 2.0, 1.0, 1.0])]);
+    let y = bench().op("y", op.clone()).once(2, &inputs);
     assert_close(&y, &[0.5 * 50.0 + 2.0 * 6.0, 0.5 * 100.0 + 2.0 * 12.0, -1.0, -2.0]);
+    // With biases, row 0: expert 0 gives (2 + 1) · (3 - 1) = 6, expert 1 gives (1 + 3) · (5 + 2) = 28. Row 1: expert 0 gives 2 · -2, expert 1 (-2 + 3) · (0 + 2).
+    let OpKind::Experts { bias, .. } = &mut op else { unreachable!("just made") };
+    *bias = Some(crate::ExpertBias { gate: "gate_bias".into(), up: "up_bias".into() });
+    let y = bench().weight("gate_bias", &[2, 1], &[1.0, 3.0]).weight("up_bias", &[2, 1], &[-1.0, 2.0]).op("y", op).once(2, &inputs);
+    assert_close(&y, &[0.5 * 280.0 + 2.0 * 6.0, 0.5 * 560.0 + 2.0 * 12.0, -4.0 + 20.0, -8.0 + 40.0]);
 }

@@ -120,7 +120,8 @@ fn foreign_states_are_refused() {
 #[test]
 fn a_cancelled_call_changes_nothing_and_taps_come_in_order() {
     let mut bench = bench(true);
-    bench.program.stages = ["op.sums", "op.means"].map(|name| Stage { name: name.into(), tap: Some(name.into()), rotated: false }).into();
+    bench.program.stages =
+        ["op.sums", "op.means"].map(|name| Stage { name: name.into(), tap: Some(name.into()), rotated: false, centred: false }).into();
     let mut loaded = bench.load();
     let mut state = loaded.state();
     run(&mut loaded, &mut *state, &[1.0]);
@@ -144,7 +145,7 @@ fn a_cancelled_call_changes_nothing_and_taps_come_in_order() {
 #[test]
 fn taps_of_rotated_stages_are_turned_back() {
     let mut bench = Bench::new().rows("x", &[6]).op("y", OpKind::Hadamard { x: "x".into() });
-    bench.program.stages[0] = Stage { name: "op".into(), tap: Some("op.y".into()), rotated: true };
+    bench.program.stages[0] = Stage { name: "op".into(), tap: Some("op.y".into()), rotated: true, centred: false };
     assert!(crate::Checked::new(bench.program.clone()).unwrap().cut([0]).unwrap().stages[0].rotated);
     let mut loaded = bench.load();
     let mut state = loaded.state();
