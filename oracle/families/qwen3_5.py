@@ -76,7 +76,7 @@ def config(vocab: Vocabulary, *, size: int, hidden: int, ffn: int, layers: int, 
 
 
 def prediction_tensors(published: dict) -> dict[str, tuple[int, ...]]:
-    """The layer for multi-token prediction that published files carry and text generation does not use."""
+    """The layer for multi-token prediction that published files carry and transformers does not load."""
     text = published["text_config"]
     hidden, ffn, head_dim = text["hidden_size"], text["intermediate_size"], text["head_dim"]
     queries, keys = text["num_attention_heads"] * head_dim, text["num_key_value_heads"] * head_dim

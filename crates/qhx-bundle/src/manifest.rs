@@ -57,6 +57,9 @@ pub struct Manifest {
     /// The programs by name. `text` is always there.
     #[serde(deserialize_with = "json::unique_map")]
     pub programs: BTreeMap<String, ProgramEntry>,
+    /// The program that guesses the tokens after the next one, where the model has one. Guesses are checked, so it changes speed and never an answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<DraftEntry>,
     /// The weight files (safetensors). A weight and its scales stand in one file.
     pub weights: Vec<BundlePath>,
     /// Tensors of the checkpoint that no program uses.
@@ -225,6 +228,16 @@ pub struct ProgramEntry {
     pub file: BundlePath,
 }
 
+/// The program that guesses tokens, and what feeds it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DraftEntry {
+    /// Its name in `programs`.
+    pub program: String,
+    /// The stage of the program `text` whose rows are its hidden rows.
+    pub stage: String,
+}
+
 /// Tensors of the checkpoint that no program uses: left out of the bundle, but counted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -327,6 +340,14 @@ impl Manifest {
         if !self.programs.contains_key(TEXT_PROGRAM) {
             return wrong("programs", format!("must have the program `{TEXT_PROGRAM}`"));
         }
+        if let Some(DraftEntry { program, .. }) = &self.draft
+            && (program == TEXT_PROGRAM || !self.programs.contains_key(program))
+        {
+            return wrong(
+                "draft.program",
+                format!("names the program `{program}`, which is not one of `programs` beside `{TEXT_PROGRAM}`"),
+            );
+        }
         for (i, file) in self.weights.iter().enumerate() {
             if self.weights[..i].contains(file) {
                 return wrong(&format!("weights[{i}]"), format!("`{file}` appears twice"));
@@ -379,6 +400,19 @@ mod tests {
                 "programs/text.json": file, "weights/a.safetensors": file, "tokenizer.json": file, "chat_template.jinja": file
             }
         })
+    }
+
+    #[test]
+    fn a_drafting_program_is_one_of_the_others() {
+        for program in ["text", "mtp"] {
+            let error = error_after(|value| value["draft"] = json!({"program": program, "stage": "layers.0.ffn"}));
+            assert!(error.contains("field `draft.program`") && error.contains(&format!("the program `{program}`")), "{error}");
+        }
+        let mut value = example();
+        value["programs"]["mtp"] = value["programs"]["text"].clone();
+        value["draft"] = json!({"program": "mtp", "stage": "layers.0.ffn"});
+        let manifest = Manifest::from_json(&value.to_string()).unwrap();
+        assert_eq!(manifest.draft, Some(DraftEntry { program: "mtp".into(), stage: "layers.0.ffn".into() }));
     }
 
     fn image(change: fn(&mut Value)) -> Value {

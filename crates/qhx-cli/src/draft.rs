@@ -5,13 +5,19 @@ use qhx_runtime::{
     LoadOptions, Model,
     draft::{DraftModel, DraftSource},
 };
-use std::{convert::Infallible, path::PathBuf, str::FromStr};
+use std::{
+    convert::Infallible,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 /// Where drafts are to come from.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum DraftChoice {
+    Auto,
     None,
     Lookup,
+    Mtp,
     Model(PathBuf),
 }
 
@@ -20,8 +26,10 @@ impl FromStr for DraftChoice {
 
     fn from_str(text: &str) -> Result<Self, Infallible> {
         Ok(match text {
+            "auto" => Self::Auto,
             "none" => Self::None,
             "lookup" => Self::Lookup,
+            "mtp" => Self::Mtp,
             path => Self::Model(path.into()),
         })
     }
@@ -30,16 +38,24 @@ impl FromStr for DraftChoice {
 impl DraftChoice {
     /// Loads what drafts for a model that was loaded with these options.
     pub(crate) fn source(&self, model: &Model, load: &LoadOptions, interrupt: &Interrupt) -> Result<DraftSource, Failure> {
-        let path = match self {
-            Self::None => return Ok(DraftSource::None),
-            Self::Lookup => return Ok(DraftSource::Lookup),
-            Self::Model(path) => path,
+        let own = match self {
+            Self::Auto => DraftSource::Auto,
+            Self::None => DraftSource::None,
+            Self::Lookup => DraftSource::Lookup,
+            Self::Mtp => DraftSource::Mtp,
+            Self::Model(path) => return self::model(path, model, load, interrupt),
         };
-        let bundle = open_model(Some(path), load.device, interrupt)?.bundle;
-        let context = model.context().min(bundle.manifest().model.context_length);
-        let load = LoadOptions { context: Some(context), media: Vec::new(), placement: None, ..load.clone() };
-        Ok(DraftSource::Model(DraftModel::new(load_model(&bundle, &load)?, model)?))
+        own.check(model)?;
+        Ok(own)
     }
+}
+
+/// Loads a smaller model.
+fn model(path: &Path, model: &Model, load: &LoadOptions, interrupt: &Interrupt) -> Result<DraftSource, Failure> {
+    let bundle = open_model(Some(path), load.device, interrupt)?.bundle;
+    let context = model.context().min(bundle.manifest().model.context_length);
+    let load = LoadOptions { context: Some(context), media: Vec::new(), placement: None, ..load.clone() };
+    Ok(DraftSource::Model(DraftModel::new(load_model(&bundle, &load)?, model)?))
 }
 
 #[cfg(test)]
@@ -48,8 +64,9 @@ mod tests {
 
     #[test]
     fn words_and_paths() {
-        let choices = ["none", "lookup", "./lookup", "small"].map(|text| text.parse::<DraftChoice>().unwrap());
-        let expected = [DraftChoice::None, DraftChoice::Lookup, DraftChoice::Model("./lookup".into()), DraftChoice::Model("small".into())];
+        let choices = ["auto", "none", "lookup", "mtp", "./mtp", "small"].map(|text| text.parse::<DraftChoice>().unwrap());
+        let [path, name] = ["./mtp", "small"].map(|text| DraftChoice::Model(text.into()));
+        let expected = [DraftChoice::Auto, DraftChoice::None, DraftChoice::Lookup, DraftChoice::Mtp, path, name];
         assert_eq!(choices, expected);
     }
 }

@@ -221,8 +221,8 @@ pub(crate) struct DecodingFlags {
     #[arg(long, value_name = "FILE.lark")]
     grammar: Option<PathBuf>,
     /// Where guesses at the next tokens come from, which are computed together where that is faster and never change an answer: `lookup` (what followed the same words before),
-    /// `none`, or a smaller model with the same tokenizer
-    #[arg(long, value_name = "SOURCE", default_value = "lookup")]
+    /// `mtp` (multi-token prediction, where the bundle has it), `auto` (both), `none`, or a smaller model with the same tokenizer
+    #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub(crate) draft: DraftChoice,
 }
 

@@ -312,6 +312,36 @@ fn bench_measures() {
     assert!(succeed(arguments).contains("experts used"));
 }
 
+/// Drafts in benchmarks and in what is told of a bundle.
+#[test]
+fn drafts_are_measured_and_shown() {
+    let (hybrid, llama) = (bundle("qwen3_5"), bundle("llama"));
+    let (hybrid, llama) = (hybrid.to_str().unwrap(), llama.to_str().unwrap());
+    for (draft, sessions) in [("mtp", "1,2"), ("lookup", "1"), (llama, "1")] {
+        let model = if draft == llama { llama } else { hybrid };
+        let tests = ["-p", "4", "-n", "12", "-d", "0,5", "-r", "2", "--sessions", sessions, "--device", DEVICE];
+        let found = json(["bench", model, "--draft", draft, "--json"].into_iter().chain(tests));
+        let results = found["results"].as_array().unwrap();
+        assert_eq!(results.len(), 4 + 2 * sessions.matches(',').count(), "{found}");
+        for result in results {
+            let is_answer = result["test"].as_str().unwrap().starts_with("tg");
+            assert!(result["mean"].as_f64().unwrap() > 0.0 && result["accepted"].is_u64() == is_answer, "{result}");
+            assert!(!is_answer || result["accepted"].as_u64() <= result["drafted"].as_u64(), "{result}");
+        }
+    }
+    let none = json(["bench", hybrid, "--draft", "none", "-p", "0", "-n", "4", "-r", "1", "--json"]);
+    assert_eq!((&none["results"][0]["drafted"], &none["results"][0]["test"]), (&json!(0), &json!("tg4")));
+    for command in [&["bench", llama, "-n", "4"][..], &["generate", llama, "--ids", "1"]] {
+        fail(command.iter().copied().chain(["--draft", "mtp"]), 2, &["no program for multi-token prediction"]);
+    }
+    let found = json(["inspect", hybrid, "--json"]);
+    assert_eq!((&found["draft"]["program"], &found["draft"]["stage"]), (&json!("mtp"), &json!("layers.4.ffn")));
+    // 56 wide: both matrices of the row (2), attention (192, 32, 32, 96), perceptron (3 x 76), and norms (5 of 56, 2 of 32).
+    assert_eq!(found["draft"]["parameters"], 56 * (2 * 56 + 192 + 32 + 32 + 96 + 3 * 76) + 5 * 56 + 2 * 32, "{}", found["draft"]);
+    assert!(succeed(["inspect", hybrid]).contains("multi-token prediction by program `mtp`"));
+    assert!(json(["inspect", llama, "--json"])["draft"].is_null());
+}
+
 #[test]
 fn forge_and_synth_report() {
     let folder = scratch();

@@ -130,8 +130,7 @@ impl CpuExecutable {
                 pool: &workshop.pool,
                 instructions: workshop.instructions,
                 bindings,
-                // Taps show every number.
-                largest_only: !wants.is_empty() && wants.iter().all(|want| matches!(want, Want::Largest)) && call.taps.is_none(),
+                largest_only: !wants.is_empty() && wants.iter().all(|want| matches!(want, Want::Largest)) && !self.shows_logits(call),
                 weight_bytes: &self.weight_bytes,
             },
             memory: Memory {
@@ -150,7 +149,7 @@ impl CpuExecutable {
         let mut taps = self.compiled.taps.iter().skip_while(|tapped| tapped.after < steps.start).peekable();
         for number in steps.clone() {
             while let Some(tapped) = taps.next_if(|tapped| tapped.after <= number) {
-                deliver(&self.program, tapped, &mut frame, &mut call.taps);
+                deliver(&self.program, tapped, &mut frame, call.tapped, &mut call.taps);
             }
             if cancel.is_some_and(|flag| flag.load(Ordering::Relaxed)) {
                 return Err(DeviceError::Cancelled);
@@ -165,10 +164,16 @@ impl CpuExecutable {
         }
         if steps.end == self.compiled.steps.len() {
             for tapped in taps {
-                deliver(&self.program, tapped, &mut frame, &mut call.taps);
+                deliver(&self.program, tapped, &mut frame, call.tapped, &mut call.taps);
             }
         }
         Ok(())
+    }
+
+    /// Whether the tap of the last stage is shown: it has every number.
+    fn shows_logits(&self, call: &Call<'_>) -> bool {
+        let is_last = |stage: &str| self.program.stages.last().is_some_and(|last| *last.name == *stage);
+        call.taps.is_some() && call.tapped.is_none_or(is_last)
     }
 
     /// Gives the caller what it wants of rows that were computed.
@@ -271,8 +276,9 @@ fn own_state<'a>(segment: &'a mut Segment<'_>) -> Option<Option<&'a mut CpuState
     segment.state.as_deref_mut().map(|state| state.downcast_mut())
 }
 
-fn deliver(program: &Checked, tapped: &Tapped, frame: &mut Frame<'_, '_>, taps: &mut Option<&mut dyn FnMut(Tap<'_>)>) {
-    let Some(taps) = taps else { return };
+fn deliver(program: &Checked, tapped: &Tapped, frame: &mut Frame<'_, '_>, only: Option<&str>, taps: &mut Option<&mut dyn FnMut(Tap<'_>)>) {
+    let stage = &program.stages[tapped.stage];
+    let Some(taps) = taps.as_mut().filter(|_| only.is_none_or(|only| *stage.name == *only)) else { return };
     let ([], inputs, _) = frame.memory.split([]);
     let bindings = frame.run.bindings;
     let shape: Vec<usize> = tapped.shape.iter().map(|&dim| count(dim, &bindings)).collect();
@@ -287,7 +293,7 @@ fn deliver(program: &Checked, tapped: &Tapped, frame: &mut Frame<'_, '_>, taps: 
     } else {
         inputs.dense(&tapped.view)
     };
-    Tap::show(&program.stages[tapped.stage], &shape, values, *taps);
+    Tap::show(stage, &shape, values, *taps);
 }
 
 /// So many zeroed f32 numbers, where there is memory for them.

@@ -323,6 +323,7 @@ fn manifest(
         media: Default::default(),
         tokenizer: None,
         programs: BTreeMap::new(),
+        draft: programs.draft.clone(),
         weights: Vec::new(),
         ignored_tensors: None,
         parity: None,

@@ -6,6 +6,7 @@
 //! Names follow from where the pen stands: within [`Pen::stage`] `layers.3.attn` over the tensors `layers.3`, `linear("self_attn.q_proj", …)` has the path
 //! `layers.3.attn.q_proj` and the weight `layers.3.self_attn.q_proj.weight`.
 
+mod draft;
 mod recipe;
 mod tower;
 
@@ -56,6 +57,8 @@ pub struct Pen<'a> {
     tensors: &'a dyn StoredTensors,
     /// What checkpoint names have before ours: `model.`, `model.language_model.` …
     root: String,
+    /// Names that begin like this have no root before them.
+    beside: Option<&'static str>,
     program: RefCell<Program>,
     recipes: RefCell<BTreeMap<Name, Recipe>>,
     constants: RefCell<Vec<(String, f32)>>,
@@ -96,12 +99,18 @@ impl<'a> Pen<'a> {
             precision,
             tensors,
             root,
+            beside: None,
             program: program.into(),
             recipes: Default::default(),
             constants: Default::default(),
             problem: Default::default(),
             scope: Default::default(),
         }
+    }
+
+    /// The same, with tensors whose names begin with `prefix` beside the root.
+    pub fn beside(self, prefix: &'static str) -> Self {
+        Self { beside: Some(prefix), ..self }
     }
 
     /// The program so far, checked.
@@ -371,6 +380,12 @@ impl<'a> Pen<'a> {
         self.op("add", a.shape.clone(), OpKind::Add { a: a.name.clone(), b: b.name.clone() })
     }
 
+    /// Rows of two values side by side.
+    pub fn concat(&self, a: &Value, b: &Value) -> Value {
+        let shape = vec![a.shape[0], Dim::Fixed(a.width() + b.width())];
+        self.op("concat", shape, OpKind::Concat { xs: vec![a.name.clone(), b.name.clone()] })
+    }
+
     /// `x · factor`.
     pub fn scale(&self, label: &str, x: &Value, factor: f32) -> Value {
         self.op(label, x.shape.clone(), OpKind::Scale { x: x.name.clone(), factor, weight: None })
@@ -409,7 +424,10 @@ impl<'a> Pen<'a> {
     }
 
     fn tensor_name(&self, weight: &str) -> String {
-        format!("{}{weight}", self.root)
+        match self.beside {
+            Some(prefix) if weight.starts_with(prefix) => weight.to_owned(),
+            _ => format!("{}{weight}", self.root),
+        }
     }
 
     /// KV rows follow the first matrix that was declared.

@@ -320,7 +320,8 @@ impl TargetOrder {
             manifest.model.context_length = context;
         }
         manifest.media = self.media(&root.media, context)?;
-        (manifest.parity, manifest.ignored_tensors) = (None, None);
+        // Nothing is drafted where a row is not the same in any company.
+        (manifest.parity, manifest.ignored_tensors, manifest.draft) = (None, None, None);
         manifest.plan = Some(TargetPlan {
             made_for: self.made_for,
             toolchain: format!("{} ({})", fact("library")?, fact("build")?),

@@ -23,6 +23,8 @@ pub struct Call<'a> {
     pub cancel: Option<&'a AtomicBool>,
     /// Receives every stage's tap.
     pub taps: Option<&'a mut dyn FnMut(Tap<'_>)>,
+    /// The only stage whose tap matters; absent: all do. A device may leave out the others, and what has to be computed for them alone.
+    pub tapped: Option<&'a str>,
 }
 
 /// What a call is for.
@@ -185,7 +187,7 @@ impl Outputs {
 impl<'a> Call<'a> {
     /// A prefill call that gives all values of every output.
     pub fn new(bindings: Bindings, inputs: &'a [InputData<'a>], segments: &'a mut [Segment<'a>], outputs: &'a mut Outputs) -> Self {
-        Self { bindings, phase: Phase::Prefill, inputs, segments, wants: &[], outputs, cancel: None, taps: None }
+        Self { bindings, phase: Phase::Prefill, inputs, segments, wants: &[], outputs, cancel: None, taps: None, tapped: None }
     }
 
     /// Checks everything about this call that does not depend on the device: input count, types and lengths, ranges of table and row indexes,

@@ -98,6 +98,18 @@ pub enum Generator {
     /// Audio feature frames `[T, bins]`, valid ones only.
     #[serde(rename = "frames")]
     Frames,
+    /// The id behind each row, `[T]`: what was chosen after it. Of drafting programs.
+    #[serde(rename = "next_ids")]
+    NextIds,
+    /// What the stage of the text program that the manifest names made of each row, `[T, hidden]`. Of drafting programs.
+    #[serde(rename = "hidden_rows")]
+    HiddenRows,
+    /// Rows of this program's own output `hidden`, in place of hidden rows that the text program has not made, `[R, hidden]`. Of drafting programs.
+    #[serde(rename = "chained_rows")]
+    ChainedRows,
+    /// The row indexes in the call at which chained rows are placed, `[R]`. Of drafting programs.
+    #[serde(rename = "chained_rows_at")]
+    ChainedRowsAt,
     /// A value computed by another part of a program that was cut.
     #[serde(rename = "carried")]
     Carried,

@@ -1,11 +1,17 @@
 //! How fast a model reads and writes, in the usual notation: `pp512` reads a prompt of 512 tokens, `tg64` writes 64 one by one.
 
-use crate::{Cancel, Error, Model, Session, memory, sample::random::uniform};
+use crate::{
+    Cancel, Error, GenerateOptions, Generation, Model, Prompt, Session,
+    draft::DraftSource,
+    engine::{Engine, EngineOptions, Request},
+    generate, memory,
+    sample::random::uniform,
+};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
 /// What to measure.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct BenchOptions {
     /// Prompt lengths (`pp`).
     pub prompt: Vec<usize>,
@@ -19,11 +25,13 @@ pub struct BenchOptions {
     pub depth: Vec<usize>,
     /// Compute all logits of a token, as sampling needs them, not only the largest.
     pub all_logits: bool,
+    /// `tg` tests are greedy answers, with drafts from here; absent: tokens that are given, one by one.
+    pub draft: Option<DraftSource>,
 }
 
 impl Default for BenchOptions {
     fn default() -> Self {
-        Self { prompt: vec![512], generate: vec![64], repeats: 5, sessions: vec![1], depth: vec![0], all_logits: false }
+        Self { prompt: vec![512], generate: vec![64], repeats: 5, sessions: vec![1], depth: vec![0], all_logits: false, draft: None }
     }
 }
 
@@ -38,6 +46,18 @@ pub struct BenchResult {
     pub sd: f64,
     /// Each run.
     pub runs: Vec<f64>,
+    /// What became of drafts, where there could be any.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub drafts: Option<DraftCounts>,
+}
+
+/// The drafts of all runs of a test.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct DraftCounts {
+    /// Tokens that were guessed and computed.
+    pub drafted: usize,
+    /// Those of them that were right.
+    pub accepted: usize,
 }
 
 impl BenchResult {
@@ -46,7 +66,7 @@ impl BenchResult {
         let count = runs.len() as f64;
         let mean = runs.iter().sum::<f64>() / count.max(1.0);
         let variance = runs.iter().map(|run| (run - mean).powi(2)).sum::<f64>() / (count - 1.0).max(1.0);
-        Self { test, mean, sd: variance.sqrt(), runs }
+        Self { test, mean, sd: variance.sqrt(), runs, drafts: None }
     }
 }
 
@@ -128,19 +148,35 @@ pub fn bench(
                 session.checkpoint()?;
             }
         }
-        test.run(&mut sessions, depth, &ids, cancel, &mut || ())?;
         let mut runs = Vec::with_capacity(options.repeats);
         // What is read is the same in all runs once they are warm.
         let mut counted = Reading::default();
-        for _ in 0..options.repeats {
-            counted = Reading::default();
-            let time = test.run(&mut sessions, depth, &ids, cancel, &mut || counted.add(model))?;
-            runs.push((tokens * test.sessions()) as f64 / time.as_secs_f64());
+        let mut drafts = None;
+        match (test, &options.draft) {
+            (Test::Generate(_), Some(source)) => {
+                let work = Drafted { source, all_logits: options.all_logits, depth, tokens };
+                work.run(test, &mut sessions, cancel)?;
+                let counts = drafts.insert(DraftCounts::default());
+                for _ in 0..options.repeats {
+                    let (time, answers) = work.run(test, &mut sessions, cancel)?;
+                    runs.push((tokens * test.sessions()) as f64 / time.as_secs_f64());
+                    counts.drafted += answers.iter().map(|answer| answer.timing.drafted).sum::<usize>();
+                    counts.accepted += answers.iter().map(|answer| answer.timing.accepted).sum::<usize>();
+                }
+            }
+            _ => {
+                test.run(&mut sessions, depth, &ids, cancel, &mut || ())?;
+                for _ in 0..options.repeats {
+                    counted = Reading::default();
+                    let time = test.run(&mut sessions, depth, &ids, cancel, &mut || counted.add(model))?;
+                    runs.push((tokens * test.sessions()) as f64 / time.as_secs_f64());
+                }
+            }
         }
         if counted.tokens > reading.tokens && test.sessions() == 1 {
             reading = counted;
         }
-        let result = BenchResult::new(test.name(tokens, depth), runs);
+        let result = BenchResult { drafts, ..BenchResult::new(test.name(tokens, depth), runs) };
         on_result(&result);
         results.push(result);
     }
@@ -252,6 +288,41 @@ impl Test {
             }
         }
         Ok(started.elapsed())
+    }
+}
+
+/// Answers with drafts. Each has as many steps as a `tg` test where nothing is drafted: one for the prompt's last token, and one for each further token.
+struct Drafted<'a> {
+    source: &'a DraftSource,
+    all_logits: bool,
+    depth: usize,
+    tokens: usize,
+}
+
+impl Drafted<'_> {
+    fn run(&self, test: Test, sessions: &mut [Session], cancel: &Cancel) -> Result<(Duration, Vec<Generation>), Error> {
+        let sessions = &mut sessions[..test.sessions()];
+        let Some(model) = sessions.first().map(|session| session.model().clone()) else { return Ok((Duration::ZERO, Vec::new())) };
+        let (draft, max_new) = (self.source.clone(), self.tokens);
+        let options = GenerateOptions { draft, max_new, ignore_eos: true, keep_logits: self.all_logits, ..GenerateOptions::default() };
+        let before = some_ids(&model, self.depth);
+        // Behind what is in the cache a token of its own for each session.
+        let prompt = |number: usize| Prompt::from_ids([&before[..], &some_ids(&model, number + 1)[number..]].concat());
+        if let [session] = sessions {
+            session.rollback(self.depth)?;
+            let started = Instant::now();
+            let answer = generate(session, &prompt(0), &options, cancel, &mut |_| ())?;
+            return Ok((started.elapsed(), vec![answer]));
+        }
+        let engine = Engine::start(model.clone(), EngineOptions::default())?;
+        if !before.is_empty() {
+            engine.keep(engine.session(&Prompt::from_ids(before.clone()), cancel)?);
+        }
+        let request = |number| Request { cancel: cancel.clone(), ..Request::new(prompt(number)).with_options(options.clone()) };
+        let started = Instant::now();
+        let answers = (0..sessions.len()).map(|number| engine.submit(request(number))).collect::<Result<Vec<_>, _>>()?;
+        let answers = answers.into_iter().map(|answer| answer.finish()).collect::<Result<_, _>>()?;
+        Ok((started.elapsed(), answers))
     }
 }
 

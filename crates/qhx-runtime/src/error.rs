@@ -177,6 +177,14 @@ pub enum Error {
         /// What is missing.
         reason: String,
     },
+    /// The program is not one that can draft for the model.
+    #[error("program `{program}` cannot draft for the text program: {reason}")]
+    NotDraft {
+        /// The program's name.
+        program: String,
+        /// What is missing.
+        reason: String,
+    },
     /// Nothing to read.
     #[error("the prompt is empty: give at least one token")]
     EmptyPrompt,

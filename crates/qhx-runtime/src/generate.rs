@@ -36,8 +36,10 @@ pub fn generate_with(
     let writer = Writer::new(session.model(), prompt, options, processors)?;
     let drafter = Drafter::new(session.model(), prompt, options)?;
     session.want_largest_only(writer.wants_largest());
+    session.keep_hidden_rows(drafter.wants_hidden_rows());
     let generation = answer(session, prompt, writer, drafter, cancel, on_piece);
     session.want_largest_only(false);
+    session.keep_hidden_rows(false);
     generation
 }
 

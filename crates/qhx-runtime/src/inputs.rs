@@ -75,6 +75,10 @@ fn is_of_text(generator: &Generator) -> bool {
         | Generator::InterpolationIndex
         | Generator::InterpolationFactor
         | Generator::Frames
+        | Generator::NextIds
+        | Generator::HiddenRows
+        | Generator::ChainedRows
+        | Generator::ChainedRowsAt
         | Generator::Carried => false,
     }
 }

@@ -3,12 +3,14 @@
 //! The crate knows bundles, programs and devices; it never knows a model family by name. What differs between models
 //! (tokenizer, chat template, end-of-turn ids) arrives as data from the bundle.
 
+mod acceptance;
 pub mod auto;
 pub mod bench;
 mod cancel;
 mod chat;
 mod choice;
 pub mod draft;
+mod draft_program;
 mod drafter;
 mod encoded;
 mod encoder;
@@ -22,6 +24,7 @@ mod generate;
 mod generation;
 #[cfg(feature = "grammar")]
 mod grammar;
+mod hidden_rows;
 mod inputs;
 pub mod isolate;
 mod language;
@@ -70,7 +73,7 @@ pub use log_probs::TokenLogProbs;
 pub use medium::{Medium, MediumNumbers};
 pub use model::{LoadPlan, Model, check_processor};
 pub use options::{DEFAULT_CHUNK, DEFAULT_CONTEXT, LoadOptions};
-pub use parts::{ModelParts, ModelTemplate, PreparedFiles};
+pub use parts::{DraftParts, ModelParts, ModelTemplate, PreparedFiles};
 pub use processor::{LogitBias, LogitProcessor, OccurrencePenalty};
 pub use prompt::{PlacedMedium, Prompt};
 pub use qhx_media as media;

@@ -6,6 +6,7 @@
 use crate::{
     Cancel, DeviceChoice, Encoded, Error, Language, LoadOptions, Medium, ModelParts,
     auto::{AutoChoice, Contest},
+    draft_program::{DraftProgram, LoadedDraft},
     encoder::Encoders,
     memory::{MemoryEstimate, TowerNeed},
     options::{DEFAULT_CONTEXT, MAX_SESSIONS, MOST_DRAFTS},
@@ -17,7 +18,7 @@ use crate::{
     soft_rows::soft_row_width,
 };
 use qhx_bundle::{Bundle, manifest::TEXT_PROGRAM, target::MadeFor};
-use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, State, Tap, Weights};
+use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Executable, State, Tap, Weights};
 use qhx_media::MediaKind;
 use std::{
     collections::BTreeMap,
@@ -43,6 +44,7 @@ struct Loaded {
     memory: MemoryEstimate,
     wanted: usize,
     can_draft: bool,
+    draft: Option<DraftProgram>,
     sessions: usize,
     fingerprint: String,
     encoders: Encoders,
@@ -58,6 +60,9 @@ struct Origin {
     weights: Arc<dyn Weights>,
     options: qhx_ir::LoadOptions,
 }
+
+/// A loaded program and its device.
+type LoadedOn = (Arc<dyn Device>, Box<dyn Executable>);
 
 /// What loading would do: the choices and numbers that `inspect` shows, made without allocating anything.
 #[derive(Clone)]
@@ -170,7 +175,8 @@ impl Model {
         let plan = LoadPlan::among(&parts.program, parts.context_limit, options, candidates)?;
         let LoadPlan { placement, memory, device, .. } = plan.counting(&parts.towers, &options.media);
         let language = Language::with_context(&parts, memory.context)?;
-        let ModelParts { program, weights, fingerprint, prepared, .. } = parts;
+        let ModelParts { program, weights, fingerprint, prepared, draft, .. } = parts;
+        let draft = draft.map(|draft| DraftProgram::new(draft, &program, language.vocabulary().logits)).transpose()?;
         if !memory.fits() && !options.overcommit {
             return Err(Error::DoesNotFit(Box::new(memory)));
         }
@@ -191,7 +197,11 @@ impl Model {
         let machine = device.open()?;
         let executable = Recorded::of_device(machine.load(&program, &weights, &load)?, &*device, load.timeline.as_ref());
         let can_draft = executable.commits_partly() && executable.is_batch_invariant();
-        let runner = Mutex::new(Runner::new(executable, program.clone(), language.placeholders().clone(), language.vocabulary().logits));
+        let runner = Runner::new(executable, program.clone(), language.placeholders().clone(), language.vocabulary().logits);
+        let runner = Mutex::new(match draft.as_ref().filter(|_| can_draft) {
+            Some(draft) => runner.showing(&draft.stage, draft.width),
+            None => runner,
+        });
         let again = qhx_ir::LoadOptions { progress: None, ..load };
         let origin = Origin { devices: candidates.to_vec(), cpu: options.cpu(), weights: weights.clone(), options: again };
         let encoders = Encoders::new(language.towers.clone(), weights, candidates.to_vec(), artifacts, options);
@@ -207,6 +217,7 @@ impl Model {
             memory,
             wanted,
             can_draft,
+            draft,
             sessions,
             fingerprint,
             encoders,
@@ -279,6 +290,35 @@ impl Model {
         if self.can_draft() { MOST_DRAFTS.min(self.chunk().saturating_sub(answers)) } else { 0 }
     }
 
+    /// The program with which it drafts for itself.
+    pub(crate) fn draft_program(&self) -> Option<&DraftProgram> {
+        self.0.draft.as_ref()
+    }
+
+    /// The same, loaded where the text program is, with [`Runner::loads`].
+    pub(crate) fn loaded_draft<'d>(&self, draft: &'d DraftProgram) -> Result<(MutexGuard<'d, LoadedDraft>, u64), Error> {
+        let (mut loaded, loads) = (draft.lock(), self.runner().loads);
+        if !loaded.is_loaded(loads) {
+            let (_, executable) = self.load_somewhere(&draft.program, &DraftProgram::load_options(), true)?;
+            loaded.put(executable, loads);
+        }
+        Ok((loaded, loads))
+    }
+
+    /// Loads a program on the first of the model's devices that takes it, or else on the processor.
+    fn load_somewhere(&self, program: &Checked, options: &qhx_ir::LoadOptions, own_devices: bool) -> Result<LoadedOn, DeviceError> {
+        let Origin { devices, cpu, weights, .. } = &self.0.origin;
+        let processor = registry::candidates_with(DeviceChoice::Cpu, *cpu, &NpuSettings::default(), &GpuSettings::default());
+        let mut problem = DeviceError::Call("there is no device".into());
+        for device in devices.iter().filter(|_| own_devices).chain(&processor.unwrap_or_default()) {
+            match device.load(program, weights, options) {
+                Ok(executable) => return Ok((device.clone(), executable)),
+                Err(error) => problem = error,
+            }
+        }
+        Err(problem)
+    }
+
     /// Whether two are the same loaded model.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -334,15 +374,11 @@ impl Model {
     /// The device of the text program cannot go on: loads it anew, on the first of the model's devices or else on the processor that takes it. Sessions compute their
     /// states again from their rows. The error is why the device was given up, where nothing takes its place.
     pub(crate) fn recover(&self, lost: DeviceError) -> Result<(), Error> {
-        let Origin { devices, cpu, weights, options } = &self.0.origin;
-        let processor = registry::candidates_with(DeviceChoice::Cpu, *cpu, &NpuSettings::default(), &GpuSettings::default());
-        let processor = processor.unwrap_or_default();
         // A device without memory would have none for a second copy either.
         let is_full = matches!(lost, DeviceError::Exhausted { .. });
-        let others = devices.iter().filter(|_| !is_full).chain(&processor);
-        let mut loaded = others.filter_map(|device| Some((device, device.load(self.program(), weights, options).ok()?)));
-        let Some((device, executable)) = loaded.next() else { return Err(lost.into()) };
-        if let Ok((_, mut placement)) = placement::place(self.program(), DeviceChoice::Auto, None, std::slice::from_ref(device)) {
+        let loaded = self.load_somewhere(self.program(), &self.0.origin.options, !is_full);
+        let Ok((device, executable)) = loaded else { return Err(lost.into()) };
+        if let Ok((_, mut placement)) = placement::place(self.program(), DeviceChoice::Auto, None, std::slice::from_ref(&device)) {
             let (from, to) = (lost.left_device().unwrap_or_default().to_owned(), device.name().to_owned());
             placement.explain(&format!("{from} was given up"));
             placement.fallbacks.push(Fallback { stage: self.program().name.to_string(), from, to, reason: lost.to_string() });

@@ -33,10 +33,21 @@ pub struct ModelParts {
     pub media: Media,
     /// The programs that `media` names.
     pub towers: BTreeMap<String, Checked>,
+    /// The program with which it drafts for itself, where it has one.
+    pub draft: Option<DraftParts>,
     /// The id that takes the place of media placeholders where a program asks for that.
     pub pad: Option<u32>,
     /// What was prepared ahead of time.
     pub prepared: Option<PreparedFiles>,
+}
+
+/// The program with which a model drafts for itself.
+#[derive(Clone)]
+pub struct DraftParts {
+    /// The program.
+    pub program: Checked,
+    /// The stage of the text program whose rows feed it.
+    pub stage: String,
 }
 
 /// What was prepared ahead of time for a device.
@@ -98,6 +109,8 @@ impl ModelParts {
             }
             _ => None,
         };
+        let draft = manifest.draft.as_ref();
+        let is_tower = |name: &str| name != TEXT_PROGRAM && draft.is_none_or(|draft| draft.program != name);
         Ok(Self {
             name: manifest.model.name.clone(),
             program: programs.get(TEXT_PROGRAM).ok_or_else(missing)?.clone(),
@@ -108,7 +121,8 @@ impl ModelParts {
             template,
             fingerprint: fingerprint.to_owned(),
             media: manifest.media.clone(),
-            towers: programs.iter().filter(|(name, _)| *name != TEXT_PROGRAM).map(|(n, p)| (n.clone(), p.clone())).collect(),
+            towers: programs.iter().filter(|(name, _)| is_tower(name)).map(|(n, p)| (n.clone(), p.clone())).collect(),
+            draft: draft.and_then(|draft| Some(DraftParts { program: programs.get(&draft.program)?.clone(), stage: draft.stage.clone() })),
             pad: manifest.tokens.pad,
             prepared: None,
         })

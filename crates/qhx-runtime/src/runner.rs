@@ -25,6 +25,10 @@ pub(crate) struct Runner {
     width: usize,
     inputs: Inputs,
     outputs: Outputs,
+    /// The stage whose rows feed the model's own drafts, and the numbers of a row.
+    hidden_stage: Option<(String, usize)>,
+    /// What it made in the last call, where that was wanted.
+    hidden: Vec<f32>,
     /// How often the program was loaded again because its device was lost: states of an earlier time are of no use.
     pub(crate) loads: u64,
     /// What happened then.
@@ -85,8 +89,24 @@ pub(crate) struct Watch<'a> {
 
 impl Runner {
     pub(crate) fn new(executable: Box<dyn Executable>, program: Checked, placeholders: Placeholders, width: usize) -> Self {
-        let (inputs, outputs) = (Inputs::default(), Outputs::new());
-        Self { executable, program, placeholders, width, inputs, outputs, loads: 0, moved: None, costs: RowCosts::default() }
+        Self {
+            executable,
+            program,
+            placeholders,
+            width,
+            inputs: Inputs::default(),
+            outputs: Outputs::new(),
+            hidden_stage: None,
+            hidden: Vec::new(),
+            loads: 0,
+            moved: None,
+            costs: RowCosts::default(),
+        }
+    }
+
+    /// The same for sequences that want to see what a stage makes of their rows: so many numbers each.
+    pub(crate) fn showing(self, stage: &str, width: usize) -> Self {
+        Self { hidden_stage: Some((stage.to_owned(), width)), ..self }
     }
 
     /// From now on calls go to a program that was loaded anew.
@@ -108,7 +128,9 @@ impl Runner {
     }
 
     fn compute(&mut self, spans: &mut [Span<'_>], purpose: &Purpose<'_>, watch: &mut Watch<'_>) -> Result<(), Error> {
-        let Self { executable, program, placeholders, inputs, outputs, .. } = self;
+        let Self { executable, program, placeholders, inputs, outputs, hidden_stage, hidden, .. } = self;
+        hidden.clear();
+        let is_hidden_wanted = spans.iter().any(|span| span.sequence.hidden.is_some());
         inputs.fill(program, placeholders, spans.iter().map(Span::row_span));
         let all_logits = watch.logits.is_some();
         let first = spans.first().map_or(0, |span| span.rows.start);
@@ -142,12 +164,20 @@ impl Runner {
                     &mut many_segments[..]
                 }
             };
-            let mut tap;
+            let (mut tap, mut keep);
             let mut call = Call::new(bindings, inputs, segments, outputs);
             (call.wants, call.phase, call.cancel) = (wants, purpose.phase, purpose.cancel);
             if let Some(show) = &mut watch.taps {
                 tap = |it: Tap<'_>| show(first, it);
                 call.taps = Some(&mut tap);
+            } else if let Some((stage, _)) = hidden_stage.as_ref().filter(|_| is_hidden_wanted) {
+                keep = |it: Tap<'_>| {
+                    if it.stage == *stage {
+                        hidden.extend_from_slice(it.values);
+                    }
+                };
+                call.taps = Some(&mut keep);
+                call.tapped = Some(stage);
             }
             executable.run(&mut call)
         })?;
@@ -160,7 +190,14 @@ impl Runner {
         let logits = self.outputs.value("logits").unwrap_or_default();
         let mut results = self.outputs.rows().iter();
         let last_stage = self.executable.last_stage_time().unwrap_or_default();
+        let width_hidden = self.hidden_stage.as_ref().map_or(0, |(_, width)| *width);
+        let mut first = 0;
         for Span { sequence, rows, wanted, .. } in spans {
+            let own = first * width_hidden..(first + rows.len()) * width_hidden;
+            first += rows.len();
+            if let (Some(kept), Some(hidden)) = (&mut sequence.hidden, self.hidden.get(own)) {
+                kept.put(rows.start, hidden);
+            }
             if sequence.drafts == 0 {
                 sequence.state.commit(rows.len())?;
             }

@@ -1,6 +1,6 @@
 //! Rows, and what a device has computed of them: what a call works on.
 
-use crate::{Error, rows::Rows};
+use crate::{Error, hidden_rows::HiddenRows, rows::Rows};
 use qhx_ir::{Phase, State};
 use qhx_media::MediaKind;
 use std::time::Duration;
@@ -19,6 +19,8 @@ pub(crate) struct Sequence {
     pub(crate) largest: Vec<(u32, f32)>,
     /// Whether only the largest of them is wanted.
     pub(crate) largest_only: bool,
+    /// What feeds the model's own drafts, where they are wanted.
+    pub(crate) hidden: Option<HiddenRows>,
     pub(crate) work: Work,
 }
 
@@ -84,6 +86,7 @@ impl Sequence {
             logits: Vec::with_capacity(logits),
             largest: Vec::with_capacity(1),
             largest_only: false,
+            hidden: None,
             work: Work::default(),
         }
     }
@@ -95,6 +98,7 @@ impl Sequence {
             state: self.state.fork()?,
             logits: self.logits.clone(),
             largest: self.largest.clone(),
+            hidden: None,
             ..*self
         })
     }
@@ -135,6 +139,9 @@ impl Sequence {
     pub(crate) fn accept(&mut self, accepted: usize) -> Result<(), Error> {
         let wrong = std::mem::take(&mut self.drafts) - accepted;
         self.rows.truncate(self.rows.len() - wrong);
+        if let Some(hidden) = &mut self.hidden {
+            hidden.truncate(self.rows.len());
+        }
         self.state.commit(self.rows.len() - self.state.len())?;
         Ok(())
     }

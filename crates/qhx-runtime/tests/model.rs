@@ -132,8 +132,14 @@ fn programs_that_are_not_text_are_refused() {
 fn bench_measures_what_it_says() {
     for device in device_choices() {
         let model = model(Kind::Dense, device, 8, 40);
-        let options =
-            BenchOptions { prompt: vec![16, 0], generate: vec![4], repeats: 3, sessions: vec![1], depth: vec![0, 5], all_logits: false };
+        let options = BenchOptions {
+            prompt: vec![16, 0],
+            generate: vec![4],
+            repeats: 3,
+            sessions: vec![1],
+            depth: vec![0, 5],
+            ..BenchOptions::default()
+        };
         let mut shown = Vec::new();
         let report = bench(&model, "f32", &options, &Cancel::new(), &mut |result| shown.push(result.test.clone())).unwrap();
         assert_eq!(shown, ["pp16", "tg4", "pp16@d5", "tg4@d5"]);

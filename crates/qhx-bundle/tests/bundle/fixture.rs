@@ -124,6 +124,7 @@ pub(crate) fn manifest() -> Manifest {
         ignored_tensors: None,
         parity: None,
         fixture_dir: None,
+        draft: None,
         files: BTreeMap::new(),
     }
 }

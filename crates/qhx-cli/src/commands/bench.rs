@@ -2,6 +2,7 @@
 
 use super::synthetic;
 use crate::{
+    draft::DraftChoice,
     environment,
     failure::Failure,
     flags::{HardwareFlags, MAX_TOKENS, TimelineFlag, count, count_or_none},
@@ -17,7 +18,7 @@ use qhx_bundle::{Bundle, files};
 use qhx_runtime::{
     DeviceChoice, LoadOptions,
     auto::AutoChoice,
-    bench::{BenchOptions, BenchReport, BenchResult, ExpertUse, MAX_REPEATS, bench},
+    bench::{BenchOptions, BenchReport, BenchResult, DraftCounts, ExpertUse, MAX_REPEATS, bench},
     registry::devices,
 };
 use serde::Serialize;
@@ -64,6 +65,9 @@ pub(crate) struct Bench {
     /// Also write everything to a file that can be sent to others: results, devices, what was predicted and measured of each way to place the model
     #[arg(long, value_name = "FILE.json")]
     report: Option<PathBuf>,
+    /// Decode greedy answers with drafts from `lookup`, `mtp`, `auto`, `none` or a smaller model, and report how many were right [default: decode given tokens one by one]
+    #[arg(long, value_name = "SOURCE")]
+    draft: Option<DraftChoice>,
     /// Compute all logits of each token, as sampling needs them; greedy decoding needs only the largest
     #[arg(long)]
     all_logits: bool,
@@ -91,9 +95,11 @@ impl Bench {
         for &device in &self.device {
             let bundle = open_model(Some(model), device, interrupt)?.bundle;
             let sessions = self.sessions.iter().copied().max().unwrap_or(1);
-            let context = Some(longest.saturating_add(deepest));
-            let model =
-                load_model(&bundle, &LoadOptions { context, sessions, timeline: timeline.clone(), ..self.hardware.load_options(device)? })?;
+            // An answer with drafts has a prompt of one token.
+            let prompt = usize::from(self.draft.is_some());
+            let context = Some(longest.saturating_add(deepest).saturating_add(prompt));
+            let load = LoadOptions { context, sessions, timeline: timeline.clone(), ..self.hardware.load_options(device)? };
+            let model = load_model(&bundle, &load)?;
             let options = BenchOptions {
                 prompt: self.prompt.clone(),
                 generate: self.generate.clone(),
@@ -101,9 +107,10 @@ impl Bench {
                 sessions: self.sessions.clone(),
                 depth: self.depth.clone(),
                 all_logits: self.all_logits,
+                draft: self.draft.as_ref().map(|draft| draft.source(&model, &load, interrupt)).transpose()?,
             };
             let mut told = |result: &BenchResult| {
-                output::dim_note(&format!("{}: {:.2} ± {:.2} tok/s", result.test, result.mean, result.sd));
+                output::dim_note(&format!("{}: {:.2} ± {:.2} tok/s{}", result.test, result.mean, result.sd, drafts(result)));
             };
             let report = bench(&model, &bundle.manifest().precision, &options, interrupt.cancel(), &mut told)?;
             runs.push(Run {
@@ -144,6 +151,12 @@ fn size(bundle: &Bundle) -> u64 {
     bundle.manifest().weights.iter().filter_map(|file| bundle.manifest().files.get(file)).map(|file| file.bytes).sum()
 }
 
+/// How many drafts were right, where there were any.
+fn drafts(result: &BenchResult) -> String {
+    let Some(DraftCounts { drafted, accepted }) = result.drafts else { return String::new() };
+    format!(" ({accepted} of {drafted} drafts right)")
+}
+
 /// One file for others to read.
 fn write_report(path: &Path, runs: &[Run]) -> Result<(), Failure> {
     let devices = devices(environment::cpu()?, &environment::npu()?);
@@ -173,7 +186,7 @@ fn tables(run: &Run) -> String {
             report.device.clone(),
             report.threads.to_string(),
             result.test.clone(),
-            format!("{:.2} ± {:.2}", result.mean, result.sd),
+            format!("{:.2} ± {:.2}{}", result.mean, result.sd, drafts(result)),
         ]);
     }
     let share = if report.bandwidth_share > 0.0 {

@@ -15,7 +15,7 @@ use crate::{
 use clap::Args;
 use qhx_bundle::{
     Bundle, BundlePath, files,
-    manifest::{ChatMode, FileEntry, IgnoredTensors, Manifest, ModelFacts, SuggestedSampling, TEXT_PROGRAM},
+    manifest::{ChatMode, DraftEntry, FileEntry, IgnoredTensors, Manifest, ModelFacts, SuggestedSampling, TEXT_PROGRAM},
     media::{AudioFrontEnd, ImageFrontEnd, Media, Patches, Resize},
 };
 use qhx_ir::{Checked, OpKind};
@@ -77,6 +77,9 @@ struct Report<'a> {
     copies: Vec<SlotCopy>,
     media: &'a Media,
     towers: Vec<TowerReport>,
+    /// The program with which the model drafts for itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft: Option<DraftReport<'a>>,
     ignored_tensors: Option<&'a IgnoredTensors>,
     /// What was prepared for the NPU, by program.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -115,6 +118,33 @@ struct StageReport {
     weight_bytes: u64,
     /// For one token, attention with the context's rows included.
     flops: u64,
+}
+
+/// A program that drafts.
+#[derive(Serialize)]
+struct DraftReport<'a> {
+    program: &'a str,
+    /// The stage of the text program that feeds it.
+    stage: &'a str,
+    /// Without those that it shares with other programs.
+    parameters: u64,
+    /// Likewise.
+    weight_bytes: u64,
+}
+
+impl<'a> DraftReport<'a> {
+    fn of(bundle: &'a Bundle) -> Option<Self> {
+        let DraftEntry { program, stage } = bundle.manifest().draft.as_ref()?;
+        let others = bundle.programs().iter().filter(|(name, _)| *name != program);
+        let shared: BTreeSet<_> = others.flat_map(|(_, other)| other.weights.keys()).collect();
+        let own: Vec<_> = bundle.program(program)?.weights.iter().filter(|(name, _)| !shared.contains(name)).map(|(_, w)| w).collect();
+        Some(Self {
+            program,
+            stage,
+            parameters: own.iter().map(|weight| weight.shape.iter().map(|&d| d as u64).product::<u64>()).sum(),
+            weight_bytes: own.iter().map(|weight| tensor_bytes(weight.encoding, &weight.shape)).sum(),
+        })
+    }
 }
 
 /// A program that encodes media.
@@ -192,6 +222,7 @@ impl<'a> Report<'a> {
             copies: plan.placement.copies,
             media: &manifest.media,
             towers,
+            draft: DraftReport::of(bundle),
             npu: BTreeMap::new(),
             ignored_tensors: manifest.ignored_tensors.as_ref(),
             files: &manifest.files,
@@ -215,6 +246,14 @@ impl<'a> Report<'a> {
             Some(ignored) => format!("{} tensors, {} ({})", ignored.count, show_bytes(ignored.bytes), ignored.prefixes.join(", ")),
             None => "nothing".into(),
         };
+        let drafts = match &self.draft {
+            Some(DraftReport { program, parameters, weight_bytes, .. }) => format!(
+                "multi-token prediction by program `{program}`, {} parameters of its own, {}",
+                show_count(*parameters),
+                show_bytes(*weight_bytes)
+            ),
+            None => "no program of its own".into(),
+        };
         let about = facts(&[
             ("bundle", self.bundle.to_owned()),
             ("model", model.name.clone()),
@@ -228,6 +267,7 @@ impl<'a> Report<'a> {
             ("parity", if self.gated { "gated, see parity.json".into() } else { "not gated".to_owned() }),
             ("images", self.media.image.as_ref().map_or_else(|| "none".to_owned(), images)),
             ("sound", self.media.audio.as_ref().map_or_else(|| "none".to_owned(), sound)),
+            ("drafts", drafts),
             ("left out", ignored),
         ]);
         let context = per_token.context;

@@ -193,6 +193,7 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
         vocabulary: c.vocabulary,
         hidden: c.hidden,
         context: c.context,
+        draft: None,
         rotations: Rotations::default(),
         ignored: Box::new(move |tensor| {
             // Published files hold keys and values for the layers that share, too; they must not be used.

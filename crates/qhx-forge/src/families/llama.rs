@@ -87,6 +87,7 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
         vocabulary: c.vocabulary,
         hidden: c.hidden,
         context: config.length_if_any("max_position_embeddings")?.unwrap_or(2048),
+        draft: None,
         rotations: Rotations::default(),
         ignored: Box::new(|tensor| tensor.starts_with("lm_head.") || tensor.ends_with(".rotary_emb.inv_freq")),
     })

@@ -16,7 +16,7 @@ use crate::{
     precision::{Precision, StoredTensors},
     rotate::Rotations,
 };
-use qhx_bundle::media::Media;
+use qhx_bundle::{manifest::DraftEntry, media::Media};
 
 /// What a family makes of a configuration.
 pub struct Family {
@@ -34,6 +34,8 @@ pub struct Family {
 pub struct Programs {
     /// `text` first.
     pub programs: Vec<Written>,
+    /// The one among them that drafts, and what feeds it.
+    pub draft: Option<DraftEntry>,
     /// Rows of the logits.
     pub vocabulary: usize,
     /// Width of the residual stream.

@@ -132,6 +132,7 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
         vocabulary: c.vocabulary,
         hidden: c.hidden,
         context: c.context,
+        draft: None,
         rotations: Rotations::default(),
         ignored,
     })

@@ -141,5 +141,13 @@ fn finish(c: &Qwen3, programs: Vec<Written>) -> Result<Programs, ForgeError> {
     let text_only = programs.len() == 1;
     let ignored = move |tensor: &str| tensor.starts_with("lm_head.") || (text_only && tensor.starts_with("model.visual."));
     let ignored = Box::new(ignored);
-    Ok(Programs { programs, vocabulary: c.vocabulary, hidden: c.hidden, context: c.context, rotations: Rotations::default(), ignored })
+    Ok(Programs {
+        programs,
+        draft: None,
+        vocabulary: c.vocabulary,
+        hidden: c.hidden,
+        context: c.context,
+        rotations: Rotations::default(),
+        ignored,
+    })
 }

@@ -1,5 +1,8 @@
 //! Qwen3.5: a hybrid decoder. Most layers mix rows by a gated delta rule over short-convolved queries, keys and values; every fourth by
 //! softmax attention whose output is gated per number. Norms are zero-centred (they multiply by 1 + w), but for the one inside the delta mixer.
+//!
+//! Its multi-token prediction is a program of its own: from the normed row of a token and the embedding of the next, one more layer of attention predicts the token after that. The table, the
+//! output head and the text's final norm are shared.
 
 use super::{
     Family, Programs,
@@ -7,17 +10,22 @@ use super::{
 };
 use crate::{
     Config, ForgeError,
-    pen::{Kv, Pen, Value},
+    pen::{Kv, Pen, Value, Written},
     precision::{Precision, StoredTensors},
     rotary::{RopeConfig, interleaved_streams},
     rotate::Rotations,
 };
+use qhx_bundle::manifest::DraftEntry;
 use qhx_ir::{
     Activation::{Sigmoid, Silu},
     Mask, Rotary,
 };
 
 pub(super) const FAMILY: Family = Family { name: "Qwen3.5", model_types: &["qwen3_5", "qwen3_5_text"], write, media: qwen_vision::media };
+
+const ROOTS: [&str; 2] = ["model.language_model.", "model."];
+/// The program of multi-token prediction, and what the names of its tensors begin with.
+const PREDICTION: (&str, &str) = ("mtp", "mtp.");
 
 struct Qwen35 {
     vocabulary: usize,
@@ -33,6 +41,8 @@ struct Qwen35 {
     tied: bool,
     context: usize,
     rotary: Rotary,
+    /// Whether the checkpoint has a layer for multi-token prediction.
+    predicts: bool,
 }
 
 /// Sizes of the delta mixer.
@@ -77,6 +87,8 @@ impl Qwen35 {
             tied: top.flag_or("tie_word_embeddings", c.flag_or("tie_word_embeddings", false)?)?,
             context: c.length("max_position_embeddings")?,
             rotary: rotary(c, head_dim)?,
+            // Other forms of it were never published; their tensors are left out.
+            predicts: c.size_if_any("mtp_num_hidden_layers")? == Some(1) && !c.flag_or("mtp_use_dedicated_embeddings", false)?,
         })
     }
 }
@@ -121,7 +133,7 @@ fn rotary(c: Config<'_>, head_dim: usize) -> Result<Rotary, ForgeError> {
 
 fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) -> Result<Programs, ForgeError> {
     let c = Qwen35::read(config.section_or_self("text_config"), config)?;
-    let m = Pen::new("text", precision, tensors, &["model.language_model.", "model."], "embed_tokens.weight");
+    let m = Pen::new("text", precision, tensors, &ROOTS, "embed_tokens.weight");
     m.rotary("rope", c.rotary.clone());
     let (ids, positions) = (m.ids(), m.mrope_positions());
     let tower = QwenVision::read(config, tensors, c.hidden)?;
@@ -141,30 +153,70 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
             let mixed = if attention { gated_attention(&c, &m, &h, &positions, &layer) } else { delta_mixer(&c, &m, &h, &layer) };
             m.add(&x, &mixed)
         });
-        x = m.stage(format!("{layer}.ffn"), &layer, || {
-            let h = m.rms_norm_zero_centred("post_attention_layernorm", &x, c.eps);
-            let (gate, up) = (m.linear("mlp.gate_proj", &h, c.ffn), m.linear("mlp.up_proj", &h, c.ffn));
-            m.add(&x, &m.linear("mlp.down_proj", &m.gate(&gate, &up, Silu), c.hidden))
-        });
+        x = m.stage(format!("{layer}.ffn"), &layer, || feed_forward(&c, &m, &x));
     }
-    let logits = m.stage("lm_head", "", || {
-        let h = m.rms_norm_zero_centred("norm", &m.wanted_rows(&x), c.eps);
-        if c.tied { m.tied_head("embed_tokens", &h, c.vocabulary) } else { m.head("lm_head", &h, c.vocabulary, false) }
-    });
+    let logits = m.stage("lm_head", "", || head(&c, &m, &m.rms_norm_zero_centred("norm", &m.wanted_rows(&x), c.eps)));
     m.output("logits", &logits);
     let mut programs = vec![m.finish()?];
     if let Some(tower) = &tower {
         programs.push(tower.write(precision, tensors)?);
     }
+    let (name, prefix) = PREDICTION;
+    let predicts = c.predicts && tensors.has(&format!("{prefix}fc.weight"));
+    if predicts {
+        programs.push(prediction(&c, precision, tensors)?);
+    }
+    // The rows before the final norm.
+    let stage = format!("layers.{}.ffn", c.attention.len() - 1);
     let ignored: &[&str] = if tower.is_some() { &["mtp.", "lm_head."] } else { &["mtp.", "lm_head.", "model.visual."] };
     Ok(Programs {
         programs,
+        draft: predicts.then(|| DraftEntry { program: name.into(), stage }),
         vocabulary: c.vocabulary,
         hidden: c.hidden,
         context: c.context,
         rotations: Rotations::default(),
         ignored: Box::new(|tensor| ignored.iter().any(|prefix| tensor.starts_with(prefix))),
     })
+}
+
+/// Multi-token prediction. The hidden row of token `n` is the text's, normed as for its output head, or where the text is not as far this program's own of the token before, which is normed already.
+fn prediction(c: &Qwen35, precision: Precision, tensors: &dyn StoredTensors) -> Result<Written, ForgeError> {
+    let (name, prefix) = PREDICTION;
+    let m = Pen::new(name, precision, tensors, &ROOTS, "embed_tokens.weight").beside(prefix);
+    m.rotary("rope", c.rotary.clone());
+    let (next, positions) = (m.next_ids(), m.mrope_positions());
+    let embedded = m.stage("mtp.embed", "", || {
+        let x = m.embed("embed_tokens", &next, c.vocabulary, c.hidden, 1.0);
+        m.rms_norm_zero_centred("mtp.pre_fc_norm_embedding", &x, c.eps)
+    });
+    let hidden = m.stage("mtp.hidden", "", || {
+        let h = m.rms_norm_zero_centred("norm", &m.hidden_rows(c.hidden), c.eps);
+        m.rms_norm_zero_centred("mtp.pre_fc_norm_hidden", &m.chained_rows(&h), c.eps)
+    });
+    let mut x = m.stage("mtp.fc", "mtp", || m.linear("fc", &m.concat(&embedded, &hidden), c.hidden));
+    let layer = "mtp.layers.0";
+    x = m.stage(format!("{layer}.attn"), layer, || {
+        let h = m.rms_norm_zero_centred("input_layernorm", &x, c.eps);
+        m.add(&x, &gated_attention(c, &m, &h, &positions, layer))
+    });
+    x = m.stage(format!("{layer}.ffn"), layer, || feed_forward(c, &m, &x));
+    let normed = m.stage("mtp.norm", "mtp", || m.rms_norm_zero_centred("norm", &x, c.eps));
+    let logits = m.stage("mtp.lm_head", "", || head(c, &m, &m.wanted_rows(&normed)));
+    m.output("hidden", &normed);
+    m.output("logits", &logits);
+    m.finish()
+}
+
+fn feed_forward(c: &Qwen35, m: &Pen<'_>, x: &Value) -> Value {
+    let h = m.rms_norm_zero_centred("post_attention_layernorm", x, c.eps);
+    let (gate, up) = (m.linear("mlp.gate_proj", &h, c.ffn), m.linear("mlp.up_proj", &h, c.ffn));
+    m.add(x, &m.linear("mlp.down_proj", &m.gate(&gate, &up, Silu), c.hidden))
+}
+
+/// The output head over normed rows.
+fn head(c: &Qwen35, m: &Pen<'_>, normed: &Value) -> Value {
+    if c.tied { m.tied_head("embed_tokens", normed, c.vocabulary) } else { m.head("lm_head", normed, c.vocabulary, false) }
 }
 
 /// Softmax attention; `q_proj` holds, per head, the query and the gate of its output.

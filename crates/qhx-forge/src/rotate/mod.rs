@@ -9,9 +9,12 @@
 //! * `residual`: the residual stream, folded into everything that writes and reads it, together with what layer norms do beside scaling;
 //! * `values`: the values of an attention, folded into the matrices before and after it;
 //! * `inputs`: the inputs of products behind a gate, and behind the norms of a stream that cannot be rotated, at run time.
+//!
+//! A program that drafts has a few small matrices of its own, which stay as they are; it turns what it looks up in a `shared` table, and what it multiplies a shared head with.
 
 mod inputs;
 mod residual;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod values;
@@ -23,7 +26,7 @@ use crate::{
     pen::{Folded, Recipe, Side, Written},
 };
 use qhx_ir::{ActivationForm, Checked, Dim, Encoding, ExpertBias, Name, Op, OpKind, Program, Weight};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// What is rotated where a program allows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,6 +59,23 @@ impl Rotations {
 
 /// Rotates what `rotations` names and the programs, none of which is rotated yet, allow; the rest stays as it is. Every program computes the same as before, up to the order of sums.
 pub fn rotate(programs: &mut Programs, rotations: Rotations) -> Result<(), ForgeError> {
+    let name = programs.draft.as_ref().map(|draft| draft.program.as_str());
+    let place = programs.programs.iter().position(|written| Some(&*written.program.name) == name);
+    let mut drafting = place.map(|place| programs.programs.remove(place));
+    let shared = drafting.iter().flat_map(|written| written.program.weights.keys().cloned()).collect();
+    rotate_others(programs, rotations, &shared)?;
+    if let (Some(written), Some(text)) = (&mut drafting, programs.programs.first()) {
+        shared::follow(written, text)?;
+    }
+    if let (Some(place), Some(written)) = (place, drafting) {
+        programs.programs.insert(place, written);
+    }
+    programs.rotations = rotations;
+    programs.programs.iter_mut().try_for_each(with_row_scales)
+}
+
+/// Rotates all programs but the one that drafts, which has the `shared` weights.
+fn rotate_others(programs: &mut Programs, rotations: Rotations, shared: &BTreeSet<Name>) -> Result<(), ForgeError> {
     for written in &mut programs.programs {
         if rotations.values {
             values::rotate(written)?;
@@ -65,13 +85,12 @@ pub fn rotate(programs: &mut Programs, rotations: Rotations) -> Result<(), Forge
         }
     }
     if rotations.residual {
-        residual::rotate(programs)?;
+        residual::rotate(programs, shared)?;
     }
     if let Some(text) = programs.programs.first_mut().filter(|_| rotations.normed) {
         inputs::rotate(text, inputs::is_normed)?;
     }
-    programs.rotations = rotations;
-    programs.programs.iter_mut().try_for_each(with_row_scales)
+    Ok(())
 }
 
 /// Lets rotated rows meet int8 weights with one scale for the whole row, where all products that read them can. Their numbers are all of about the same size, so that a scale for every 32 gains little, and

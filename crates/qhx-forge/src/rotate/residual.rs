@@ -16,11 +16,12 @@ use crate::{
 use qhx_ir::{Checked, Generator, Name, Op, OpKind, hadamard};
 use std::collections::{BTreeSet, HashMap};
 
-pub(super) fn rotate(programs: &mut Programs) -> Result<(), ForgeError> {
+/// A drafting program has the `shared` weights too: they are rotated, but nothing else is folded into them.
+pub(super) fn rotate(programs: &mut Programs, shared: &BTreeSet<Name>) -> Result<(), ForgeError> {
     let uses = uses(&programs.programs);
     let Some((text, towers)) = programs.programs.split_first_mut() else { return Ok(()) };
     let program = text.program.clone();
-    let Some(stream) = Stream::of(&program, &uses) else { return Ok(()) };
+    let Some(stream) = Stream::of(&program, &uses, shared) else { return Ok(()) };
     let Some(tower_products) = tower_products(towers, &stream.tower_outputs, &uses) else { return Ok(()) };
     for (tower, product) in tower_products {
         let mut draft = Draft { centred: stream.is_centred(), ..Draft::new(&mut towers[tower]) };
@@ -49,6 +50,9 @@ pub(super) fn rotate(programs: &mut Programs) -> Result<(), ForgeError> {
     for &norm in &stream.before_table {
         program.ops[norm].op.inputs().into_iter().for_each(|rows| draft.transform(rows));
         draft.transform(&program.ops[norm].path);
+    }
+    for &norm in &stream.before_shared {
+        program.ops[norm].op.inputs().into_iter().for_each(|rows| draft.transform(rows));
     }
     draft.finish()
 }
@@ -85,6 +89,8 @@ struct Stream {
     kind: Option<NormKind>,
     /// The places of those norms that read it for the table as output head.
     before_table: Vec<usize>,
+    /// The places of those norms that read it for a shared output head: their weights cannot be folded into it.
+    before_shared: Vec<usize>,
     /// The outputs of towers that are put into it.
     tower_outputs: Vec<Name>,
 }
@@ -97,7 +103,7 @@ enum NormKind {
 
 impl Stream {
     /// Follows the stream from a program's only look-up on; none where something stands in the way.
-    fn of(program: &Checked, uses: &HashMap<Name, usize>) -> Option<Self> {
+    fn of(program: &Checked, uses: &HashMap<Name, usize>, shared: &BTreeSet<Name>) -> Option<Self> {
         let mut tables = program.ops.iter().filter_map(|op| match &op.op {
             OpKind::Embed { table, .. } => Some((&op.path, table)),
             _ => None,
@@ -111,11 +117,12 @@ impl Stream {
             norms: Vec::new(),
             kind: None,
             before_table: Vec::new(),
+            before_shared: Vec::new(),
             tower_outputs: Vec::new(),
         };
         for (place, op) in program.ops.iter().enumerate() {
             if op.op.inputs().into_iter().any(|value| stream.has(value)) {
-                stream.follow(program, place, op, uses)?;
+                stream.follow(program, place, op, uses, shared)?;
             }
         }
         let is_seen = stream.rotated.iter().any(|value| program.is_output(value));
@@ -134,7 +141,14 @@ impl Stream {
     }
 
     /// Takes in an op that reads the stream; none where it cannot read rotated rows.
-    fn follow(&mut self, program: &Checked, place: usize, Op { path, op }: &Op, uses: &HashMap<Name, usize>) -> Option<()> {
+    fn follow(
+        &mut self,
+        program: &Checked,
+        place: usize,
+        Op { path, op }: &Op,
+        uses: &HashMap<Name, usize>,
+        shared: &BTreeSet<Name>,
+    ) -> Option<()> {
         let is_plain = |&reader: &usize| is_plain_product(&program.ops[reader].op, uses);
         match op {
             OpKind::Add { a, b } if self.has(a) != self.has(b) => {
@@ -162,7 +176,11 @@ impl Stream {
                     OpKind::Linear { weight, clip: None, .. } => *weight == self.table,
                     _ => false,
                 };
-                if is_own && readers.iter().all(is_plain) {
+                let is_shared = |weight: &Name| *weight != self.table && shared.contains(weight);
+                if readers.iter().any(|&reader| program.ops[reader].op.weights().into_iter().any(is_shared)) {
+                    only_reader(program, x)?;
+                    self.before_shared.push(place);
+                } else if is_own && readers.iter().all(is_plain) {
                     self.norms.push(place);
                 } else {
                     (kind == NormKind::Rms).then_some(())?;

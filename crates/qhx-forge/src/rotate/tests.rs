@@ -46,7 +46,8 @@ fn each_family_gets_what_it_allows() {
         ("phimoe", [&[(29, 0)], &[(9, 0)], &[(0, 0)], &[(29, 0)]]),
         ("phimoe_longrope", [&[(20, 0)], &[(6, 0)], &[(0, 0)], &[(20, 0)]]),
         // Four delta rules of five matrices and one gated attention of four; both end in a gate, as perceptrons do.
-        ("qwen3_5", [&[(40, 2), (2, 0)], &[(0, 0), (0, 0)], &[(10, 10), (0, 0)], &[(40, 2), (2, 0)]]),
+        // Last what predicts: the shared table, turned back behind the look-up and before the head.
+        ("qwen3_5", [&[(40, 2), (2, 0), (1, 2)], &[(0, 0), (0, 0), (0, 0)], &[(10, 10), (0, 0), (0, 0)], &[(40, 2), (2, 0), (1, 2)]]),
         // Norms between products and the stream. Three of eight layers share values of others; each has two gates.
         ("gemma4", [&[(0, 0), (0, 0), (0, 0)], &[(13, 0), (0, 0), (0, 0)], &[(16, 16), (0, 0), (0, 0)], &[(34, 16), (0, 0), (0, 0)]]),
     ];

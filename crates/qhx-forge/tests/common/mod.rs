@@ -63,6 +63,11 @@ impl Fixture {
         Self::forge_for(folder, Precision::W8, "int8")
     }
 
+    /// With what the formula of multi-token prediction gives: a prompt is the rows' ids and the one behind them, and its answer what is predicted by chaining.
+    pub(crate) fn forge_mtp(folder: &Path) -> Self {
+        Self::forge_for(folder, Precision::F32, "mtp")
+    }
+
     fn forge_for(folder: &Path, precision: Precision, oracle: &str) -> Self {
         let name = folder.file_name().unwrap().to_string_lossy().into_owned();
         let temporary = tempfile::tempdir().unwrap();

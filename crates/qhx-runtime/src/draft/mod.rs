@@ -4,11 +4,13 @@
 
 mod lookup;
 mod model;
+mod mtp;
 
 pub use lookup::Lookup;
 pub use model::DraftModel;
+pub(crate) use mtp::Mtp;
 
-use crate::Error;
+use crate::{Error, Model};
 
 /// Guesses at what comes next in one sequence.
 pub trait Draft: Send {
@@ -21,22 +23,51 @@ pub trait Draft: Send {
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum DraftSource {
+    /// Lookup, and multi-token prediction where the model has it: what pays more at the time.
+    #[default]
+    Auto,
     /// Nothing is drafted.
     None,
     /// What followed the last time that the text was as it is now, in the prompt or in the answer.
-    #[default]
     Lookup,
+    /// Multi-token prediction: a program of the model's own bundle.
+    Mtp,
     /// A smaller model.
     Model(DraftModel),
 }
 
+/// Guesses at what comes next in one sequence, by whoever makes them.
+pub(crate) enum Guesses {
+    /// From its ids.
+    Ids(Box<dyn Draft>),
+    /// From what the model made of its rows.
+    Mtp(Mtp),
+}
+
 impl DraftSource {
-    /// For one sequence of at most `context` rows.
-    pub(crate) fn start(&self, context: usize) -> Result<Option<Box<dyn Draft>>, Error> {
+    /// Whether answers of a model can be drafted like this.
+    pub fn check(&self, model: &Model) -> Result<(), Error> {
+        match self {
+            Self::Mtp if model.draft_program().is_none() => Err(Error::Option {
+                option: "draft",
+                found: "mtp".into(),
+                expected: format!("another source: `{}` has no program for multi-token prediction", model.name()),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// For one sequence of a model, of at most `context` rows.
+    pub(crate) fn start(&self, model: &Model, context: usize) -> Result<Vec<Guesses>, Error> {
+        self.check(model)?;
+        let lookup = || Guesses::Ids(Box::new(Lookup::with_capacity(context)));
+        let own = || Mtp::new(model).map(Guesses::Mtp);
         Ok(match self {
-            Self::None => None,
-            Self::Lookup => Some(Box::new(Lookup::with_capacity(context))),
-            Self::Model(model) => Some(Box::new(model.start()?)),
+            Self::None => Vec::new(),
+            Self::Lookup => vec![lookup()],
+            Self::Mtp => own().into_iter().collect(),
+            Self::Auto => std::iter::once(lookup()).chain(own()).collect(),
+            Self::Model(model) => vec![Guesses::Ids(Box::new(model.start()?))],
         })
     }
 }

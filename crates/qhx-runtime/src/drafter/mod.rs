@@ -6,18 +6,25 @@
 mod worth;
 
 use crate::{
-    Error, GenerateOptions, Model, NextToken, Piece, Prompt, Session, draft::Draft, row_costs::RowCosts, timing::Timing, writer::Writer,
+    Error, GenerateOptions, Model, NextToken, Piece, Prompt, Session,
+    acceptance::Acceptance,
+    draft::{Draft, DraftSource, Guesses},
+    row_costs::RowCosts,
+    sequence::Sequence,
+    timing::Timing,
+    writer::Writer,
 };
 use std::time::{Duration, Instant};
-use worth::{Acceptance, Account};
+use worth::{Account, GuessCost};
 
 /// The drafts of one answer.
 pub(crate) struct Drafter {
-    source: Option<Box<dyn Draft>>,
+    sources: Vec<Source>,
     /// Whether all guesses are computed, whether that pays or not.
     always: bool,
-    acceptance: Acceptance,
     account: Account,
+    /// The source of the drafts that are not judged yet.
+    drafting: usize,
     /// Rows of other answers in the step whose drafts are not judged yet, and the time that guessing took.
     others: usize,
     guessing: Duration,
@@ -25,6 +32,24 @@ pub(crate) struct Drafter {
     failure: Option<Error>,
     /// What became of the drafts.
     record: DraftRecord,
+}
+
+/// One source of guesses, and what is known of it.
+struct Source {
+    guesses: Guesses,
+    acceptance: Acceptance,
+    cost: GuessCost,
+}
+
+impl Source {
+    /// `is_model`: whether a model of its own guesses.
+    fn new(guesses: Guesses, is_model: bool) -> Self {
+        let (acceptance, is_computed) = match &guesses {
+            Guesses::Ids(_) => (Acceptance::default(), is_model),
+            Guesses::Mtp(mtp) => (mtp.acceptance(), true),
+        };
+        Self { guesses, acceptance, cost: GuessCost::new(!is_computed) }
+    }
 }
 
 /// What became of an answer's drafts.
@@ -40,26 +65,33 @@ impl Drafter {
     /// For an answer to a prompt.
     pub(crate) fn new(model: &Model, prompt: &Prompt, options: &GenerateOptions) -> Result<Self, Error> {
         let rows = prompt.ids().len().saturating_add(options.max_new).min(model.context());
-        let source = if model.can_draft() { options.draft.start(rows)? } else { None };
-        Ok(Self::with(source, false))
+        options.draft.check(model)?;
+        let guesses = if model.can_draft() { options.draft.start(model, rows)? } else { Vec::new() };
+        let is_model = matches!(options.draft, DraftSource::Model(_));
+        Ok(Self::with(guesses.into_iter().map(|guesses| Source::new(guesses, is_model)), false))
     }
 
     /// For an answer with guesses of the caller's own, which are all computed.
     pub(crate) fn of(source: Box<dyn Draft>) -> Self {
-        Self::with(Some(source), true)
+        Self::with([Source::new(Guesses::Ids(source), false)], true)
     }
 
-    fn with(source: Option<Box<dyn Draft>>, always: bool) -> Self {
+    fn with(sources: impl IntoIterator<Item = Source>, always: bool) -> Self {
         Self {
-            source,
+            sources: sources.into_iter().collect(),
             always,
-            acceptance: Acceptance::default(),
             account: Account::default(),
+            drafting: 0,
             others: 0,
             guessing: Duration::ZERO,
             failure: None,
             record: DraftRecord::default(),
         }
+    }
+
+    /// Whether it needs what a stage of the model makes of the rows.
+    pub(crate) fn wants_hidden_rows(&self) -> bool {
+        self.sources.iter().any(|source| matches!(source.guesses, Guesses::Mtp(_)))
     }
 
     /// What became of the drafts.
@@ -85,10 +117,7 @@ impl Drafter {
             return 0;
         }
         let costs = session.model().runner().costs;
-        let drafts = self.propose(session.ids(), most, &costs).unwrap_or_else(|error| {
-            (self.source, self.failure) = (None, Some(error));
-            Vec::new()
-        });
+        let drafts = self.propose(&session.sequence, most, writer.left(), &costs);
         // A guess that is no id of this model is a wrong one.
         let vocabulary = session.model().vocabulary().ids;
         let valid = drafts.iter().position(|&id| id as usize >= vocabulary).unwrap_or(drafts.len());
@@ -96,20 +125,51 @@ impl Drafter {
         valid
     }
 
-    /// At most `most` ids that may follow.
-    fn propose(&mut self, ids: &[u32], most: usize, costs: &RowCosts) -> Result<Vec<u32>, Error> {
-        let Some(source) = &mut self.source else { return Ok(Vec::new()) };
+    /// At most `most` ids that may follow, in an answer of at most `left` more tokens: of the source that is expected to give the most, where it has any.
+    fn propose(&mut self, sequence: &Sequence, most: usize, left: usize, costs: &RowCosts) -> Vec<u32> {
         let rows = self.others + 1;
-        let count = if self.always { most } else { worth::best_count(self.acceptance.share(), rows, most, costs) };
-        if count == 0 || !self.always && !self.account.allows(rows, count, costs) {
-            self.acceptance.forget_a_little();
-            return Ok(Vec::new());
+        let mut plans = Vec::with_capacity(self.sources.len());
+        for (place, Source { acceptance, cost, .. }) in self.sources.iter_mut().enumerate() {
+            let (count, rate) = match self.always {
+                true => (most, 0.0),
+                false => worth::best_count(acceptance.share(), rows, most, costs, cost),
+            };
+            if count == 0 || !self.always && !self.account.allows(rows, count, costs, cost) {
+                acceptance.forget_a_little();
+            } else {
+                plans.push((place, count, rate));
+            }
         }
-        let started = Instant::now();
-        let mut drafts = source.propose(ids, count)?;
-        drafts.truncate(count);
-        self.guessing = started.elapsed();
-        Ok(drafts)
+        plans.sort_by(|(.., a), (.., b)| b.total_cmp(a));
+        for (place, count, _) in plans {
+            let started = Instant::now();
+            let source = &mut self.sources[place];
+            let guess = match &mut source.guesses {
+                Guesses::Ids(guesses) => guesses.propose(sequence.rows.ids(), count).map(|ids| (ids, Duration::ZERO)),
+                Guesses::Mtp(mtp) => mtp.propose(sequence, count, left).map(|guess| (guess.ids, guess.getting_ready)),
+            };
+            let (mut ids, getting_ready) = match guess {
+                Ok(guess) => guess,
+                Err(error) => {
+                    self.failure = Some(error);
+                    self.sources.remove(place);
+                    return Vec::new();
+                }
+            };
+            ids.truncate(count);
+            let took = started.elapsed().saturating_sub(getting_ready);
+            self.guessing += took;
+            // Done once for all that follows, and no more in one answer than it is worth: no reason to guess less from now on.
+            self.record.saved -= getting_ready.as_secs_f64();
+            if !ids.is_empty() {
+                if getting_ready.is_zero() {
+                    source.cost.learn(ids.len(), took);
+                }
+                self.drafting = place;
+                return ids;
+            }
+        }
+        Vec::new()
     }
 
     /// Chooses what follows the row that was computed, and what follows the drafts behind it as long as they are right. The tokens that are to be put in next; none where the
@@ -154,7 +214,12 @@ impl Drafter {
         let saved = self.account.book(self.others + 1, drafted, accepted, self.guessing, costs);
         self.record.saved += saved;
         if drafted > 0 {
-            self.acceptance.learn(drafted, accepted);
+            if let Some(source) = self.sources.get_mut(self.drafting) {
+                source.acceptance.learn(drafted, accepted);
+                if let Guesses::Mtp(mtp) = &source.guesses {
+                    mtp.learn(drafted, accepted);
+                }
+            }
             self.record.drafted += drafted;
             self.record.accepted += accepted;
         }

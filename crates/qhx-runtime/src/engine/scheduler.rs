@@ -308,6 +308,7 @@ impl Scheduler {
                 Err(Error::Device(DeviceError::StatesFull { .. } | DeviceError::Exhausted { .. })) if self.prefixes.evict() => {}
                 // All that was computed is gone; it is computed again from the rows.
                 Err(Error::Device(lost)) if lost.left_device().is_some() => {
+                    planned.iter().for_each(|planned| self.active[planned.task].session.sequence.forget_drafts());
                     self.prefixes.clear();
                     return self.model.recover(lost);
                 }

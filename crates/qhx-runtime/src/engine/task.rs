@@ -64,6 +64,7 @@ impl Job {
         let Self { prompt, media, scope, alone, cancel, sender, writer, drafter, encode_time, asked } = self;
         session.put_in(prompt.ids(), &media, reused);
         session.want_largest_only(writer.wants_largest());
+        session.keep_hidden_rows(drafter.wants_hidden_rows());
         let mut timing = Timing::of_prompt(session.model(), &prompt);
         timing.encode_ms += milliseconds(encode_time);
         let (before, loads) = (session.work(), session.model().runner().loads);

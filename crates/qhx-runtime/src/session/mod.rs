@@ -11,6 +11,7 @@ mod snapshot;
 
 use crate::{
     Cancel, Encoded, Error, Model, NextToken, Prompt, ShowLogits, ShowTap, Work,
+    hidden_rows::HiddenRows,
     rows::MediumSpan,
     runner::{Purpose, Span, Watch},
     sequence::Sequence,
@@ -116,6 +117,11 @@ impl Session {
     /// shown ([`Session::append_showing`]) they are all there.
     pub fn want_largest_only(&mut self, largest_only: bool) {
         self.sequence.largest_only = largest_only;
+    }
+
+    /// From now on what feeds the model's own drafts is kept of each row that is computed, or no more.
+    pub(crate) fn keep_hidden_rows(&mut self, keep: bool) {
+        self.sequence.hidden = self.model.draft_program().filter(|_| keep).map(|draft| HiddenRows::new(draft.width));
     }
 
     /// What it has made the device do so far.

@@ -117,9 +117,9 @@ impl Parts {
             None => None,
         };
         let (wants, bindings, outputs) = (wants(self.answers, number, half, call.wants), half.bindings, &mut own[0]);
-        let Call { phase, cancel, .. } = *call;
+        let Call { phase, cancel, tapped, .. } = *call;
         let segments = &mut segments(half, &mut states, call.segments);
-        let done = executable.run(&mut Call { bindings, phase, inputs: &inputs, segments, wants, outputs, cancel, taps });
+        let done = executable.run(&mut Call { bindings, phase, inputs: &inputs, segments, wants, outputs, cancel, taps, tapped });
         take_back(&self.homes, number, half, states, call)?;
         done
     }
@@ -149,6 +149,7 @@ impl Parts {
                 outputs: &mut own[0],
                 cancel,
                 taps: None,
+                tapped: None,
             },
             &mut *follower.executable,
             &mut Call {
@@ -160,6 +161,7 @@ impl Parts {
                 outputs: &mut own_behind[0],
                 cancel,
                 taps: None,
+                tapped: None,
             },
         );
         take_back(&self.homes, part, first, states, call)?;

@@ -59,9 +59,9 @@ impl Executable for Phases {
             }
             None => None,
         };
-        let Call { bindings, inputs, wants, cancel, .. } = *call;
+        let Call { bindings, inputs, wants, cancel, tapped, .. } = *call;
         let (segments, outputs) = (&mut segments, &mut *call.outputs);
-        self.executables[phase as usize].run(&mut Call { bindings, phase, inputs, segments, wants, outputs, cancel, taps })?;
+        self.executables[phase as usize].run(&mut Call { bindings, phase, inputs, segments, wants, outputs, cancel, taps, tapped })?;
         self.last = phase;
         Ok(())
     }

@@ -27,6 +27,8 @@ pub(crate) struct Trouble {
     pub(crate) truncate_limit: Option<usize>,
     /// No state can be restored.
     pub(crate) refuse_import: bool,
+    /// Rows are the same in any company, and any number of them can be committed, so that drafts can be computed.
+    pub(crate) can_draft: bool,
 }
 
 /// The interpreter with trouble.
@@ -120,6 +122,14 @@ impl Executable for TroubledExecutable {
 
     fn max_segments(&self) -> usize {
         self.inner.max_segments()
+    }
+
+    fn commits_partly(&self) -> bool {
+        self.trouble.lock().unwrap().can_draft
+    }
+
+    fn is_batch_invariant(&self) -> bool {
+        self.trouble.lock().unwrap().can_draft
     }
 
     fn scratch_bytes(&self) -> u64 {

@@ -14,6 +14,7 @@ use std::{
 
 pub(crate) mod devices;
 pub(crate) mod media;
+pub(crate) mod predicting;
 
 pub(crate) const VOCABULARY: usize = 23;
 const HIDDEN: usize = 8;
@@ -108,6 +109,7 @@ impl Builder {
             fingerprint: format!("tiny {kind:?}"),
             media: Media::default(),
             towers: BTreeMap::new(),
+            draft: None,
             pad: None,
             prepared: None,
         }
