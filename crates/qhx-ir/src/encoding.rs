@@ -228,6 +228,40 @@ impl WeightTensor {
         Self::new(Encoding::F32, shape.to_vec(), data.into(), None, None)
     }
 
+    /// One of the matrices of a tensor of rank 3, without a copy; none where there is no such matrix.
+    pub fn matrix(&self, number: usize) -> Option<Self> {
+        let [count, rows, columns] = self.shape[..] else { return None };
+        let part = |bytes: &Bytes, per_row: usize| bytes.slice(number * rows * per_row..(number + 1) * rows * per_row);
+        let RowBytes { data, scale, min, .. } = self.row_bytes;
+        if number >= count {
+            return None;
+        }
+        // Lengths were checked when the tensor was made.
+        let optional = |bytes: &Option<Bytes>, per_row| bytes.as_ref().and_then(|bytes| part(bytes, per_row));
+        let (data, scale, min) = (part(&self.data, data)?, optional(&self.scale, scale), optional(&self.min, min));
+        Some(Self { shape: vec![rows, columns], data, scale, min, ..self.clone() })
+    }
+
+    /// Matrices of one encoding and shape as a tensor of rank 3, copied.
+    pub fn stacked(matrices: &[Self]) -> Result<Self, String> {
+        let first = matrices.first().ok_or("there is no matrix to stack")?;
+        let (encoding, shape) = (first.encoding, &first.shape);
+        if let Some(other) = matrices.iter().find(|other| other.encoding != encoding || other.shape != *shape || shape.len() != 2) {
+            return Err(format!("a {} matrix of shape {:?} does not fit {encoding} {shape:?}", other.encoding, other.shape));
+        }
+        let join = |part: fn(&Self) -> &[u8]| {
+            let bytes = matrices.iter().map(|matrix| part(matrix).len()).sum();
+            let (mut joined, mut at) = (AlignedBytes::zeroed(bytes), 0);
+            for part in matrices.iter().map(part) {
+                joined.as_mut()[at..at + part.len()].copy_from_slice(part);
+                at += part.len();
+            }
+            (bytes > 0).then(|| Bytes::from(joined))
+        };
+        let data = join(Self::data).unwrap_or_else(|| AlignedBytes::zeroed(0).into());
+        Self::new(encoding, [&[matrices.len()][..], shape].concat(), data, join(Self::scale), join(Self::min))
+    }
+
     /// The encoding.
     pub fn encoding(&self) -> Encoding {
         self.encoding
