@@ -16,7 +16,7 @@ use crate::{
     runner::Runner,
     soft_rows::soft_row_width,
 };
-use qhx_bundle::{Bundle, manifest::TEXT_PROGRAM, target::MadeFor};
+use qhx_bundle::{Bundle, Digest, manifest::TEXT_PROGRAM, target::MadeFor};
 use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, State, Tap, Weights};
 use qhx_media::MediaKind;
 use std::{
@@ -52,6 +52,8 @@ struct Loaded {
 
 /// What the text program was loaded from, for the case that its device is lost.
 struct Origin {
+    /// What it runs on, which may be several devices as one.
+    device: Arc<dyn Device>,
     devices: Vec<Arc<dyn Device>>,
     /// The processor takes the place of what is lost.
     cpu: CpuSettings,
@@ -178,12 +180,16 @@ impl Model {
         let wanted = options.wanted.max(sessions).min(memory.chunk);
         let max_soft_rows = if soft_row_width(&program).is_some() { memory.chunk } else { 0 };
         let (prefill_min_rows, artifacts) = prepared.map_or((0, None), |p| (p.prefill_min_rows, Some(p.folder)));
+        let history = options.gpu.cache.as_ref().map(|folder| folder.join(format!("experts-{}.json", Digest::of(fingerprint.as_bytes()))));
         let load = qhx_ir::LoadOptions {
             max_rows: memory.chunk,
             max_soft_rows,
             max_wanted: wanted.max(sessions + MOST_DRAFTS).min(memory.chunk),
             max_segments: sessions,
             max_state_bytes: options.state_bytes,
+            replaceable: false,
+            scratch_group: None,
+            history,
             artifacts: artifacts.clone(),
             progress: options.progress.clone(),
             timeline: options.timeline.clone(),
@@ -193,7 +199,8 @@ impl Model {
         let can_draft = executable.commits_partly() && executable.is_batch_invariant();
         let runner = Mutex::new(Runner::new(executable, program.clone(), language.placeholders().clone(), language.vocabulary().logits));
         let again = qhx_ir::LoadOptions { progress: None, ..load };
-        let origin = Origin { devices: candidates.to_vec(), cpu: options.cpu(), weights: weights.clone(), options: again };
+        let origin =
+            Origin { device: device.clone(), devices: candidates.to_vec(), cpu: options.cpu(), weights: weights.clone(), options: again };
         let encoders = Encoders::new(language.towers.clone(), weights, candidates.to_vec(), artifacts, options);
         Ok(Self(Arc::new(Loaded {
             language,
@@ -331,18 +338,20 @@ impl Model {
         Ok((runner.executable.new_state(self.context())?, runner.loads))
     }
 
-    /// The device of the text program cannot go on: loads it anew, on the first of the model's devices or else on the processor that takes it. Sessions compute their
+    /// The device of the text program cannot go on: loads it anew, where it was if that can be started again, or else on the first of the model's devices or the processor that takes it. Sessions compute their
     /// states again from their rows. The error is why the device was given up, where nothing takes its place.
     pub(crate) fn recover(&self, lost: DeviceError) -> Result<(), Error> {
-        let Origin { devices, cpu, weights, options } = &self.0.origin;
+        let Origin { device: same, devices, cpu, weights, options } = &self.0.origin;
         let processor = registry::candidates_with(DeviceChoice::Cpu, *cpu, &NpuSettings::default(), &GpuSettings::default());
         let processor = processor.unwrap_or_default();
         // A device without memory would have none for a second copy either.
         let is_full = matches!(lost, DeviceError::Exhausted { .. });
-        let others = devices.iter().filter(|_| !is_full).chain(&processor);
+        let others = std::iter::once(same).chain(devices).filter(|_| !is_full).chain(&processor);
         let mut loaded = others.filter_map(|device| Some((device, device.load(self.program(), weights, options).ok()?)));
         let Some((device, executable)) = loaded.next() else { return Err(lost.into()) };
-        if let Ok((_, mut placement)) = placement::place(self.program(), DeviceChoice::Auto, None, std::slice::from_ref(device)) {
+        // Stages stay where they are on what was started again.
+        let moved = !Arc::ptr_eq(device, same);
+        if moved && let Ok((_, mut placement)) = placement::place(self.program(), DeviceChoice::Auto, None, std::slice::from_ref(device)) {
             let (from, to) = (lost.left_device().unwrap_or_default().to_owned(), device.name().to_owned());
             placement.explain(&format!("{from} was given up"));
             placement.fallbacks.push(Fallback { stage: self.program().name.to_string(), from, to, reason: lost.to_string() });
