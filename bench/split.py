@@ -48,8 +48,10 @@ def main():
 def measured(options, bundle: Path, skew: str, memory: str, place: Path) -> dict:
     """Medians of all ways with one limit."""
     report = place / "report.json"
-    plan = ["bench", bundle, "--device", "split", "--gpu-memory", memory, "-p", 0, "-n", 1, "-r", 1, "--remeasure", "--report", report]
-    quiet(options.qhx, *plan)
+    plan = ["bench", bundle, "--device", "split", "--gpu-memory", memory, "-r", 1, "--remeasure", "--report", report]
+    # The same lengths: what fits depends on the context.
+    lengths = ["-p", options.prompt, "-n", options.new]
+    quiet(options.qhx, *plan, *lengths)
     ways = [tried["way"] for tried in json.loads(report.read_text())["runs"][0]["choice"]["measured"]["ways"]]
     naive = next((way for way in ways if way["name"].startswith("first ")), None)
     hot = next((way for way in ways if "hot experts" in way["name"]), None)
@@ -59,6 +61,10 @@ def measured(options, bundle: Path, skew: str, memory: str, place: Path) -> dict
             file = place / f"{name}.toml"
             file.write_text(toml(way["rules"]))
             sides[name] = ["--placement", file, "--gpu-memory", memory]
+    for name, flags in list(sides.items()):
+        if subprocess.run([str(part) for part in (options.qhx, "bench", bundle, *lengths, "-r", 1, *flags)], capture_output=True).returncode:
+            print(f"{name} does not run with {memory}", file=sys.stderr)
+            del sides[name]
     runs = {name: {"pp": [], "tg": []} for name in sides}
     caches = []
     # In turns, so that whatever else the machine does is fair to all.
@@ -67,7 +73,7 @@ def measured(options, bundle: Path, skew: str, memory: str, place: Path) -> dict
             if name == "hot" and options.trace:
                 options.trace.mkdir(parents=True, exist_ok=True)
                 flags = [*flags, "--trace", options.trace / f"{skew}-{memory}-{number}.json"]
-            found = json.loads(quiet(options.qhx, "bench", bundle, "-p", options.prompt, "-n", options.new, "-r", 1, "--json", *flags))
+            found = json.loads(quiet(options.qhx, "bench", bundle, *lengths, "-r", 1, "--json", *flags))
             for result in found["results"]:
                 runs[name][result["test"][:2]].append(result["mean"])
             if name == "hot":

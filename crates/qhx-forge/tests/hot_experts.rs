@@ -4,7 +4,7 @@ mod common;
 
 use common::{Fixture, relative_difference};
 use qhx_forge::Precision;
-use qhx_ir::{Device, ExpertCache, OpKind, reference::ReferenceDevice};
+use qhx_ir::{Device, ExpertCache, OpKind, Program, reference::ReferenceDevice};
 use qhx_runtime::{
     Cancel, DeviceChoice, GenerateOptions, Generation, LoadOptions, Model, ModelParts, Prompt, generate,
     placement::Rules,
@@ -13,14 +13,20 @@ use qhx_runtime::{
 };
 use std::{path::Path, sync::Arc};
 
-/// The mixture has three layers with five experts each, of which a row chooses two.
-const LAYERS: usize = 3;
+/// No mixture here has more.
 const EXPERTS: usize = 15;
+
+/// The paths of the ops with experts, and how many each has.
+fn experts(program: &Program) -> impl Iterator<Item = (&str, usize)> {
+    program.ops.iter().filter_map(|op| match &op.op {
+        OpKind::Experts { gate, .. } => Some((&*op.path, program.weights[gate].shape[0])),
+        _ => None,
+    })
+}
 
 fn load(fixture: &Fixture, hot: Option<HotExperts>, chunk: usize, cache: Option<&Path>) -> Model {
     let processor = registry::candidates(DeviceChoice::Cpu, Some(2)).unwrap().swap_remove(0);
-    let experts = fixture.program().ops.iter().filter(|op| matches!(op.op, OpKind::Experts { .. }));
-    let stages = experts.map(|op| (op.path.to_string(), "cpu".to_owned())).collect();
+    let stages = experts(fixture.program()).map(|(path, _)| (path.to_owned(), "cpu".to_owned())).collect();
     let rules = Rules { default: Some("reference".into()), stages, hot_experts: hot, ..Rules::default() };
     let devices: [Arc<dyn Device>; 2] = [Arc::new(ReferenceDevice), processor];
     let gpu = GpuSettings { cache: cache.map(Into::into), ..GpuSettings::default() };
@@ -49,6 +55,7 @@ fn any_number_of_experts_gives_the_same_tokens() {
     for family in ["phimoe", "phimoe_longrope"] {
         let fixture = Fixture::forge(&common::fixtures().join(family));
         let (ids, greedy) = case(&fixture);
+        let total = experts(fixture.program()).map(|(_, count)| count).sum::<usize>();
         let mut hit_rates = Vec::new();
         for (count, transfer_from, chunk) in [
             (1, None, 16),
@@ -66,10 +73,10 @@ fn any_number_of_experts_gives_the_same_tokens() {
             let cache = counts(&found);
             let rows = ids.len() + greedy.len() - 1;
             // A text that grows beyond the length for which its constants hold is computed again.
-            let choices = ((cache.hits + cache.fetched + cache.misses) as usize, 2 * LAYERS * rows);
+            let choices = ((cache.hits + cache.fetched + cache.misses) as usize, 2 * experts(fixture.program()).count() * rows);
             assert!(choices.0 == choices.1 || (family == "phimoe_longrope" && choices.0 > choices.1), "{what}: {cache:?}");
-            assert_eq!(cache.fetched > 0, transfer_from.is_some_and(|from| from < 10) && count >= 8, "{what}: {cache:?}");
-            assert_eq!(cache.misses == 0, count == EXPERTS, "{what}: {cache:?}");
+            assert_eq!(cache.fetched > 0, transfer_from.is_some_and(|from| from < 10) && (8..total).contains(&count), "{what}: {cache:?}");
+            assert_eq!(cache.misses == 0, count >= total, "{what}: {cache:?}");
             assert!(cache.transfers > 0 || cache.fetched == 0, "{what}: {cache:?}");
             hit_rates.push(cache.hit_rate());
         }

@@ -61,10 +61,13 @@ pub(crate) struct DeviceWeights {
     /// Numbers that the program holds itself, by their use.
     pub(crate) tables: HashMap<String, u64>,
     /// Where the matrices are that can be replaced: data, scales and minima.
-    replaceable: HashMap<Name, [Option<(Arc<Buffer>, u64)>; 3]>,
+    replaceable: HashMap<Name, [Option<Located>; 3]>,
     /// The memory behind the addresses.
     _buffers: Vec<Arc<Buffer>>,
 }
+
+/// A buffer, and the first byte in it.
+type Located = (Arc<Buffer>, u64);
 
 impl DeviceWeights {
     /// Replaces one of the matrices of a weight by another, before whatever is submitted next.

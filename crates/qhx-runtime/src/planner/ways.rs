@@ -25,6 +25,14 @@ impl Way {
         Self { name: device.to_owned(), rules: Rules { default: Some(device.to_owned()), ..Rules::default() } }
     }
 
+    /// The same with an eighth fewer hot experts, if it has any.
+    pub(crate) fn with_fewer_experts(&self) -> Option<Self> {
+        let HotExperts { count, transfer_from } = self.rules.hot_experts.filter(|hot| hot.count > 1)?;
+        let fewer = HotExperts { count: count - (count / 8).max(1), transfer_from };
+        let name = self.name.replacen(&count.to_string(), &fewer.count.to_string(), 1);
+        Some(Self { name, rules: Rules { hot_experts: Some(fewer), ..self.rules.clone() } })
+    }
+
     /// Whether more than one device takes part.
     pub fn is_split(&self) -> bool {
         self.rules.devices().len() > 1
