@@ -35,6 +35,8 @@ const HELP: &str = "cargo xtask COMMAND
                   speed beside llama.cpp, in one run, on SmolLM2 and the four full-size models; needs disk and minutes
   bench-gpu [NAME…] [--peer FOLDER] …
                   speed on this machine's GPU, of the full-size models with random weights; beside llama.cpp where FOLDER has it
+  bench-split [--memory 1GiB,2GiB,3GiB] …
+                  a mixture whose experts do not fit into this machine's GPU: CPU, whole layers on the GPU, hot experts
   fullsize [NAME] full-size models with seeded weights against the oracle; needs disk and minutes
   package         package every crate as for publishing, and build and run tests/embedder against the packages
   lint            fmt, clippy and doc, no warning allowed
@@ -59,7 +61,8 @@ fn main() -> ExitCode {
         ["attack", ref arguments @ ..] => attack::attack(arguments),
         ["builtin"] => builtin(),
         ["bench-peers", ref names @ ..] => peers::bench(names),
-        ["bench-gpu", ref arguments @ ..] => peers::bench_gpu(arguments),
+        ["bench-gpu", ref arguments @ ..] => peers::bench_gpu("bench/gpu.py", arguments),
+        ["bench-split", ref arguments @ ..] => peers::bench_gpu("bench/split.py", arguments),
         ["package"] => package::package(),
         ["fullsize"] => suites::fullsize(""),
         ["fullsize", names] => suites::fullsize(names),

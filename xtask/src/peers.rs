@@ -11,10 +11,10 @@ pub(crate) fn bench(names: &[&str]) -> Result<(), Failure> {
     run(Command::new(&python).arg(root().join("bench/peers.py")).arg(target().join("release/qhx")).arg(&model).args(names))
 }
 
-/// Runs the measurements on a GPU; `bench/gpu.py` does them, and knows the arguments.
-pub(crate) fn bench_gpu(arguments: &[&str]) -> Result<(), Failure> {
+/// Runs measurements on a GPU with a script (`bench/gpu.py`, `bench/split.py`), which knows the arguments.
+pub(crate) fn bench_gpu(script: &str, arguments: &[&str]) -> Result<(), Failure> {
     run(cargo().args(["build", "--release", "--package", "qhx-cli"]))?;
-    run(Command::new("python3").arg(root().join("bench/gpu.py")).arg(target().join("release/qhx")).args(arguments))
+    run(Command::new("python3").arg(root().join(script)).arg(target().join("release/qhx")).args(arguments))
 }
 
 /// A Python with llama-cpp-python, built natively (about six minutes, once).

@@ -37,24 +37,51 @@ fn the_built_in_model_answers_on_the_gpu() {
     }
 }
 
-/// A process of the GPU that is killed in the middle of an answer: the answer is the same.
+/// A process of the GPU that is killed in the middle of an answer is started again, and the answer is the same; killed again, the answer goes on on the CPU.
 #[test]
 #[ignore = "needs Vulkan: cargo xtask gpu"]
 fn an_answer_outlives_the_process_of_its_gpu() {
-    let qwen = bundle("qwen3");
-    let arguments = ["run", qwen.to_str().unwrap(), "hello there", "--max-new", "300", "--ignore-eos", "--context", "512"];
-    let expected = succeed([&arguments[..], &["--device", "cpu"]].concat());
-    let isolated = [&arguments[..], &["--device", "gpu", "--isolate"]].concat();
-    let mut child = qhx(&isolated).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // The answer has begun.
-    let mut begin = vec![0; 20];
-    child.stdout.as_mut().unwrap().read_exact(&mut begin).unwrap();
-    let worker = worker_of(&child);
-    assert!(Command::new("kill").args(["-9", &worker]).status().unwrap().success());
-    let found = ran(child.wait_with_output().unwrap());
-    assert_eq!(found.code, Some(0), "{found:?}");
-    assert_eq!(String::from_utf8(begin).unwrap() + &found.stdout, expected);
-    assert!(found.stderr.contains("gpu was lost: its process is gone") && found.stderr.contains("continued on cpu"), "{}", found.stderr);
+    let folder = tempfile::tempdir().unwrap();
+    let hot = folder.path().join("hot.toml");
+    let rules = "default = \"gpu\"\n[stages]\n\"layers.*.moe.experts\" = \"cpu\"\n[hot_experts]\ncount = 9\ntransfer_from = 1\n";
+    fs::write(&hot, rules).unwrap();
+    let whole = ["--device", "gpu"];
+    let (qwen, phimoe) = (bundle("qwen3"), bundle("phimoe"));
+    let mut isolated = Vec::new();
+    for (model, placed) in [(&phimoe, ["--placement", hot.to_str().unwrap()]), (&qwen, whole)] {
+        let model = model.to_str().unwrap();
+        let arguments = ["run", model, "hello there", "--max-new", "400", "--ignore-eos", "--context", "512"];
+        let expected = succeed([&arguments[..], &["--device", "cpu"]].concat());
+        isolated = [&arguments[..], &placed, &["--isolate"]].concat();
+        for deaths in [1, 2] {
+            let mut child = qhx(&isolated).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            // The answer has begun.
+            let (mut answer, mut output) = (vec![0; 20], child.stdout.take().unwrap());
+            output.read_exact(&mut answer).unwrap();
+            let mut dead = String::new();
+            for _ in 0..deaths {
+                let worker = loop {
+                    let worker = worker_of(&child);
+                    if worker != dead {
+                        break worker;
+                    }
+                };
+                assert!(Command::new("kill").args(["-9", &worker]).status().unwrap().success());
+                dead = worker;
+            }
+            output.read_to_end(&mut answer).unwrap();
+            let found = ran(child.wait_with_output().unwrap());
+            assert_eq!(found.code, Some(0), "{found:?}");
+            assert_eq!(String::from_utf8(answer).unwrap(), expected);
+            let place = match (deaths, placed == whole) {
+                (2, _) => "cpu",
+                (_, true) => "gpu",
+                (_, false) => "split",
+            };
+            let told = format!("continued on {place}");
+            assert!(found.stderr.contains("gpu was lost: its process is gone") && found.stderr.contains(&told), "{}", found.stderr);
+        }
+    }
     // A process that ends well takes its worker with it.
     let mut child = qhx(&isolated).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     child.stdout.as_mut().unwrap().read_exact(&mut [0; 20]).unwrap();

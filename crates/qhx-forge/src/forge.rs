@@ -16,6 +16,7 @@ use crate::{
     plan::PrecisionPlan,
     precision::Precision,
     read::{Checkpoint, TensorInfo, TensorSource},
+    skew,
 };
 use qhx_bundle::{
     BundlePath, BundleWriter, Staged, TensorSpec, WriteOptions,
@@ -167,7 +168,11 @@ impl Material {
                 check_tensors(&programs, &checkpoint.tensors)?;
                 Ok(programs)
             }
-            Self::Synthetic { .. } => plan.write(family, config, &()),
+            Self::Synthetic { .. } => {
+                let mut programs = plan.write(family, config, &())?;
+                skew::skew_routers(&mut programs, config)?;
+                Ok(programs)
+            }
         }
     }
 

@@ -24,6 +24,7 @@ pub mod read;
 pub mod rotary;
 pub mod rotate;
 mod rows;
+mod skew;
 pub mod synth;
 mod synth_checkpoint;
 pub mod target;
@@ -34,6 +35,7 @@ pub use forge::{ForgeOptions, Forged, Material, Progress, forge_checkpoint, forg
 pub use gate::{F32Reference, GateOptions, GateProgress, Gated, forge_gated, forge_gated_with_targets};
 pub use precision::{MeanBits, Precision};
 pub use rotate::Rotations;
+pub use skew::ROUTER_SKEW;
 pub use synth_checkpoint::write_synthetic_checkpoint;
 pub use target::{MadeTarget, TargetOrder, TargetPlacement, forge_with_targets};
 

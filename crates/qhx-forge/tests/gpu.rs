@@ -9,12 +9,15 @@ use qhx_forge::{ForgeOptions, Precision, forge_checkpoint, gate::limits::Class};
 use qhx_ir::{AlignedBytes, Device, Encoding, OpKind, WeightTensor};
 use qhx_runtime::{
     Cancel, DeviceChoice, GenerateOptions, Generation, LoadOptions, LoadPlan, Model, Prompt, Session,
+    auto::Tried,
     engine::{Engine, EngineOptions, Request},
     generate,
+    memory::MemoryEstimate,
     placement::Rules,
     registry::{self, GpuFault, GpuSettings, NpuLibraries, NpuSettings},
+    split::HotExperts,
 };
-use std::{path::Path, sync::LazyLock};
+use std::{collections::BTreeSet, path::Path, sync::LazyLock};
 
 const FAMILIES: [&str; 7] = ["llama", "qwen3", "qwen3_vl", "phimoe", "phimoe_longrope", "qwen3_5", "gemma4"];
 /// Prompts are read in pieces.
@@ -141,21 +144,84 @@ fn an_answer_outlives_its_gpu() {
 fn a_split_outlives_its_gpu() {
     let fixture = Fixture::forge(&common::fixtures().join("phimoe"));
     let (ids, greedy) = case(&fixture);
-    let rules = Rules::from_toml("default = \"gpu\"\n[stages]\n\"layers.*.moe.experts\" = \"cpu\"").unwrap();
-    // In the prompt's halves, and among the answer's tokens.
-    for fault in [(GpuFault::Loss, 5), (GpuFault::Loss, 60), (GpuFault::Hang, 7), (GpuFault::Hang, 50), (GpuFault::OutOfMemory, 12)] {
-        let options = LoadOptions { device: DeviceChoice::Auto, placement: Some(rules.clone()), chunk: 64, ..with_fault(fault) };
-        let model = match Model::load(fixture.bundle(), &options) {
-            Ok(model) => model,
-            Err(error) => {
-                assert!(matches!(fault.0, GpuFault::OutOfMemory) && error.to_string().contains("no memory left"), "{fault:?}: {error}");
-                continue;
-            }
-        };
-        let found = answer(&mut model.session().unwrap(), &ids, greedy.len());
-        assert_eq!(found.ids, greedy, "{fault:?}");
-        assert!(found.note.as_ref().is_some_and(|note| note.contains("continued on cpu")), "{fault:?}: {:?}", found.note);
+    // In the prompt, in its halves, and among the answer's tokens; with hot experts also while one of them is transferred, which every third submission is about.
+    let apart = [(GpuFault::Loss, 5), (GpuFault::Loss, 60), (GpuFault::Hang, 7), (GpuFault::Hang, 50), (GpuFault::OutOfMemory, 12)];
+    let in_turn: Vec<_> = (40..46).chain([200]).map(|number| (GpuFault::Loss, number)).collect();
+    for (rules, faults) in [(Rules::from_toml(EXPERTS_ON_CPU).unwrap(), &apart[..]), (hot_experts(9, Some(1)), &in_turn)] {
+        for &fault in faults {
+            let options = LoadOptions { device: DeviceChoice::Auto, placement: Some(rules.clone()), chunk: 64, ..with_fault(fault) };
+            let model = match Model::load(fixture.bundle(), &options) {
+                Ok(model) => model,
+                Err(error) => {
+                    assert!(matches!(fault.0, GpuFault::OutOfMemory) && error.to_string().contains("no memory left"), "{fault:?}: {error}");
+                    continue;
+                }
+            };
+            let found = answer(&mut model.session().unwrap(), &ids, greedy.len());
+            assert_eq!(found.ids, greedy, "{fault:?}");
+            assert!(found.note.as_ref().is_some_and(|note| note.contains("continued on cpu")), "{fault:?}: {:?}", found.note);
+        }
     }
+    // Memory that runs out: while the model is loaded, or in the middle.
+    let (mut refused, mut moved) = (0, 0);
+    for buffers in 8..24 {
+        let options = LoadOptions {
+            device: DeviceChoice::Auto,
+            placement: Some(hot_experts(9, Some(1))),
+            ..with_fault((GpuFault::OutOfMemory, buffers))
+        };
+        match Model::load(fixture.bundle(), &options) {
+            Err(error) => {
+                assert!(error.to_string().contains("no memory left"), "{buffers} buffers: {error}");
+                refused += 1;
+            }
+            Ok(model) => {
+                let found = answer(&mut model.session().unwrap(), &ids, greedy.len());
+                assert_eq!(found.ids, greedy, "{buffers} buffers");
+                moved += usize::from(found.note.is_some_and(|note| note.contains("no memory left")));
+            }
+        }
+    }
+    assert!(refused > 0 && moved > 0, "{refused} refused, {moved} moved");
+}
+
+const EXPERTS_ON_CPU: &str = "default = \"gpu\"\n[stages]\n\"layers.*.moe.experts\" = \"cpu\"";
+
+/// A mixture with so many experts on the GPU.
+fn hot_experts(count: usize, transfer_from: Option<usize>) -> Rules {
+    Rules { hot_experts: Some(HotExperts { count, transfer_from }), ..Rules::from_toml(EXPERTS_ON_CPU).unwrap() }
+}
+
+/// Some experts on the GPU and the others on the CPU: the tokens of transformers, whatever their number; and with a limit to the GPU's memory, whatever the limit.
+#[test]
+#[ignore = "needs Vulkan: cargo xtask gpu"]
+fn hot_experts_equal_the_oracle() {
+    let fixture = Fixture::forge(&common::fixtures().join("phimoe"));
+    let (ids, greedy) = case(&fixture);
+    for (count, transfer_from) in [(1, None), (9, Some(1)), (12, Some(6)), (14, None)] {
+        let options = LoadOptions { placement: Some(hot_experts(count, transfer_from)), ..options(DeviceChoice::Auto) };
+        let model = Model::load(fixture.bundle(), &options).unwrap();
+        let found = answer(&mut model.session().unwrap(), &ids, greedy.len());
+        assert_eq!(found.ids, greedy, "{count} experts, transfer from {transfer_from:?}");
+        let cache = found.timing.expert_cache.unwrap().counts;
+        assert!(cache.hits > 0 && cache.misses > 0 && (cache.fetched > 0) == transfer_from.is_some(), "{cache:?}");
+    }
+    let absent = Rules { default: Some("gpu:1".into()), ..hot_experts(9, None) };
+    let error = Model::load(fixture.bundle(), &LoadOptions { placement: Some(absent), ..options(DeviceChoice::Auto) }).err().unwrap();
+    assert!(error.to_string().contains("there is no GPU 1"), "{error}");
+    let whole = MemoryEstimate::of(&Model::load(fixture.bundle(), &options(DeviceChoice::Cpu)).unwrap().program().clone(), 512, CHUNK, 8);
+    let mut ways = BTreeSet::new();
+    for share in [5, 7, 9] {
+        let gpu = GpuSettings { memory_limit: Some(whole.total_bytes * share / 8), cache: None, ..gpu() };
+        let model = Model::load(fixture.bundle(), &LoadOptions { gpu, ..options(DeviceChoice::Split) }).unwrap();
+        let found = answer(&mut model.session().unwrap(), &ids, greedy.len());
+        assert_eq!(found.ids, greedy, "{share} eighths: {:?}", model.choice());
+        let tried = model.choice().unwrap().measured.clone().unwrap().ways;
+        let failed = |tried: &&Tried| tried.way.rules.hot_experts.is_some() && tried.failure.is_some();
+        assert!(!tried.iter().any(|tried| failed(&tried)), "{share} eighths: {tried:?}");
+        ways.extend(tried.into_iter().map(|tried| tried.way.name));
+    }
+    assert!(ways.iter().any(|way| way.contains("hot experts")), "{ways:?}");
 }
 
 /// Without memory for one more buffer a model is not loaded, or its answer goes on elsewhere.
@@ -323,14 +389,12 @@ fn precisions_agree_with_the_cpu() {
             let (ids, greedy) = case(&fixture);
             let exact = || Fixture::forge(&common::fixtures().join(family));
             let margin = |choice: &Choice<'_>| choice.margin(exact().bundle());
-            assert_close(
-                fixture.bundle(),
-                precision,
-                &Prompt::from_ids(ids),
-                greedy.len().min(8),
-                &format!("{family} at {precision}"),
-                &margin,
-            );
+            let whole = options(DeviceChoice::GPU);
+            let hot = LoadOptions { placement: Some(hot_experts(9, Some(2))), ..options(DeviceChoice::Auto) };
+            for options in if family.starts_with("phimoe") { vec![whole, hot] } else { vec![whole] } {
+                let (prompt, count) = (Prompt::from_ids(ids.clone()), greedy.len().min(8));
+                assert_close((fixture.bundle(), options), precision, &prompt, count, &format!("{family} at {precision}"), &margin);
+            }
         }
     }
 }
@@ -355,7 +419,7 @@ fn demos_agree_with_the_cpu() {
             forge_checkpoint(&demo.join(model), &mut ForgeOptions::new(&exact, Precision::F32)).unwrap();
             choice.margin(&Bundle::open(&exact).unwrap())
         };
-        assert_close(&bundle, Precision::W8, &Prompt::from_ids(ids(case)), count.min(8), model, &margin);
+        assert_close((&bundle, options(DeviceChoice::GPU)), Precision::W8, &Prompt::from_ids(ids(case)), count.min(8), model, &margin);
     }
 }
 
@@ -390,8 +454,15 @@ impl Choice<'_> {
 
 /// GPU and CPU give the same tokens, up to a first choice between two that is as good as open: their logits differ by less than a tenth of all logits' standard deviation, and in the f32 model
 /// by no more than the gate of the precision lets one differ. `exact` finds out the latter.
-fn assert_close(bundle: &Bundle, precision: Precision, prompt: &Prompt, count: usize, case: &str, exact: &dyn Fn(&Choice<'_>) -> f32) {
-    let [gpu, cpu] = [DeviceChoice::GPU, DeviceChoice::Cpu].map(|device| Model::load(bundle, &options(device)).unwrap());
+fn assert_close(
+    (bundle, gpu): (&Bundle, LoadOptions),
+    precision: Precision,
+    prompt: &Prompt,
+    count: usize,
+    case: &str,
+    exact: &dyn Fn(&Choice<'_>) -> f32,
+) {
+    let [gpu, cpu] = [gpu, options(DeviceChoice::Cpu)].map(|options| Model::load(bundle, &options).unwrap());
     let [found, expected] = [&gpu, &cpu].map(|model| answer(&mut model.session().unwrap(), prompt.ids(), count).ids);
     let Some(at) = found.iter().zip(&expected).position(|(a, b)| a != b) else { return };
     let text = [prompt.ids(), &expected[..at]].concat();

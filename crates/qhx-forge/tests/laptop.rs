@@ -56,6 +56,7 @@ fn the_planner_finds_the_best_way() {
     let whole = MemoryEstimate::of(&parts[0].program, 512, CHUNK, 8).total_bytes;
     // Latency of a call, reading, computing, copying, memory: from a discrete GPU to one that is worse than the processor in everything.
     let fast = Traits { call_seconds: 2e-5, op_seconds: 1e-7, read: 2e10, products: 1e11, copy: 1e9, memory: None };
+    let near = Traits { call_seconds: 1e-6, copy: 1e10, ..fast };
     let settings = [
         ("a fast GPU", fast),
         ("a fast GPU with half the memory", Traits { memory: Some(whole / 2), ..fast }),
@@ -69,6 +70,10 @@ fn the_planner_finds_the_best_way() {
         ("reads fast, computes slowly", Traits { read: 2e10, products: 5e8, ..fast }),
         ("a slow crossing", Traits { copy: 1e6, ..fast }),
         ("worse in everything", Traits { read: 1e8, products: 1e8, call_seconds: 1e-3, copy: 1e8, ..fast }),
+        ("a near GPU with half the memory", Traits { memory: Some(whole / 2), ..near }),
+        ("a near GPU with two thirds of the memory", Traits { memory: Some(2 * whole / 3), ..near }),
+        ("a near GPU with most of the memory", Traits { memory: Some(9 * whole / 10), ..near }),
+        ("a near GPU with two thirds of the memory and a fast crossing", Traits { memory: Some(2 * whole / 3), copy: 5e10, ..near }),
         ("slow ops", Traits { op_seconds: 2e-5, ..fast }),
         ("slow ops, but computes fast", Traits { op_seconds: 5e-6, products: 1e12, ..fast }),
     ];
@@ -89,6 +94,7 @@ fn the_planner_finds_the_best_way() {
             chosen.insert(way.name);
         }
     }
+    assert!(chosen.iter().any(|way| way.contains("hot experts")), "{chosen:?}");
     assert!(chosen.len() >= 5, "the settings ask for different ways: {chosen:?}");
 }
 

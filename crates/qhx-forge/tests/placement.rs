@@ -131,5 +131,15 @@ fn an_unknown_stage_is_named_with_what_there_is() {
     );
     assert!(load("default = \"tpu\"").unwrap_err().contains("there is no device `tpu`"));
     assert!(load("default = \"auto\"").unwrap_err().contains("`auto` is no device"));
+    // Experts that would not come to stay anywhere.
+    let mixture = Fixture::forge(&common::fixtures().join("phimoe"));
+    let load_mixture = |text: &str| {
+        let options = LoadOptions { placement: Some(Rules::from_toml(text).unwrap()), ..LoadOptions::default() };
+        Model::load(mixture.bundle(), &options).map(drop).map_err(|e| e.to_string())
+    };
+    let error = load_mixture("default = \"cpu\"\n[hot_experts]\ncount = 3").unwrap_err();
+    assert!(error.contains("hot_experts: cpu cannot hold experts that change"), "{error}");
+    let error = load_mixture("default = \"reference\"\n[hot_experts]\ncount = 3\n[stages]\n\"layers.1.moe\" = \"cpu\"").unwrap_err();
+    assert!(error.contains("no op with experts alone stands on another device than reference"), "{error}");
     assert_eq!(load("default = \"cpu\"\n[stages]\naudio = \"reference\"\n\"vision.0\" = \"cpu\""), Ok(()));
 }

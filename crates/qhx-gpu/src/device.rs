@@ -1,6 +1,7 @@
 //! The device: what `qhx-gpu` is to the rest.
 
 use crate::{
+    arenas::Arenas,
     executable::GpuExecutable,
     vulkan::{Adapter, Conduct, Driver, Gpu, Injected, Kind, Profile, SmallMatrices},
 };
@@ -87,6 +88,7 @@ pub struct GpuDevice {
 /// An opened GPU.
 pub struct GpuMachine {
     gpu: Arc<Gpu>,
+    arenas: Arenas,
     number: usize,
 }
 
@@ -126,7 +128,7 @@ impl GpuDevice {
         }
         let conduct = Conduct { memory_limit, patience, fault, cache_folder: cache, profiled: profile };
         let gpu = Gpu::open(&driver, adapter, conduct)?;
-        let machine = Arc::new(GpuMachine { gpu, number });
+        let machine = Arc::new(GpuMachine { gpu, arenas: Arenas::default(), number });
         *opened = Some(machine.clone());
         Ok(machine)
     }
@@ -167,6 +169,10 @@ impl Device for GpuDevice {
         Ok(Some(driver.budget(&adapter).min(self.options.memory_limit.unwrap_or(u64::MAX))))
     }
 
+    fn replaces_weights(&self) -> bool {
+        true
+    }
+
     fn open(&self) -> Result<Arc<dyn Machine>, DeviceError> {
         Ok(self.machine()?)
     }
@@ -192,7 +198,7 @@ impl Machine for GpuMachine {
 
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
         self.gpu.check_alive()?;
-        Ok(Box::new(GpuExecutable::new(&self.gpu, program, weights, options)?))
+        Ok(Box::new(GpuExecutable::new(&self.gpu, &self.arenas, program, weights, options)?))
     }
 }
 

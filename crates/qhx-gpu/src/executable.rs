@@ -1,6 +1,7 @@
 //! Runs a program, call after call: a command buffer for each shape, recorded once.
 
 use crate::{
+    arenas::Arenas,
     kernels,
     lower::{Lowered, View, lower, tables},
     memory::Pool,
@@ -10,11 +11,11 @@ use crate::{
     stream::{Item, Stream, StreamPlan, most_together},
     trial::Trial,
     vulkan::{Buffer, Command, Gpu, Kind, Recording, Use},
-    weights::{self, DeviceWeights},
+    weights::{self, DeviceWeights, Upload},
 };
 use qhx_ir::{
     Bindings, Call, Checked, DType, DeviceError, Executable, Generator, InputData, LoadOptions, RowResult, Segment, State, StateBytes, Tap,
-    Ticket, Want, Weights,
+    Ticket, Want, WeightTensor, Weights,
 };
 use std::{collections::HashMap, ops::Range, sync::Arc, time::Instant};
 
@@ -47,7 +48,9 @@ pub(crate) struct GpuExecutable {
     /// The call that was submitted and not yet waited for.
     begun: Option<Begun>,
     tickets: u64,
-    _weights: DeviceWeights,
+    /// What brings weights that replace others.
+    upload: Upload,
+    weights: DeviceWeights,
 }
 
 /// What a recording depends on.
@@ -116,11 +119,17 @@ const SOFTWARE_GROUP: usize = 128;
 const PARTS: usize = 64;
 
 impl GpuExecutable {
-    pub(crate) fn new(gpu: &Arc<Gpu>, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Self, DeviceError> {
+    pub(crate) fn new(
+        gpu: &Arc<Gpu>,
+        arenas: &Arenas,
+        program: &Checked,
+        weights: &Arc<dyn Weights>,
+        options: &LoadOptions,
+    ) -> Result<Self, DeviceError> {
         let mut limits = options.clone();
         (limits.max_rows, limits.max_wanted) = (limits.max_rows.max(1), limits.max_wanted.max(1));
         let max = Bindings { rows: limits.max_rows, soft_rows: limits.max_soft_rows, wanted: limits.max_wanted };
-        let loaded = weights::load(gpu, program, weights, tables(program), limits.progress.as_ref())?;
+        let loaded = weights::load(gpu, program, weights, tables(program), &limits)?;
         let layout = Arc::new(SlotLayout::new(program));
         let (most_queries, group) = match gpu.adapter.kind {
             Kind::Software => (SOFTWARE_QUERIES, SOFTWARE_GROUP),
@@ -139,7 +148,7 @@ impl GpuExecutable {
         if lowered.arena > gpu.largest_buffer() {
             return Err(too_large("intermediate values", lowered.arena));
         }
-        let arena = Arc::new(Buffer::new(gpu, lowered.arena, Use::Device)?);
+        let arena = arenas.get(gpu, options.scratch_group, lowered.arena)?;
         let (input_offsets, input_bytes) = offsets(&lowered.input_bytes());
         let sizes: Vec<u64> = lowered.outputs.iter().map(|view| 4 * volume(view, &max) as u64).collect();
         let (output_offsets, output_bytes) = offsets(&sizes);
@@ -171,7 +180,8 @@ impl GpuExecutable {
             errands: Vec::new(),
             begun: None,
             tickets: 0,
-            _weights: loaded,
+            upload: Upload::new(gpu),
+            weights: loaded,
         })
     }
 
@@ -523,6 +533,10 @@ impl Executable for GpuExecutable {
 
     fn state_bytes(&self) -> Option<StateBytes> {
         Some(self.pool.bytes())
+    }
+
+    fn replace_part(&mut self, weight: &str, number: usize, part: &WeightTensor) -> Result<(), DeviceError> {
+        self.weights.replace(&mut self.upload, weight, number, part)
     }
 
     fn scratch_bytes(&self) -> u64 {

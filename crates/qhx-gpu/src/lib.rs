@@ -9,6 +9,7 @@
 //!
 //! It knows the IR and Vulkan, and nothing of bundles, tokens or model families.
 
+mod arenas;
 mod cache;
 mod device;
 mod executable;

@@ -1,7 +1,7 @@
 //! Weights in the device's memory.
 
 use crate::vulkan::{Buffer, Command, Fault, Gpu, PAGE_BYTES, Recording, Use, pages_of};
-use qhx_ir::{BlockEncoding, Checked, DeviceError, Encoding, LoadProgress, Name, Quants, ScaleType, WeightTensor, Weights};
+use qhx_ir::{BlockEncoding, Checked, DeviceError, Encoding, LoadOptions, Name, Quants, ScaleType, WeightTensor, Weights};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     ops::Range,
@@ -60,8 +60,47 @@ pub(crate) struct DeviceWeights {
     pub(crate) plain: HashMap<Name, u64>,
     /// Numbers that the program holds itself, by their use.
     pub(crate) tables: HashMap<String, u64>,
+    /// Where the parts of matrices can be replaced: their data, scales and minima.
+    replaceable: HashMap<Name, [Option<Located>; 3]>,
+    /// The same for numbers, and how many there are.
+    replaceable_numbers: HashMap<Name, (Located, usize)>,
     /// The memory behind the addresses.
     _buffers: Vec<Arc<Buffer>>,
+}
+
+/// A buffer, and the first byte in it.
+type Located = (Arc<Buffer>, u64);
+
+impl DeviceWeights {
+    /// Replaces one of the parts of a weight by another, before whatever is submitted next.
+    pub(crate) fn replace(&self, upload: &mut Upload, weight: &str, number: usize, part: &WeightTensor) -> Result<(), DeviceError> {
+        let wrong = |reason: String| DeviceError::Weight { name: weight.into(), reason };
+        let unfit = || wrong(format!("{} {:?} cannot be its part {number}", part.encoding(), part.shape()));
+        let numbers = self.replaceable_numbers.get(weight);
+        let matrix = self.matrices.get(weight).zip(self.replaceable.get(weight));
+        if let Some((own, places)) = matrix {
+            let (rows, count) = (part.rows(), own.rows / part.rows().max(1));
+            if (part.encoding(), part.columns()) != (own.encoding, own.columns) || rows * count != own.rows || number >= count {
+                return Err(unfit());
+            }
+            for (place, bytes) in places.iter().zip([part.data(), part.scale(), part.min()]) {
+                if let Some((buffer, offset)) = place {
+                    upload.write(buffer, offset + (number * bytes.len()) as u64, bytes)?;
+                }
+            }
+        }
+        if let Some(((buffer, offset), count)) = numbers {
+            let part = decoded(part);
+            if part.is_empty() || count % part.len() != 0 || number >= count / part.len() {
+                return Err(unfit());
+            }
+            upload.write(buffer, offset + 4 * (number * part.len()) as u64, bytemuck::cast_slice(&part))?;
+        }
+        if matrix.is_none() && numbers.is_none() {
+            return Err(wrong("cannot be replaced".into()));
+        }
+        upload.flush()
+    }
 }
 
 /// Parts of weights begin at multiples of this.
@@ -75,10 +114,11 @@ pub(crate) fn load(
     program: &Checked,
     weights: &Arc<dyn Weights>,
     tables: BTreeMap<String, Vec<u8>>,
-    progress: Option<&LoadProgress>,
+    options: &LoadOptions,
 ) -> Result<DeviceWeights, DeviceError> {
+    let LoadOptions { progress, replaceable, .. } = options;
     let (matrices, plain) = uses(program);
-    let imported = in_place(gpu, program, weights, &matrices)?;
+    let imported = if *replaceable { None } else { in_place(gpu, program, weights, &matrices)? };
     let mut layout = Layout::default();
     let largest = gpu.largest_buffer();
     let too_large = |kind: &str, name: &str, bytes: u64| {
@@ -105,13 +145,22 @@ pub(crate) fn load(
         let reason = format!("program `{}` has {needed} bytes of weights, {available} bytes can be used", program.name);
         return Err(DeviceError::Exhausted { device: "gpu".into(), reason });
     }
-    let purpose = if gpu.adapter.unified { Use::Unified } else { Use::Device };
+    // What is replaced is copied in the order of submissions, so that no call sees half of it.
+    let purpose = if gpu.adapter.unified && !replaceable { Use::Unified } else { Use::Device };
     let buffers = layout.slabs.iter().map(|&bytes| Buffer::new(gpu, bytes, purpose).map(Arc::new));
     let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
-    let mut upload = Upload::new(gpu)?;
+    let mut upload = Upload::new(gpu);
     let address = |place: Place| buffers[place.slab].address() + place.offset;
+    let located = |place: Place| (buffers[place.slab].clone(), place.offset);
     let InPlace { addresses, buffers: lent } = imported.unwrap_or_default();
-    let mut loaded = DeviceWeights { matrices: HashMap::new(), plain: HashMap::new(), tables: HashMap::new(), _buffers: lent };
+    let mut loaded = DeviceWeights {
+        matrices: HashMap::new(),
+        plain: HashMap::new(),
+        tables: HashMap::new(),
+        replaceable: HashMap::new(),
+        replaceable_numbers: HashMap::new(),
+        _buffers: lent,
+    };
     let mut done = 0;
     for (name, parts, numbers) in placed {
         // One after the other: they may come from another process.
@@ -128,10 +177,16 @@ pub(crate) fn load(
             let [data_bytes, scale_bytes, min_bytes] = [row.data, row.scale, row.min].map(|bytes| bytes as u32);
             let matrix = Matrix { encoding, rows, columns, data, scales, minima, data_bytes, scale_bytes, min_bytes };
             loaded.matrices.insert(name.clone(), matrix);
+            if *replaceable {
+                loaded.replaceable.insert(name.clone(), parts.map(|place| place.map(located)));
+            }
         }
         if let Some(place) = numbers {
             upload.write(&buffers[place.slab], place.offset, bytemuck::cast_slice(&decoded(&tensor)))?;
             loaded.plain.insert(name.clone(), address(place));
+            if *replaceable {
+                loaded.replaceable_numbers.insert(name.clone(), (located(place), tensor.rows() * tensor.columns()));
+            }
         }
         if let Some(progress) = progress {
             done += parts.iter().chain([&numbers]).flatten().map(|place| place.bytes).sum::<u64>();
@@ -271,7 +326,7 @@ impl Layout {
 }
 
 /// Brings bytes to the device: straight where the host sees its memory, else through two staging buffers, one of which is copied while the other is filled.
-struct Upload {
+pub(crate) struct Upload {
     gpu: Arc<Gpu>,
     staging: Vec<Stage>,
     turn: usize,
@@ -285,8 +340,8 @@ struct Stage {
 }
 
 impl Upload {
-    fn new(gpu: &Arc<Gpu>) -> Result<Self, DeviceError> {
-        Ok(Self { gpu: gpu.clone(), staging: Vec::new(), turn: 0 })
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Self {
+        Self { gpu: gpu.clone(), staging: Vec::new(), turn: 0 }
     }
 
     fn write(&mut self, to: &Arc<Buffer>, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
@@ -305,6 +360,7 @@ impl Upload {
             if self.staging[self.turn].used == STAGING {
                 self.flush()?;
             }
+            self.ready(self.turn)?;
             let stage = &mut self.staging[self.turn];
             let size = (bytes.len() - done).min((STAGING - stage.used) as usize);
             stage.buffer.write(stage.used, &bytes[done..done + size]);
@@ -316,32 +372,38 @@ impl Upload {
         Ok(())
     }
 
-    /// Has the buffer at hand copied, and gets the other one ready.
+    /// Has what was written copied, and turns to the other buffer.
     fn flush(&mut self) -> Result<(), DeviceError> {
-        let stage = &mut self.staging[self.turn];
+        let Some(stage) = self.staging.get_mut(self.turn).filter(|stage| !stage.commands.is_empty()) else { return Ok(()) };
         let recording = Recording::new(&self.gpu, std::mem::take(&mut stage.commands))?;
         let number = self.gpu.submit(&[&recording])?;
         stage.under_way = Some((number, recording));
         self.turn = 1 - self.turn;
-        self.ready()
-    }
-
-    /// Waits until the buffer at hand is copied.
-    fn ready(&mut self) -> Result<(), DeviceError> {
-        let stage = &mut self.staging[self.turn];
-        if let Some((number, _)) = &stage.under_way {
-            self.gpu.wait(*number)?;
-        }
-        (stage.under_way, stage.used) = (None, 0);
         Ok(())
     }
 
-    fn finish(mut self) -> Result<(), DeviceError> {
-        if self.staging.is_empty() {
-            return Ok(());
+    /// Waits until a buffer is copied, if that is under way.
+    fn ready(&mut self, turn: usize) -> Result<(), DeviceError> {
+        let stage = &mut self.staging[turn];
+        if let Some((number, _)) = &stage.under_way {
+            self.gpu.wait(*number)?;
+            (stage.under_way, stage.used) = (None, 0);
         }
+        Ok(())
+    }
+
+    /// Waits until all that was written is copied.
+    fn finish(mut self) -> Result<(), DeviceError> {
         self.flush()?;
-        self.turn = 1 - self.turn;
-        self.ready()
+        (0..self.staging.len()).try_for_each(|turn| self.ready(turn))
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        // Buffers stay until nothing is copied from them any more; what is lost is left alone.
+        for turn in 0..self.staging.len() {
+            let _ = self.ready(turn);
+        }
     }
 }

@@ -42,6 +42,11 @@ pub trait Device: Send + Sync {
         Ok(None)
     }
 
+    /// Whether weights of what it loads can be replaced: see [`Executable::replace_part`].
+    fn replaces_weights(&self) -> bool {
+        false
+    }
+
     /// Opens it: starts its threads, loads its driver. Opening it again gives the same machine.
     fn open(&self) -> Result<Arc<dyn Machine>, DeviceError>;
 
@@ -188,6 +193,12 @@ pub struct LoadOptions {
     pub max_segments: usize,
     /// The most bytes that all states together may have, where the device counts them; absent: no limit.
     pub max_state_bytes: Option<u64>,
+    /// Weights are going to be replaced: the device has to hold them in memory of its own. See [`Executable::replace_part`].
+    pub replaceable: bool,
+    /// Programs that are loaded on a device with the same number never compute at the same time: one memory for intermediate values is enough for all of them.
+    pub scratch_group: Option<u64>,
+    /// A file in which a device may keep how a program was used, for the next time it is loaded; absent: nothing is kept.
+    pub history: Option<PathBuf>,
     /// Folder with the files that [`Machine::prepare`] wrote.
     pub artifacts: Option<PathBuf>,
     /// Told how far loading is, by a device that copies weights to memory of its own.
@@ -204,6 +215,9 @@ impl Default for LoadOptions {
             max_wanted: 1,
             max_segments: 1,
             max_state_bytes: None,
+            replaceable: false,
+            scratch_group: None,
+            history: None,
             artifacts: None,
             progress: None,
             timeline: None,
@@ -340,6 +354,17 @@ pub trait Executable: Send {
         None
     }
 
+    /// Replaces one of the parts of a weight ([`WeightTensor::part`]): that of an expert by that of another. Calls that are submitted later see it; a call that is under way must not read that part.
+    /// Needs [`LoadOptions::replaceable`].
+    fn replace_part(&mut self, weight: &str, _number: usize, _part: &WeightTensor) -> Result<(), DeviceError> {
+        Err(DeviceError::Weight { name: weight.into(), reason: "cannot be replaced on this device".into() })
+    }
+
+    /// What became of the chosen experts in all calls so far, where only some of them lie on the device with the rest of the program.
+    fn expert_cache(&self) -> Option<ExpertCache> {
+        None
+    }
+
     /// Bytes of memory in addition to weights and states (activations, packed panels).
     fn scratch_bytes(&self) -> u64;
 }
@@ -392,6 +417,52 @@ impl Add for Traffic {
             bytes_in: self.bytes_in + other.bytes_in,
             bytes_out: self.bytes_out + other.bytes_out,
             bytes_lent: self.bytes_lent + other.bytes_lent,
+        }
+    }
+}
+
+/// What became of chosen experts of which only some lie on the device with the rest of the program. A choice is a row and one of its experts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpertCache {
+    /// Choices whose expert lay there.
+    pub hits: u64,
+    /// Choices whose expert was transferred for them.
+    pub fetched: u64,
+    /// Choices that were computed on the processor, from where the expert lies.
+    pub misses: u64,
+    /// Experts that were transferred: for choices, ahead of them, and to take the place of others that are used less.
+    pub transfers: u64,
+    /// Their bytes.
+    pub transferred_bytes: u64,
+}
+
+impl ExpertCache {
+    /// The share of choices whose expert lay there; 0 where there were none.
+    pub fn hit_rate(&self) -> f64 {
+        self.hits as f64 / ((self.hits + self.fetched + self.misses) as f64).max(1.0)
+    }
+
+    /// What was added since an earlier count.
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            hits: self.hits.saturating_sub(earlier.hits),
+            fetched: self.fetched.saturating_sub(earlier.fetched),
+            misses: self.misses.saturating_sub(earlier.misses),
+            transfers: self.transfers.saturating_sub(earlier.transfers),
+            transferred_bytes: self.transferred_bytes.saturating_sub(earlier.transferred_bytes),
+        }
+    }
+}
+
+impl Add for ExpertCache {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self {
+            hits: self.hits + other.hits,
+            fetched: self.fetched + other.fetched,
+            misses: self.misses + other.misses,
+            transfers: self.transfers + other.transfers,
+            transferred_bytes: self.transferred_bytes + other.transferred_bytes,
         }
     }
 }

@@ -228,6 +228,41 @@ impl WeightTensor {
         Self::new(Encoding::F32, shape.to_vec(), data.into(), None, None)
     }
 
+    /// One of the matrices of a tensor of rank 3, or of the rows of one of rank 2, without a copy; none where there is no such part.
+    pub fn part(&self, number: usize) -> Option<Self> {
+        let (&count, shape) = self.shape.split_first().filter(|(_, shape)| !shape.is_empty())?;
+        let rows: usize = shape[..shape.len() - 1].iter().product();
+        let part = |bytes: &Bytes, per_row: usize| bytes.slice(number * rows * per_row..(number + 1) * rows * per_row);
+        let RowBytes { data, scale, min, .. } = self.row_bytes;
+        if number >= count {
+            return None;
+        }
+        // Lengths were checked when the tensor was made.
+        let optional = |bytes: &Option<Bytes>, per_row| bytes.as_ref().and_then(|bytes| part(bytes, per_row));
+        let (data, scale, min) = (part(&self.data, data)?, optional(&self.scale, scale), optional(&self.min, min));
+        Some(Self { shape: shape.to_vec(), data, scale, min, ..self.clone() })
+    }
+
+    /// Tensors of one encoding and shape as the parts of one whose rank is higher by one, copied.
+    pub fn stacked(parts: &[Self]) -> Result<Self, String> {
+        let first = parts.first().ok_or("there is nothing to stack")?;
+        let (encoding, shape) = (first.encoding, &first.shape);
+        if let Some(other) = parts.iter().find(|other| other.encoding != encoding || other.shape != *shape) {
+            return Err(format!("{} {:?} does not fit {encoding} {shape:?}", other.encoding, other.shape));
+        }
+        let join = |bytes_of: fn(&Self) -> &[u8]| {
+            let bytes = parts.iter().map(|part| bytes_of(part).len()).sum();
+            let (mut joined, mut at) = (AlignedBytes::zeroed(bytes), 0);
+            for part in parts.iter().map(bytes_of) {
+                joined.as_mut()[at..at + part.len()].copy_from_slice(part);
+                at += part.len();
+            }
+            (bytes > 0).then(|| Bytes::from(joined))
+        };
+        let data = join(Self::data).unwrap_or_else(|| AlignedBytes::zeroed(0).into());
+        Self::new(encoding, [&[parts.len()][..], shape].concat(), data, join(Self::scale), join(Self::min))
+    }
+
     /// The encoding.
     pub fn encoding(&self) -> Encoding {
         self.encoding

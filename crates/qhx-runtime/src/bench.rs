@@ -6,7 +6,9 @@ use crate::{
     engine::{Engine, EngineOptions, Request},
     generate, memory,
     sample::random::uniform,
+    timing::ExpertCacheUse,
 };
+use qhx_ir::ExpertCache;
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
@@ -94,6 +96,9 @@ pub struct BenchReport {
     /// Which experts were used; none where the model has none, no `tg` test was run, or the device does not count.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experts: Option<ExpertUse>,
+    /// What became of chosen experts in the measured runs, where only some of them lie on the device with the rest of the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expert_cache: Option<ExpertCacheUse>,
 }
 
 /// Which experts the tokens of a test chose.
@@ -138,6 +143,7 @@ pub fn bench(
     sessions.iter_mut().for_each(|session| session.want_largest_only(!options.all_logits));
     let mut results = Vec::new();
     let mut reading = Reading::default();
+    let mut cache = ExpertCache::default();
     for (test, tokens, depth) in tests {
         let ids = some_ids(model, tokens);
         let before = some_ids(model, depth);
@@ -166,11 +172,14 @@ pub fn bench(
             }
             _ => {
                 test.run(&mut sessions, depth, &ids, cancel, &mut || ())?;
+                // Calls of several sessions count once: all of them are in each.
+                let chosen = sessions[0].work().experts;
                 for _ in 0..options.repeats {
                     counted = Reading::default();
                     let time = test.run(&mut sessions, depth, &ids, cancel, &mut || counted.add(model))?;
                     runs.push((tokens * test.sessions()) as f64 / time.as_secs_f64());
                 }
+                cache = cache + sessions[0].work().experts.since(&chosen);
             }
         }
         if counted.tokens > reading.tokens && test.sessions() == 1 {
@@ -199,6 +208,7 @@ pub fn bench(
         read_bandwidth_bytes_per_s: read_bandwidth,
         bandwidth_share: if read_bandwidth > 0.0 { fastest * weight_bytes_per_token as f64 / read_bandwidth } else { 0.0 },
         experts: reading.experts(),
+        expert_cache: ExpertCacheUse::of(cache),
     })
 }
 

@@ -4,7 +4,7 @@ use crate::{
     Cancel, Error, FinishReason, GenerateOptions, Generation, LogitProcessor, Model, Piece, Prompt, Session, StageRuns, Work,
     drafter::Drafter,
     placement::{Fallback, PlacedStage, Placement},
-    timing::{PrefillPath, Timing, milliseconds},
+    timing::{ExpertCacheUse, PrefillPath, Timing, milliseconds},
     writer::Writer,
 };
 use qhx_media::MediaKind;
@@ -85,6 +85,7 @@ fn answer(
         Err(Error::Cancelled) => writer.finish_reason = Some(FinishReason::Cancelled),
         Err(error) => return Err(error),
     }
+    timing.expert_cache = ExpertCacheUse::of(session.work().experts.since(&before.experts));
     timing.end(prompt, started, writer.first_token, writer.ids.len());
     drafter.tell(&mut timing);
     timing.shaped(writer.mask_time, writer.forced_tokens);

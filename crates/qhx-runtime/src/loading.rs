@@ -91,7 +91,14 @@ fn load_fastest(parts: ModelParts, options: &LoadOptions, contest: &Contest, sta
         // Not two at once in the GPU's memory.
         drop(loaded.take());
         let Tried { way, speed, failure, .. } = &mut measured.ways[place];
-        match load(way).and_then(|model| Ok((time(&model, &*contest.pair.clock)?, model))) {
+        let run = |way: &Way| load(way).and_then(|model| Ok((time(&model, &*contest.pair.clock)?, model)));
+        let mut done = run(way);
+        // How many experts fit is an estimate.
+        while let (Err(Error::Device(DeviceError::Exhausted { .. })), Some(fewer)) = (&done, way.with_fewer_experts()) {
+            *way = fewer;
+            done = run(way);
+        }
+        match done {
             Ok((found, model)) => (*speed, loaded) = (Some(found), Some((way.clone(), model))),
             Err(error) => *failure = Some(error.to_string()),
         }

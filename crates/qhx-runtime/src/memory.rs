@@ -4,7 +4,7 @@
 //! where there are any; elsewhere they are unknown, and nothing is refused for lack of them.
 
 use crate::soft_rows::soft_row_width;
-use qhx_ir::{Bindings, Checked, DType, Encoding, OpKind, Program, dim};
+use qhx_ir::{Bindings, Checked, DType, Dim, Encoding, OpKind, Program, dim};
 use serde::Serialize;
 use std::{collections::HashMap, fmt, fs, path::Path};
 
@@ -174,8 +174,8 @@ pub fn weight_bytes_per_token(program: &Checked) -> u64 {
 
 /// How many experts a row chooses, by the value that says which.
 pub(crate) fn experts_per_row(program: &Checked, chosen: &str) -> u64 {
-    match program.maker(chosen).map(|op| &program.ops[op].op) {
-        Some(OpKind::Route { method, .. }) => method.experts_per_row() as u64,
+    match program.value_type(chosen).shape.last() {
+        Some(Dim::Fixed(count)) => *count as u64,
         _ => u64::MAX,
     }
 }

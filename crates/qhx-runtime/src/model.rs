@@ -17,7 +17,7 @@ use crate::{
     runner::Runner,
     soft_rows::soft_row_width,
 };
-use qhx_bundle::{Bundle, manifest::TEXT_PROGRAM, target::MadeFor};
+use qhx_bundle::{Bundle, Digest, manifest::TEXT_PROGRAM, target::MadeFor};
 use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Executable, State, Tap, Weights};
 use qhx_media::MediaKind;
 use std::{
@@ -54,6 +54,8 @@ struct Loaded {
 
 /// What the text program was loaded from, for the case that its device is lost.
 struct Origin {
+    /// What it runs on, which may be several devices as one.
+    device: Arc<dyn Device>,
     devices: Vec<Arc<dyn Device>>,
     /// The processor takes the place of what is lost.
     cpu: CpuSettings,
@@ -184,12 +186,16 @@ impl Model {
         let wanted = options.wanted.max(sessions).min(memory.chunk);
         let max_soft_rows = if soft_row_width(&program).is_some() { memory.chunk } else { 0 };
         let (prefill_min_rows, artifacts) = prepared.map_or((0, None), |p| (p.prefill_min_rows, Some(p.folder)));
+        let history = options.gpu.cache.as_ref().map(|folder| folder.join(format!("experts-{}.json", Digest::of(fingerprint.as_bytes()))));
         let load = qhx_ir::LoadOptions {
             max_rows: memory.chunk,
             max_soft_rows,
             max_wanted: wanted.max(sessions + MOST_DRAFTS).min(memory.chunk),
             max_segments: sessions,
             max_state_bytes: options.state_bytes,
+            replaceable: false,
+            scratch_group: None,
+            history,
             artifacts: artifacts.clone(),
             progress: options.progress.clone(),
             timeline: options.timeline.clone(),
@@ -203,7 +209,8 @@ impl Model {
             None => runner,
         });
         let again = qhx_ir::LoadOptions { progress: None, ..load };
-        let origin = Origin { devices: candidates.to_vec(), cpu: options.cpu(), weights: weights.clone(), options: again };
+        let origin =
+            Origin { device: device.clone(), devices: candidates.to_vec(), cpu: options.cpu(), weights: weights.clone(), options: again };
         let encoders = Encoders::new(language.towers.clone(), weights, candidates.to_vec(), artifacts, options);
         Ok(Self(Arc::new(Loaded {
             language,
@@ -299,20 +306,25 @@ impl Model {
     pub(crate) fn loaded_draft<'d>(&self, draft: &'d DraftProgram) -> Result<(MutexGuard<'d, LoadedDraft>, u64), Error> {
         let (mut loaded, loads) = (draft.lock(), self.runner().loads);
         if !loaded.is_loaded(loads) {
-            let (_, executable) = self.load_somewhere(&draft.program, &DraftProgram::load_options(), true)?;
+            let (_, executable) = self.load_somewhere(&draft.program, &DraftProgram::load_options(), self.0.origin.devices.iter())?;
             loaded.put(executable, loads);
         }
         Ok((loaded, loads))
     }
 
-    /// Loads a program on the first of the model's devices that takes it, or else on the processor.
-    fn load_somewhere(&self, program: &Checked, options: &qhx_ir::LoadOptions, own_devices: bool) -> Result<LoadedOn, DeviceError> {
-        let Origin { devices, cpu, weights, .. } = &self.0.origin;
+    /// Loads a program on the first of some devices that takes it, or else on the processor.
+    fn load_somewhere<'d>(
+        &self,
+        program: &Checked,
+        options: &qhx_ir::LoadOptions,
+        devices: impl Iterator<Item = &'d Arc<dyn Device>>,
+    ) -> Result<LoadedOn, DeviceError> {
+        let Origin { cpu, weights, .. } = &self.0.origin;
         let processor = registry::candidates_with(DeviceChoice::Cpu, *cpu, &NpuSettings::default(), &GpuSettings::default());
         let mut problem = DeviceError::Call("there is no device".into());
-        for device in devices.iter().filter(|_| own_devices).chain(&processor.unwrap_or_default()) {
+        for device in devices.cloned().chain(processor.unwrap_or_default()) {
             match device.load(program, weights, options) {
-                Ok(executable) => return Ok((device.clone(), executable)),
+                Ok(executable) => return Ok((device, executable)),
                 Err(error) => problem = error,
             }
         }
@@ -371,14 +383,17 @@ impl Model {
         Ok((runner.executable.new_state(self.context())?, runner.loads))
     }
 
-    /// The device of the text program cannot go on: loads it anew, on the first of the model's devices or else on the processor that takes it. Sessions compute their
+    /// The device of the text program cannot go on: loads it anew, where it was if that can be started again, or else on the first of the model's devices or the processor that takes it. Sessions compute their
     /// states again from their rows. The error is why the device was given up, where nothing takes its place.
     pub(crate) fn recover(&self, lost: DeviceError) -> Result<(), Error> {
+        let Origin { device: same, devices, options, .. } = &self.0.origin;
         // A device without memory would have none for a second copy either.
         let is_full = matches!(lost, DeviceError::Exhausted { .. });
-        let loaded = self.load_somewhere(self.program(), &self.0.origin.options, !is_full);
-        let Ok((device, executable)) = loaded else { return Err(lost.into()) };
-        if let Ok((_, mut placement)) = placement::place(self.program(), DeviceChoice::Auto, None, std::slice::from_ref(&device)) {
+        let own = std::iter::once(same).chain(devices).filter(|_| !is_full);
+        let Ok((device, executable)) = self.load_somewhere(self.program(), options, own) else { return Err(lost.into()) };
+        // Stages stay where they are on what was started again.
+        let moved = !Arc::ptr_eq(&device, same);
+        if moved && let Ok((_, mut placement)) = placement::place(self.program(), DeviceChoice::Auto, None, std::slice::from_ref(&device)) {
             let (from, to) = (lost.left_device().unwrap_or_default().to_owned(), device.name().to_owned());
             placement.explain(&format!("{from} was given up"));
             placement.fallbacks.push(Fallback { stage: self.program().name.to_string(), from, to, reason: lost.to_string() });

@@ -6,13 +6,13 @@
 mod rules;
 
 pub use qhx_ir::Phase;
-pub use rules::Rules;
+pub use rules::{Rules, Together};
 
 use crate::{
     DeviceChoice, Error,
-    split::{SlotCopy, SplitDevice, slot_copies},
+    split::{HotExperts, SlotCopy, SplitDevice, slot_copies},
 };
-use qhx_ir::{Checked, Device, Name, is_under};
+use qhx_ir::{Checked, Device, Name, OpKind, is_under};
 use serde::Serialize;
 use std::{
     collections::{HashMap, HashSet},
@@ -80,13 +80,23 @@ pub fn place(
     let [prefill, decode] = [placing.assign(Phase::Prefill, &mut fallbacks)?, placing.assign(Phase::Decode, &mut fallbacks)?];
     let mut placement = Placement { stages: placing.stages(&prefill, &decode), fallbacks, copies: Vec::new() };
     let first = prefill.first().map_or(0, |assigned| assigned.0);
-    if prefill.iter().chain(&decode).all(|assigned| assigned.0 == first) {
+    let has_experts = program.ops.iter().any(|op| matches!(op.op, OpKind::Experts { .. }));
+    let hot = rules.and_then(|rules| rules.hot_experts).filter(|_| has_experts);
+    if hot.is_none() && prefill.iter().chain(&decode).all(|assigned| assigned.0 == first) {
         return Ok((candidates[first].clone(), placement));
     }
     let places: HashMap<Name, [usize; 2]> =
         program.ops.iter().zip(prefill.iter().zip(&decode)).map(|(op, (p, d))| (op.path.clone(), [p.0, d.0])).collect();
     let split = SplitDevice::new(candidates.to_vec(), move |_, op, phase| places.get(&op.path).map_or(0, |both| both[phase as usize]));
     let split = if rules.is_some_and(|rules| rules.overlap == Some(false)) { split.halved_from(usize::MAX) } else { split };
+    let split = match rules.and_then(|rules| rules.together) {
+        Some(together) => split.with_bandwidth_tokens(together.into()),
+        None => split,
+    };
+    let split = match hot {
+        Some(hot) => placing.with_hot_experts(split, hot)?,
+        None => split,
+    };
     placement.copies = slot_copies(&split, program, &placing.names)?;
     Ok((Arc::new(split), placement))
 }
@@ -151,6 +161,24 @@ impl Placing<'_> {
             false => {
                 Err(Error::NotPlaced { program: program.name.to_string(), device: self.choice.to_string(), refusals: refusals.join("; ") })
             }
+        }
+    }
+
+    /// A split with hot experts on the default device; the error says why they would not be used.
+    fn with_hot_experts(&self, split: SplitDevice, hot: HotExperts) -> Result<SplitDevice, Error> {
+        let default = self.rules.and_then(|rules| rules.default.as_ref());
+        let place = default.and_then(|default| self.names.iter().position(|name| name == default)).unwrap_or(0);
+        let name = &self.names[place];
+        let wrong = |reason: String| Err(Error::Placement { reason: format!("hot_experts: {reason}") });
+        if !self.candidates[place].replaces_weights() {
+            return wrong(format!("{name} cannot hold experts that change: let `default` name a GPU"));
+        }
+        let split = split.with_hot_experts(place, hot);
+        match hot.count == 0 || split.shares_experts(self.program) {
+            true => Ok(split),
+            false => wrong(format!(
+                "no op with experts alone stands on another device than {name}: name them under [stages], as in \"layers.*.moe.experts\" = \"cpu\""
+            )),
         }
     }
 

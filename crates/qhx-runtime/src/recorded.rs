@@ -2,7 +2,8 @@
 
 use crate::DeviceChoice;
 use qhx_ir::{
-    Call, Checked, DType, Device, DeviceError, Executable, Generator, State, StateBytes, Ticket, Timeline, Traffic, WeightsRead, dim,
+    Call, Checked, DType, Device, DeviceError, Executable, ExpertCache, Generator, State, StateBytes, Ticket, Timeline, Traffic,
+    WeightTensor, WeightsRead, dim,
 };
 use std::{
     collections::HashMap,
@@ -111,6 +112,17 @@ impl Executable for Recorded {
 
     fn row_by_row(&self) -> Option<&str> {
         self.executable.row_by_row()
+    }
+
+    fn replace_part(&mut self, weight: &str, number: usize, part: &WeightTensor) -> Result<(), DeviceError> {
+        let started = Instant::now();
+        self.executable.replace_part(weight, number, part)?;
+        self.timeline.add(&format!("to {}", self.lane), weight, started, vec![("bytes", part.stored_bytes() as u64)]);
+        Ok(())
+    }
+
+    fn expert_cache(&self) -> Option<ExpertCache> {
+        self.executable.expert_cache()
     }
 
     fn scratch_bytes(&self) -> u64 {

@@ -8,7 +8,7 @@ use crate::{
     row_costs::RowCosts,
     sequence::Sequence,
 };
-use qhx_ir::{Call, Checked, DeviceError, Executable, IdMask, Outputs, Phase, RowResult, Segment, Tap, Want};
+use qhx_ir::{Call, Checked, DeviceError, Executable, ExpertCache, IdMask, Outputs, Phase, RowResult, Segment, Tap, Want};
 use std::{
     iter::repeat_n,
     ops::Range,
@@ -35,6 +35,8 @@ pub(crate) struct Runner {
     pub(crate) moved: Option<String>,
     /// What decode steps take.
     pub(crate) costs: RowCosts,
+    /// What had become of chosen experts before the last call.
+    experts_before: ExpertCache,
 }
 
 /// Rows of a sequence that a call computes. Those of which something is wanted are the last ones.
@@ -101,6 +103,7 @@ impl Runner {
             loads: 0,
             moved: None,
             costs: RowCosts::default(),
+            experts_before: ExpertCache::default(),
         }
     }
 
@@ -112,7 +115,7 @@ impl Runner {
     /// From now on calls go to a program that was loaded anew.
     pub(crate) fn replace(&mut self, executable: Box<dyn Executable>, why: String) {
         (self.executable, self.outputs) = (executable, Outputs::new());
-        (self.loads, self.costs) = (self.loads + 1, RowCosts::default());
+        (self.loads, self.costs, self.experts_before) = (self.loads + 1, RowCosts::default(), ExpertCache::default());
         self.moved = Some(why);
     }
 
@@ -185,8 +188,10 @@ impl Runner {
     }
 
     /// Hands out what a call gave, and commits its rows.
-    fn deliver(&self, spans: &mut [Span<'_>], purpose: &Purpose<'_>, watch: &mut Watch<'_>) -> Result<(), Error> {
+    fn deliver(&mut self, spans: &mut [Span<'_>], purpose: &Purpose<'_>, watch: &mut Watch<'_>) -> Result<(), Error> {
         let width = self.width;
+        let experts = self.executable.expert_cache().unwrap_or_default();
+        let chosen = experts.since(&std::mem::replace(&mut self.experts_before, experts));
         let logits = self.outputs.value("logits").unwrap_or_default();
         let mut results = self.outputs.rows().iter();
         let last_stage = self.executable.last_stage_time().unwrap_or_default();
@@ -201,7 +206,7 @@ impl Runner {
             if sequence.drafts == 0 {
                 sequence.state.commit(rows.len())?;
             }
-            sequence.work.add(purpose.phase, rows.len(), last_stage);
+            sequence.work.add(purpose.phase, rows.len(), last_stage, chosen);
             if rows.end == sequence.rows.len() && *wanted > 0 {
                 sequence.forget_logits();
             }

@@ -1,7 +1,7 @@
 //! Rows, and what a device has computed of them: what a call works on.
 
 use crate::{Error, hidden_rows::HiddenRows, rows::Rows};
-use qhx_ir::{Phase, State};
+use qhx_ir::{ExpertCache, Phase, State};
 use qhx_media::MediaKind;
 use std::time::Duration;
 
@@ -55,15 +55,18 @@ pub struct Work {
     pub sounds: usize,
     /// Time that took.
     pub encode: Duration,
+    /// What became of chosen experts in the session's calls, where only some of them lie on the device with the rest; what others chose in the same calls included.
+    pub experts: ExpertCache,
 }
 
 impl Work {
     /// Counts a call in which so many of the session's rows were computed.
-    pub(crate) fn add(&mut self, phase: Phase, rows: usize, last_stage: Duration) {
+    pub(crate) fn add(&mut self, phase: Phase, rows: usize, last_stage: Duration, experts: ExpertCache) {
         self.calls += 1;
         self.decode_calls += usize::from(phase == Phase::Decode);
         self.rows += rows;
         self.last_stage += last_stage;
+        self.experts = self.experts + experts;
     }
 
     /// Media of a kind that a tower encoded.

@@ -1,6 +1,7 @@
 //! What an answer cost, in the form that `--json` prints.
 
 use crate::{Model, Prompt, memory::peak_rss_bytes};
+use qhx_ir::ExpertCache;
 use serde::{Serialize, Serializer};
 use std::time::{Duration, Instant};
 
@@ -45,8 +46,29 @@ pub struct Timing {
     /// Tokens about which a structure left no choice, so that they were not computed one by one. Not written where there are none.
     #[serde(skip_serializing_if = "is_none")]
     pub forced_tokens: usize,
+    /// What became of chosen experts, where only some of them lie on the device with the rest of the model. Not written elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expert_cache: Option<ExpertCacheUse>,
     /// The most memory that this process has held; 0 where the system does not tell.
     pub peak_rss_bytes: u64,
+}
+
+/// What became of chosen experts; a choice is a row and one of its experts in one layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct ExpertCacheUse {
+    /// The share of choices whose expert lay on the accelerator.
+    #[serde(serialize_with = "rounded")]
+    pub hit_rate: f64,
+    /// How many choices, and how many experts were transferred.
+    #[serde(flatten)]
+    pub counts: ExpertCache,
+}
+
+impl ExpertCacheUse {
+    /// None where there were no such choices.
+    pub(crate) fn of(counts: ExpertCache) -> Option<Self> {
+        (counts != ExpertCache::default()).then(|| Self { hit_rate: counts.hit_rate(), counts })
+    }
 }
 
 impl Timing {
@@ -102,6 +124,8 @@ impl Timing {
         self.drafted += next.drafted;
         self.accepted += next.accepted;
         self.saved_ms += next.saved_ms;
+        let [own, other] = [self.expert_cache, next.expert_cache].map(|cache| cache.map(|cache| cache.counts).unwrap_or_default());
+        self.expert_cache = ExpertCacheUse::of(own + other);
         self.decode_tokens_per_second = if time > 0.0 { tokens / time } else { 0.0 };
         self.peak_rss_bytes = self.peak_rss_bytes.max(next.peak_rss_bytes);
     }

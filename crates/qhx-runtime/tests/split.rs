@@ -1,11 +1,16 @@
 //! Several devices as one are held to the reference by the suite that holds every device: cut at every op, and changing with the phase.
 
 use qhx_ir::{
-    Checked, Device, Op,
+    Checked, Device, Op, OpKind,
     conformance::{Options, Outcome, run},
     reference::ReferenceDevice,
 };
-use qhx_runtime::{DeviceChoice, placement::Phase, registry, split::SplitDevice};
+use qhx_runtime::{
+    DeviceChoice,
+    placement::Phase,
+    registry,
+    split::{HotExperts, SplitDevice},
+};
 use std::sync::Arc;
 
 fn conforms(devices: Vec<Arc<dyn Device>>, choose: impl Fn(&Checked, &Op, Phase) -> usize + Send + Sync + 'static) {
@@ -13,13 +18,19 @@ fn conforms(devices: Vec<Arc<dyn Device>>, choose: impl Fn(&Checked, &Op, Phase)
 }
 
 fn hold(split: &SplitDevice) {
-    let options = Options { strict: true, cases: 6, ..Options::from_environment() };
+    hold_in(split, None);
+}
+
+/// The same in some cases only.
+fn hold_in(split: &SplitDevice, only: Option<&str>) {
+    let options = Options { strict: true, cases: 6, only: only.map(Into::into), ..Options::from_environment() };
     let summary = run(split, &options, &mut |case| {
         if !matches!(case.outcome, Outcome::Passed { .. }) {
             println!("{case}");
         }
     });
     println!("{summary}");
+    assert!(only.is_none() || !summary.passed.is_empty(), "{only:?}: no such case");
     assert!(summary.failed.is_empty(), "{} cases failed", summary.failed.len());
 }
 
@@ -50,5 +61,21 @@ fn cut_differently_in_every_phase() {
 #[test]
 fn in_two_halves() {
     hold(&SplitDevice::new(vec![cpu(), Arc::new(ReferenceDevice)], |program, op, _| place(program, op) % 2).halved_from(2));
-    hold(&SplitDevice::new(vec![cpu(), cpu()], |program, op, _| place(program, op) / 3 % 2).halved_from(3));
+    // Side by side, and in turns by bandwidth tokens.
+    for together in [1.0, 3.0] {
+        let split = SplitDevice::new(vec![cpu(), cpu()], |program, op, _| place(program, op) / 3 % 2);
+        hold(&split.halved_from(3).with_bandwidth_tokens(together));
+    }
+}
+
+/// Experts on another device than the rest, of which some lie beside the rest: few or nearly all, never transferred for a call or always.
+#[test]
+fn with_hot_experts() {
+    for (count, transfer_from) in [(1, None), (3, Some(1)), (40, Some(1)), (40, Some(4)), (1000, None)] {
+        // Two that give the same bits: which of them computes a choice changes from call to call.
+        let devices: Vec<Arc<dyn Device>> = vec![Arc::new(ReferenceDevice), Arc::new(ReferenceDevice)];
+        let split = SplitDevice::new(devices, |_, op, _| usize::from(matches!(op.op, OpKind::Experts { .. })));
+        let split = split.with_hot_experts(0, HotExperts { count, transfer_from }).with_bandwidth_tokens(count as f64);
+        ["experts", "model.mixture"].into_iter().for_each(|case| hold_in(&split, Some(case)));
+    }
 }

@@ -15,6 +15,7 @@ use crate::{
 };
 use clap::Args;
 use qhx_bundle::{Bundle, files};
+use qhx_ir::ExpertCache;
 use qhx_runtime::{
     DeviceChoice, LoadOptions,
     auto::AutoChoice,
@@ -204,6 +205,13 @@ fn tables(run: &Run) -> String {
         let mean = used.iter().sum::<usize>() as f64 / used.len() as f64;
         let least = used.iter().min().unwrap_or(&0);
         measured.push(("experts used", format!("{mean:.1} of {of} per layer on average, at least {least}, over {tokens} tokens")));
+    }
+    if let Some(cache) = &report.expert_cache {
+        let ExpertCache { hits, fetched, misses, transfers, transferred_bytes } = cache.counts;
+        let choices = hits + fetched + misses;
+        measured.push(("chosen experts on the GPU", format!("{:.1} % of {choices}", 100.0 * cache.hit_rate)));
+        measured.push(("computed on the CPU", format!("{:.1} %", 100.0 * misses as f64 / choices.max(1) as f64)));
+        measured.push(("experts transferred", format!("{transfers}, {}", show_bytes(transferred_bytes))));
     }
     let measured = facts(&measured);
     format!("{}\n{measured}", table.render())

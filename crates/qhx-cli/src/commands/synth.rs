@@ -4,7 +4,7 @@ use super::forge::BundleFlags;
 use crate::{failure::Failure, interrupt::Interrupt};
 use clap::Args;
 use qhx_bundle::files::read_given;
-use qhx_forge::Material;
+use qhx_forge::{Material, ROUTER_SKEW};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -25,6 +25,9 @@ pub(crate) struct Synth {
     /// Random seed
     #[arg(long, default_value_t = 0, value_name = "N")]
     seed: u64,
+    /// Let routers of a mixture choose some experts more often than others, about as often as 1 / rank^S: 1 is Zipf's law, 0 is even
+    #[arg(long, value_name = "S", conflicts_with = "as_checkpoint")]
+    router_skew: Option<f64>,
     /// Write a Hugging Face folder in bf16 instead of a bundle, as input for the forge
     #[arg(long)]
     as_checkpoint: bool,
@@ -33,7 +36,10 @@ pub(crate) struct Synth {
 impl Synth {
     pub(crate) fn run(&self, interrupt: &Interrupt) -> Result<(), Failure> {
         self.bundle.check()?;
-        let config = read_config(&self.config)?;
+        let mut config = read_config(&self.config)?;
+        if let (Some(skew), Some(fields)) = (self.router_skew, config.as_object_mut()) {
+            fields.insert(ROUTER_SKEW.to_owned(), skew.into());
+        }
         if self.bundle.is_plan() {
             return self.bundle.print_plan(&Material::Synthetic { config, seed: self.seed });
         }

@@ -83,6 +83,8 @@ pub enum Formula {
     Permute(Vec<usize>),
     /// `ln(1 + eˣ)` of each number.
     Softplus,
+    /// Each row times a number of its own.
+    ScaleRows(Vec<f32>),
     /// `−a · b`, number by number, of two tensors.
     NegatedProduct,
     /// `rows · tensorᵀ`: constant inputs that a matrix `[out, in]` projects.
@@ -190,6 +192,10 @@ impl Formula {
         match self {
             Self::Permute(axes) => permute(&shapes[0], axes, numbers),
             Self::Softplus => numbers.iter().map(|&x| softplus(f64::from(x)) as f32).collect(),
+            Self::ScaleRows(factors) => {
+                let columns = numbers.len() / factors.len().max(1);
+                numbers.iter().enumerate().map(|(place, x)| x * factors[place / columns.max(1)]).collect()
+            }
             Self::NegatedProduct => numbers.iter().zip(&tensors[1]).map(|(a, b)| -(a * b)).collect(),
             Self::Project { rows } => {
                 let columns = shapes[0][shapes[0].len() - 1];
@@ -233,6 +239,7 @@ mod tests {
         let matrix = vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         let rows = vec![1.0, 0.0, 0.0, 0.5, 0.5, 0.5];
         assert_eq!(Formula::Project { rows }.compute(&[vec![2, 3]], &[matrix]), [1.0, 4.0, 3.0, 7.5]);
+        assert_eq!(Formula::ScaleRows(vec![1.0, 0.5]).compute(&[], &[vec![2.0, 4.0, 6.0, 8.0]]), [2.0, 4.0, 3.0, 4.0]);
         assert_eq!(Formula::NegatedProduct.compute(&[], &[vec![2.0, -1.0], vec![3.0, 4.0]]), [-6.0, 4.0]);
         let softplus = Formula::Softplus.compute(&[], &[vec![0.0, 200.0, -200.0]]);
         assert_eq!(softplus[..2], [std::f32::consts::LN_2, 200.0]);

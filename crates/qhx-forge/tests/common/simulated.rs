@@ -1,11 +1,12 @@
 //! A machine that is not there: devices that compute with the processor, and whose time is reckoned instead of measured.
 
 use qhx_ir::{
-    Call, Checked, Device, DeviceError, DeviceInfo, Executable, LoadOptions, Machine, Op, OpKind, State, StateBytes, Ticket, Weights, dim,
+    Call, Checked, Device, DeviceError, DeviceInfo, Executable, InputData, LoadOptions, Machine, Op, OpKind, State, StateBytes, Ticket,
+    WeightTensor, Weights, dim, reference::ReferenceDevice,
 };
 use qhx_runtime::{memory::tensor_bytes, planner::Clock};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -74,6 +75,10 @@ impl Device for Simulated {
         Ok(self.0.traits.memory)
     }
 
+    fn replaces_weights(&self) -> bool {
+        self.0.name == "gpu"
+    }
+
     fn open(&self) -> Result<Arc<dyn Machine>, DeviceError> {
         Ok(Arc::new(Self(self.0.clone())))
     }
@@ -91,7 +96,11 @@ impl Machine for Simulated {
     }
 
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
-        let executable = self.0.device.load(program, weights, options)?;
+        // The processor does not replace weights; the reference does.
+        let executable = match options.replaceable {
+            true => ReferenceDevice.load(program, weights, options)?,
+            false => self.0.device.load(program, weights, options)?,
+        };
         Ok(Box::new(Timed { executable, device: self.0.clone(), ends: Vec::new() }))
     }
 }
@@ -134,9 +143,14 @@ impl Timed {
             let table_rows = |name| program.weights.get(name).map_or(1.0, |w| w.shape[0] as f64);
             let (bytes, products) = match &op.op {
                 OpKind::Embed { table, .. } => (bytes * rows / table_rows(table), 0.0),
-                // Two experts a row, all different as long as there are any.
-                OpKind::Experts { gate, .. } => {
-                    (bytes * (2.0 * rows / table_rows(gate)).min(1.0), products * rows * 2.0 / table_rows(gate))
+                OpKind::Experts { gate, experts, .. } => {
+                    let given = program.inputs.iter().zip(call.inputs).find(|(input, _)| input.name == *experts);
+                    let (used, choices) = match given {
+                        Some((_, InputData::I32(chosen))) => (chosen.iter().collect::<BTreeSet<_>>().len() as f64, chosen.len() as f64),
+                        // Two experts a row, all different as long as there are any.
+                        _ => (2.0 * rows, 2.0 * rows),
+                    };
+                    (bytes * (used / table_rows(gate)).min(1.0), products * choices / table_rows(gate))
                 }
                 OpKind::Attend { q, slot: Some(slot), .. } => {
                     let keys = depth + rows;
@@ -194,6 +208,12 @@ impl Executable for Timed {
 
     fn state_bytes(&self) -> Option<StateBytes> {
         self.executable.state_bytes()
+    }
+
+    fn replace_part(&mut self, weight: &str, number: usize, part: &WeightTensor) -> Result<(), DeviceError> {
+        let mut free = self.device.free.lock().unwrap();
+        *free = free.max(self.device.clock.seconds()) + part.stored_bytes() as f64 / self.device.traits.copy;
+        self.executable.replace_part(weight, number, part)
     }
 
     fn scratch_bytes(&self) -> u64 {

@@ -115,6 +115,9 @@ pub(super) struct Mixture {
     pub(super) chosen: usize,
 }
 
+/// The workgroup that groups rows counts those of so many experts in its shared memory.
+const MOST_GROUPED: usize = 1024;
+
 /// Where a call has many rows: they are grouped by experts, so that each weight is read once for all that chose it. The steps stand beside those of a few rows.
 #[derive(Clone, Copy)]
 pub(super) struct Grouped {
@@ -154,7 +157,7 @@ impl Lowering<'_> {
         let Mixture { gate, up, down, form, function, rows, choices, count, chosen, .. } = mixture;
         let [Some(a), Some(b), Some(c)] = [gate, up, down].map(|m| Small::new(self.matrices, &m, form)) else { return None };
         let most = bind(rows, &self.max);
-        if !a.takes(most) {
+        if !a.takes(most) || count > MOST_GROUPED {
             return None;
         }
         let mut grouped = Grouped { mixture, small: [a, b, c], groups: 0 };

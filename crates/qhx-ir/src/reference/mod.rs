@@ -49,6 +49,10 @@ impl Device for ReferenceDevice {
         Ok(())
     }
 
+    fn replaces_weights(&self) -> bool {
+        true
+    }
+
     fn open(&self) -> Result<Arc<dyn Machine>, DeviceError> {
         Ok(Arc::new(Interpreter { name: self.name().into(), description: "plain interpreter, for comparison only", sums: Sums::Exact }))
     }
@@ -142,6 +146,17 @@ impl Executable for ReferenceExecutable {
 
     fn is_batch_invariant(&self) -> bool {
         true
+    }
+
+    fn replace_part(&mut self, weight: &str, number: usize, part: &WeightTensor) -> Result<(), DeviceError> {
+        let wrong = |reason: String| DeviceError::Weight { name: weight.into(), reason };
+        let Some(tensor) = self.weights.get_mut(weight).filter(|_| self.options.replaceable) else {
+            return Err(wrong("cannot be replaced".into()));
+        };
+        let mut parts: Vec<WeightTensor> = (0..).map_while(|number| tensor.part(number)).collect();
+        *parts.get_mut(number).ok_or_else(|| wrong(format!("has no part {number}")))? = part.clone();
+        *tensor = WeightTensor::stacked(&parts).map_err(wrong)?;
+        Ok(())
     }
 
     fn scratch_bytes(&self) -> u64 {

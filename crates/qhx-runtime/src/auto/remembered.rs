@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// A file of ours is much smaller.
 const MAX_BYTES: u64 = 1 << 20;
 
@@ -120,7 +120,7 @@ mod tests {
             "\u{0}".repeat(100),
             "[".repeat(50_000),
             format!("{}{}", good, " ".repeat(2 << 20)),
-            changed(&|v| v["version"] = json!(3)),
+            changed(&|v| v["version"] = json!(4)),
             changed(&|v| v["more"] = json!(1)),
             changed(&|v| v["key"]["qhx"] = json!("0")),
             changed(&|v| v["measured"]["ways"] = json!([])),

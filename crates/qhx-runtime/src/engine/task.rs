@@ -6,7 +6,7 @@ use crate::{
     drafter::Drafter,
     generate::{note, where_it_ran},
     rows::{MediumSpan, Rows},
-    timing::{PrefillPath, Timing, milliseconds},
+    timing::{ExpertCacheUse, PrefillPath, Timing, milliseconds},
     writer::Writer,
 };
 use qhx_ir::IdMask;
@@ -210,6 +210,7 @@ impl Task {
         let prefilled = self.prompt.ids().len() - self.reused;
         let calls = work.calls - self.before.calls - (work.decode_calls - self.before.decode_calls);
         self.timing.lm_head_ms = milliseconds(work.last_stage - self.before.last_stage);
+        self.timing.expert_cache = ExpertCacheUse::of(work.experts.since(&self.before.experts));
         let Writer { ids, text, finish_reason, note: end, step_logits, stop_string, log_probs, .. } = self.writer;
         let generation = Generation {
             prompt_ids: self.prompt.ids().to_vec(),

@@ -7,11 +7,11 @@ use super::{
 };
 use qhx_ir::{
     Call, Checked, Device, DeviceError, DeviceInfo, Executable, Fact, InputData, LoadOptions, Machine, Op, SlotData, State, StateBytes,
-    Tap, Ticket, Want, Weights,
+    Tap, Ticket, Want, WeightTensor, Weights,
 };
 use std::{
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// A device whose driver runs in another process.
@@ -20,8 +20,18 @@ pub(crate) struct IsolatedDevice {
     known: Arc<dyn Device>,
     worker: Worker,
     settings: serde_json::Value,
-    opened: Mutex<Option<Arc<IsolatedMachine>>>,
+    opened: Mutex<Opened>,
 }
+
+#[derive(Default)]
+struct Opened {
+    machine: Option<Arc<IsolatedMachine>>,
+    /// When a process that was gone was started again.
+    restarted: Option<Instant>,
+}
+
+/// A process that is gone is started again at most once in this time: one that crashes again and again is left alone.
+const RESTARTED_AFTER: Duration = Duration::from_secs(600);
 
 struct IsolatedMachine {
     link: Arc<Link>,
@@ -37,8 +47,11 @@ impl IsolatedDevice {
 
     fn machine(&self) -> Result<Arc<IsolatedMachine>, DeviceError> {
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(machine) = &*opened {
-            return Ok(machine.clone());
+        if let Some(machine) = &opened.machine {
+            if !machine.link.is_lost() || opened.restarted.is_some_and(|then| then.elapsed() < RESTARTED_AFTER) {
+                return Ok(machine.clone());
+            }
+            opened.restarted = Some(Instant::now());
         }
         let link = Link::start(self.known.name(), &self.worker)?;
         let mut talk = link.talk();
@@ -54,7 +67,7 @@ impl IsolatedDevice {
         }
         info.facts.insert("process".into(), Fact::from("its own"));
         let machine = Arc::new(IsolatedMachine { link: Arc::new(link), info, own_memory });
-        *opened = Some(machine.clone());
+        opened.machine = Some(machine.clone());
         Ok(machine)
     }
 }
@@ -74,6 +87,10 @@ impl Device for IsolatedDevice {
 
     fn own_memory(&self) -> Result<Option<u64>, DeviceError> {
         Ok(self.machine()?.own_memory)
+    }
+
+    fn replaces_weights(&self) -> bool {
+        self.known.replaces_weights()
     }
 
     fn open(&self) -> Result<Arc<dyn Machine>, DeviceError> {
@@ -207,6 +224,16 @@ impl Executable for IsolatedExecutable {
 
     fn last_stage_time(&self) -> Option<Duration> {
         self.last_stage
+    }
+
+    fn replace_part(&mut self, weight: &str, number: usize, part: &WeightTensor) -> Result<(), DeviceError> {
+        let body = [part.data(), part.scale(), part.min()];
+        let (encoding, shape, parts) = (part.encoding(), part.shape().to_vec(), body.map(<[u8]>::len));
+        let request = Request::Replace { executable: self.number, weight: weight.to_owned(), number, encoding, shape, parts };
+        match self.link.ask(&request, &body)?.0 {
+            Reply::Replaced => Ok(()),
+            _ => Err(self.link.talk().unexpected()),
+        }
     }
 
     fn scratch_bytes(&self) -> u64 {

@@ -74,6 +74,11 @@ impl Link {
         Talk { device: &self.device, inner: self.inner.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
+    /// Whether the process is gone.
+    pub(super) fn is_lost(&self) -> bool {
+        self.talk().inner.lost.is_some()
+    }
+
     /// A request and its only reply.
     pub(super) fn ask(&self, request: &Request, body: &[&[u8]]) -> Result<(Reply, Vec<u8>), DeviceError> {
         let mut talk = self.talk();

@@ -22,6 +22,15 @@ pub(super) enum Request {
     },
     /// There is no such weight.
     NoTensor,
+    /// [`qhx_ir::Executable::replace_part`]: parts are the body.
+    Replace {
+        executable: u64,
+        weight: String,
+        number: usize,
+        encoding: Encoding,
+        shape: Vec<usize>,
+        parts: [usize; 3],
+    },
     NewState {
         executable: u64,
         context: usize,
@@ -87,6 +96,7 @@ pub(super) enum Reply {
         commits_partly: bool,
         scratch_bytes: u64,
     },
+    Replaced,
     State(StateFacts),
     /// A stage's values are the body.
     Tap {
@@ -113,6 +123,8 @@ pub(super) struct Limits {
     pub(super) wanted: usize,
     pub(super) segments: usize,
     pub(super) state_bytes: Option<u64>,
+    pub(super) replaceable: bool,
+    pub(super) scratch_group: Option<u64>,
 }
 
 impl Limits {
@@ -123,6 +135,8 @@ impl Limits {
             wanted: options.max_wanted,
             segments: options.max_segments,
             state_bytes: options.max_state_bytes,
+            replaceable: options.replaceable,
+            scratch_group: options.scratch_group,
         }
     }
 
@@ -133,6 +147,8 @@ impl Limits {
             max_wanted: self.wanted,
             max_segments: self.segments,
             max_state_bytes: self.state_bytes,
+            replaceable: self.replaceable,
+            scratch_group: self.scratch_group,
             ..LoadOptions::default()
         }
     }

@@ -98,6 +98,11 @@ impl Desk {
         let changed = match request {
             Request::Load(limits) => return self.load(limits.options(), &body).map(Some),
             Request::Run(run) => return self.run(&run, &body).map(Some),
+            Request::Replace { executable, weight, number, encoding, shape, parts } => {
+                let part = tensor(encoding, shape, parts, &body).ok_or_else(unknown)?;
+                self.executable(executable)?.replace_part(&weight, number, &part)?;
+                return Ok(Some((Reply::Replaced, Vec::new())));
+            }
             Request::Export { state, slot, first } => {
                 let (content, body) = Content::of(&self.state(state)?.export_rows(&slot, first)?);
                 return Ok(Some((Reply::Exported(content), body)));

@@ -4,15 +4,20 @@
 //! default = "npu"                     # what nothing below names; absent: the device that was asked for
 //! decode = "cpu"                      # writing tokens; `prefill` is reading the prompt
 //! overlap = false                     # do not compute two halves of a prompt side by side
+//! together = 2.4                      # two devices that read at once take 2.4 times as long as one: let them take turns
 //!
 //! [stages]                            # the beginning of a path; the longest one counts, in both phases
 //! "audio" = "npu"
 //! "layers.*.attn" = "npu"             # any one word
 //! "layers.3.ffn.down_proj" = "cpu"
+//!
+//! [hot_experts]                       # of experts that stand on another device than the default one
+//! count = 120                         # so many stay on the default one: those that are chosen most often
+//! transfer_from = 24                  # others are transferred for calls in which so many rows chose them
 //! ```
 
 use super::{Phase, tower_stage};
-use crate::Error;
+use crate::{Error, split::HotExperts};
 use qhx_bundle::{files::read_given, target::PlacementRules};
 use qhx_ir::Checked;
 use serde::{Deserialize, Serialize};
@@ -37,9 +42,38 @@ pub struct Rules {
     /// Whether two devices compute two halves of a prompt side by side; absent: yes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlap: Option<bool>,
+    /// How many times as long as one of them two devices take that read memory at the same time. Where it is more than 2 they take turns; absent: they do not ask.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub together: Option<Together>,
     /// Devices by stage: the first words of an op's path, of the text program or (as `vision…`, `audio…`) of a tower; `*` is any one word.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub stages: BTreeMap<String, String>,
+    /// The experts that stay on the default device though their ops are on another: those that are chosen most often.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hot_experts: Option<HotExperts>,
+}
+
+/// A measured ratio, 1 or more.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
+pub struct Together(f64);
+
+impl Eq for Together {}
+
+impl TryFrom<f64> for Together {
+    type Error = String;
+    fn try_from(ratio: f64) -> Result<Self, String> {
+        match ratio.is_finite() && ratio >= 1.0 {
+            true => Ok(Self(ratio)),
+            false => Err(format!("`together` must be 1 or more, found {ratio}")),
+        }
+    }
+}
+
+impl From<Together> for f64 {
+    fn from(Together(ratio): Together) -> Self {
+        ratio
+    }
 }
 
 /// A placement file is a page of text, no more.
@@ -135,7 +169,7 @@ impl Rules {
 
 impl From<&PlacementRules> for Rules {
     fn from(PlacementRules { default, prefill, decode, stages }: &PlacementRules) -> Self {
-        Self { default: default.clone(), prefill: prefill.clone(), decode: decode.clone(), overlap: None, stages: stages.clone() }
+        Self { default: default.clone(), prefill: prefill.clone(), decode: decode.clone(), stages: stages.clone(), ..Self::default() }
     }
 }
 
@@ -231,6 +265,14 @@ mod tests {
         assert!(wrong("prefil = \"npu\"").contains("unknown field `prefil`"), "{}", wrong("prefil = \"npu\""));
         assert!(wrong("default = 3").contains("expected a string"));
         assert!(wrong("[stages").contains("line 1"));
+        assert!(wrong("[hot_experts]\ntransfer_from = 3").contains("missing field `count`"));
+        assert!(wrong("together = 0.5").contains("must be 1 or more"));
+        assert_eq!(Rules::from_toml("together = 2.5").unwrap().together.map(f64::from), Some(2.5));
+        assert!(wrong("[hot_experts]\ncount = -1").contains("invalid value"));
+        let hot =
+            Rules::from_toml("default = \"gpu\"\n[hot_experts]\ncount = 3\ntransfer_from = 9\n[stages]\n\"layers.1\" = \"cpu\"").unwrap();
+        assert_eq!(hot.hot_experts, Some(HotExperts { count: 3, transfer_from: Some(9) }));
+        assert_eq!(Rules::from_toml(&hot.to_toml()).unwrap(), hot);
         assert!(Rules::read(Path::new("no/such.toml")).unwrap_err().to_string().contains("cannot read no/such.toml"));
         let unknown = |stage: &str| {
             let rules = Rules { stages: BTreeMap::from([(stage.to_owned(), "cpu".to_owned())]), ..Rules::default() };

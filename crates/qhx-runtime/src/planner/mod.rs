@@ -5,6 +5,7 @@
 
 mod clock;
 mod facts;
+mod shared;
 mod ways;
 mod work;
 
@@ -19,6 +20,7 @@ use crate::{
 use facts::Form;
 use qhx_ir::{Checked, Device, DeviceError, Slot};
 use serde::{Deserialize, Serialize};
+use shared::Shared;
 use std::sync::Arc;
 use ways::{ACCELERATOR, Names, Room, runs, ways};
 use work::{Shape, Work, value_bytes};
@@ -72,6 +74,9 @@ pub(crate) struct Extent {
     pub(crate) wanted: usize,
 }
 
+/// This part of the accelerator's memory is left free.
+const SLACK: u64 = 24;
+
 impl Pair {
     /// Whether the accelerator has memory enough to be worth a thought.
     pub(crate) fn has_room(&self) -> Result<bool, DeviceError> {
@@ -86,7 +91,10 @@ impl Pair {
     /// The ways that fit, with what is expected of them, the best first.
     pub(crate) fn ways(&self, program: &Checked, facts: &Facts, extent: Extent) -> Result<Vec<(Way, Prediction)>, DeviceError> {
         let Extent { context, chunk, wanted } = extent;
-        let room = Room { bytes: self.accelerator.own_memory()?, context, chunk, wanted };
+        let replaces_weights = self.accelerator.replaces_weights();
+        // What is counted here is not all that a device allocates: it rounds up, and keeps tables.
+        let bytes = self.accelerator.own_memory()?.map(|bytes| bytes - bytes / SLACK);
+        let room = Room { bytes, context, chunk, wanted, replaces_weights };
         let all = ways(program, self.names(), room)?.into_iter().map(|mut way| {
             let prediction = self.predict(program, facts, &mut way, chunk)?;
             Ok((way, prediction))
@@ -104,10 +112,17 @@ impl Pair {
     fn predict(&self, program: &Checked, facts: &Facts, way: &mut Way, chunk: usize) -> Result<Prediction, DeviceError> {
         let runs = |way: &Way, phase| runs(program, self.names(), way, phase);
         let (prefill_runs, decode_runs) = (runs(way, Phase::Prefill), runs(way, Phase::Decode));
+        // Only where two at once take longer than one after the other.
+        way.rules.together =
+            Some(facts.together).filter(|together| way.is_split() && *together > 2.0).and_then(|ratio| ratio.try_into().ok());
+        let shared = Shared::of(program, facts, way, chunk);
         let seconds = |runs: &[OpRange], shape: Shape| -> Result<Vec<f64>, DeviceError> {
             let one = |run: &OpRange| {
                 let device = if run.device == ACCELERATOR { &facts.accelerator } else { &facts.processor };
                 let part = run.part(program)?;
+                if let (Some(shared), [op], true) = (&shared, &part.ops[..], run.device != ACCELERATOR) {
+                    return Ok(shared.seconds(&part, op, shape));
+                }
                 let ops: f64 = part.ops.iter().map(|op| device.op(Work::of(&part, op, shape))).sum();
                 // Logits stay where they are: only the largest is wanted.
                 let made = part.outputs.iter().filter(|output| !program.is_output(&output.value)).map(|output| &output.value);
@@ -120,7 +135,7 @@ impl Pair {
         let rows = chunk.clamp(1, PROMPT_TOKENS);
         let depth = PROMPT_TOKENS / 2;
         let mut prefill: f64 = seconds(&prefill_runs, Shape { rows, depth })?.iter().sum();
-        if prefill_runs.len() > 1 && rows >= HALVED_FROM && !program.slots.values().any(Slot::is_recurrent) {
+        if way.rules.overlap.is_none() && prefill_runs.len() > 1 && rows >= HALVED_FROM && !program.slots.values().any(Slot::is_recurrent) {
             let halves = side_by_side(&seconds(&prefill_runs, Shape { rows: rows / 2, depth })?, facts.together);
             way.rules.overlap = (halves > prefill).then_some(false);
             prefill = prefill.min(halves);

@@ -3,7 +3,7 @@
 use crate::{
     memory::MemoryEstimate,
     placement::{Phase, Rules},
-    split::{OpRange, op_ranges},
+    split::{HotExperts, OpRange, all_experts, op_ranges, pool_bytes},
 };
 use qhx_ir::{Checked, DeviceError, Name, OpKind};
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,14 @@ impl Way {
         Self { name: device.to_owned(), rules: Rules { default: Some(device.to_owned()), ..Rules::default() } }
     }
 
+    /// The same with an eighth fewer hot experts, if it has any.
+    pub(crate) fn with_fewer_experts(&self) -> Option<Self> {
+        let HotExperts { count, transfer_from } = self.rules.hot_experts.filter(|hot| hot.count > 1)?;
+        let fewer = HotExperts { count: count - (count / 8).max(1), transfer_from };
+        let name = self.name.replacen(&count.to_string(), &fewer.count.to_string(), 1);
+        Some(Self { name, rules: Rules { hot_experts: Some(fewer), ..self.rules.clone() } })
+    }
+
     /// Whether more than one device takes part.
     pub fn is_split(&self) -> bool {
         self.rules.devices().len() > 1
@@ -39,6 +47,8 @@ pub(super) struct Room {
     pub(super) context: usize,
     pub(super) chunk: usize,
     pub(super) wanted: usize,
+    /// Whether the accelerator can hold experts that change.
+    pub(super) replaces_weights: bool,
 }
 
 /// The names of the two devices.
@@ -84,6 +94,22 @@ pub(super) fn ways(program: &Checked, names: Names<'_>, room: Room) -> Result<Ve
         all.push(rest_there(0));
         all.extend(most(experts.len() - 1, &rest_there)?);
         all.extend(most(experts.len(), &experts_there)?);
+        // The rest on the accelerator, and beside it as many experts as fit, whichever are chosen most often.
+        let total = all_experts(program).map_or(0, |all| all.count);
+        let hot = |count: usize| Way {
+            name: format!("{count} hot experts of {total} on {accelerator}"),
+            rules: Rules {
+                default: Some(accelerator.into()),
+                stages: moved(&experts, processor),
+                // Both devices are at work on every layer as it is.
+                overlap: Some(false),
+                hot_experts: Some(HotExperts { count, transfer_from: None }),
+                ..Rules::default()
+            },
+        };
+        if room.replaces_weights && total > 1 {
+            all.extend(most(total - 1, &hot)?);
+        }
     }
     let first_there = |there: usize| Way {
         name: format!("first {there} of {} layers on {accelerator}", layers.len()),
@@ -106,12 +132,21 @@ impl Room {
     fn holds(&self, program: &Checked, names: Names<'_>, way: &Way) -> Result<bool, DeviceError> {
         let Some(bytes) = self.bytes else { return Ok(true) };
         let mut seen = BTreeSet::new();
-        let mut needed = 0u64;
+        let mut needed = match way.rules.hot_experts {
+            Some(hot) => pool_bytes(program, hot.count, self.chunk)?,
+            None => 0,
+        };
+        // Parts share the memory for intermediate values: what is there serves one that needs no more.
+        let mut scratch = 0;
         for phase in Phase::ALL {
             for run in runs(program, names, way, phase).into_iter().filter(|run| run.device == ACCELERATOR) {
                 if seen.insert((run.ops.start, run.ops.end)) {
-                    let part = run.part(program)?;
-                    needed = needed.saturating_add(MemoryEstimate::of(&part, self.context, self.chunk, self.wanted).total_bytes);
+                    let part = MemoryEstimate::of(&run.part(program)?, self.context, self.chunk, self.wanted);
+                    needed = needed.saturating_add(part.total_bytes - part.scratch_bytes);
+                    if part.scratch_bytes > scratch {
+                        scratch = part.scratch_bytes;
+                        needed = needed.saturating_add(scratch);
+                    }
                 }
             }
         }

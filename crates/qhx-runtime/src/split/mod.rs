@@ -3,11 +3,18 @@
 //! Knows who runs which op; why is the business of [`crate::placement`].
 
 mod halves;
+mod hot;
 mod parts;
 mod parts_state;
 mod phases;
+mod tokens;
+
+pub use hot::HotExperts;
+pub(crate) use hot::{AllExperts, all_experts, pool_bytes};
+pub use tokens::{BandwidthTokens, Permit};
 
 use crate::recorded::Recorded;
+use hot::{Hot, Pool, SharedExperts};
 use parts::Parts;
 use phases::Phases;
 use qhx_ir::{
@@ -18,7 +25,10 @@ use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     ops::Range,
-    sync::Arc,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 /// Says which device (by its place) runs an op in a phase.
@@ -30,6 +40,8 @@ pub struct SplitDevice {
     devices: Vec<Arc<dyn Device>>,
     choose: Arc<Choose>,
     halved_from: usize,
+    hot: Option<Hot>,
+    bandwidth: Option<f64>,
 }
 
 /// Prompts of so many rows are cut in two halves, which devices compute side by side: fewer would not be worth the second reading of the weights.
@@ -86,12 +98,25 @@ impl OpRange {
 impl SplitDevice {
     /// `choose` gives a place among `devices`; of a larger one the last is meant.
     pub fn new(devices: Vec<Arc<dyn Device>>, choose: impl Fn(&Checked, &Op, Phase) -> usize + Send + Sync + 'static) -> Self {
-        Self { devices, choose: Arc::new(choose), halved_from: HALVED_FROM }
+        Self { devices, choose: Arc::new(choose), halved_from: HALVED_FROM, hot: None, bandwidth: None }
     }
 
     /// The same with prefill calls in two halves from so many rows on.
     pub fn halved_from(self, rows: usize) -> Self {
         Self { halved_from: rows.max(2), ..self }
+    }
+
+    /// The same with the experts that are chosen most often on the device at a place, though their ops are on another: as many as `experts` say. A device that cannot hold
+    /// weights that change takes none.
+    pub fn with_hot_experts(mut self, device: usize, experts: HotExperts) -> Self {
+        let holds = experts.count > 0 && self.devices.get(device).is_some_and(|device| device.replaces_weights());
+        self.hot = holds.then_some(Hot { device, experts });
+        self
+    }
+
+    /// The same with bandwidth tokens: two stages that read at the same time were measured to take so many times as long as one.
+    pub fn with_bandwidth_tokens(self, together: f64) -> Self {
+        Self { bandwidth: Some(together / 2.0), ..self }
     }
 
     /// The device that runs an op in a phase.
@@ -105,30 +130,46 @@ impl SplitDevice {
         op_ranges(program, |op| self.device(program, op, phase).0)
     }
 
-    fn load_runs(
-        &self,
-        runs: &[OpRange],
-        program: &Checked,
-        weights: &Arc<dyn Weights>,
-        options: &LoadOptions,
-    ) -> Result<Box<dyn Executable>, DeviceError> {
-        let [only] = runs else {
-            let load = |run: &OpRange| self.load_run(run, &run.part(program)?, weights, options);
-            return Ok(Box::new(Parts::new(program, runs.iter().map(load).collect::<Result<_, _>>()?, self.halved_from)?));
-        };
-        self.load_run(only, program, weights, options)
+    /// Whether there is an op whose experts are shared.
+    pub(crate) fn shares_experts(&self, program: &Checked) -> bool {
+        !self.shared_ops(program).is_empty()
     }
 
-    fn load_run(
-        &self,
-        run: &OpRange,
-        part: &Checked,
-        weights: &Arc<dyn Weights>,
-        options: &LoadOptions,
-    ) -> Result<Box<dyn Executable>, DeviceError> {
-        let device = &self.devices[run.device];
-        Ok(Recorded::of(device.load(part, weights, options)?, device.name(), options.timeline.as_ref()))
+    /// The places of the ops whose experts are shared: each is all that a device runs between two other devices' ops, in some phase.
+    fn shared_ops(&self, program: &Checked) -> Vec<usize> {
+        let Some(hot) = &self.hot else { return Vec::new() };
+        let runs = Phase::ALL.into_iter().flat_map(|phase| self.runs(program, phase));
+        let alone: BTreeSet<usize> = runs.filter(|run| run.ops.len() == 1 && run.device != hot.device).map(|run| run.ops.start).collect();
+        hot::expert_ops(program).filter(|place| alone.contains(place)).collect()
     }
+
+    fn load_runs(&self, runs: &[OpRange], job: &Job<'_>) -> Result<Box<dyn Executable>, DeviceError> {
+        let [only] = runs else {
+            let parts = runs.iter().map(|run| self.load_run(run, run.part(job.program)?, job)).collect::<Result<_, _>>()?;
+            return Ok(Box::new(Parts::new(job.program, parts, self.halved_from, self.bandwidth)?));
+        };
+        self.load_run(only, job.program.clone(), job)
+    }
+
+    fn load_run(&self, run: &OpRange, part: Checked, job: &Job<'_>) -> Result<Box<dyn Executable>, DeviceError> {
+        let (device, Job { program, weights, options, shared, pool }) = (&self.devices[run.device], job);
+        let place = shared.iter().position(|&place| run.ops == (place..place + 1));
+        if let (Some(place), Some(pool)) = (place, pool) {
+            let ops = (shared[place], shared.get(place + 1).copied());
+            return Ok(Box::new(SharedExperts::load(&**device, program, ops, part, pool, weights, options)?.with_tokens(self.bandwidth)));
+        }
+        Ok(Recorded::of(device.load(&part, weights, options)?, device.name(), options.timeline.as_ref()))
+    }
+}
+
+/// What is loaded.
+struct Job<'a> {
+    program: &'a Checked,
+    weights: &'a Arc<dyn Weights>,
+    options: &'a LoadOptions,
+    /// The places of the ops whose experts are shared, and those of them that lie on the accelerator.
+    shared: &'a [usize],
+    pool: Option<Arc<Mutex<Pool>>>,
 }
 
 /// What one device prepares: a part of a program, at the rows of the phases in which it runs it.
@@ -241,7 +282,19 @@ impl Machine for SplitDevice {
 
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
         let [prefill, decode] = Phase::ALL.map(|phase| self.runs(program, phase));
-        let many = self.load_runs(&prefill, program, weights, options)?;
+        // Parts that one device runs come one after the other.
+        static GROUPS: AtomicU64 = AtomicU64::new(0);
+        let options = &LoadOptions { scratch_group: Some(GROUPS.fetch_add(1, Ordering::Relaxed)), ..options.clone() };
+        let shared = self.shared_ops(program);
+        let pool = match &self.hot {
+            Some(hot) if !shared.is_empty() => {
+                let device = &*self.devices[hot.device];
+                Some(Arc::new(Mutex::new(Pool::load(device, hot.experts, program, &shared, weights, options)?)))
+            }
+            _ => None,
+        };
+        let job = Job { program, weights, options, shared: &shared, pool };
+        let many = self.load_runs(&prefill, &job)?;
         if prefill == decode {
             return Ok(many);
         }
@@ -250,7 +303,7 @@ impl Machine for SplitDevice {
         let rows = options.max_segments.min(options.max_rows);
         let single =
             LoadOptions { max_rows: rows, max_soft_rows: max_soft_rows.min(rows), max_wanted: max_wanted.min(rows), ..options.clone() };
-        let one = self.load_runs(&decode, program, weights, &single)?;
+        let one = self.load_runs(&decode, &Job { options: &single, ..job })?;
         Ok(Box::new(Phases::new(program, many, one)))
     }
 }

@@ -4,12 +4,13 @@
 use super::{
     halves::{self, Half, HalfSegment},
     parts_state::{Homes, PartsState},
+    tokens::BUS,
 };
 use qhx_ir::{
-    Bindings, Call, Checked, DType, DeviceError, Executable, InputData, Ledger, Name, Outputs, Phase, RowResult, Segment, Slot, State,
-    StateBytes, Tap, Ticket, Want,
+    Bindings, Call, Checked, DType, DeviceError, Executable, ExpertCache, InputData, Ledger, Name, Outputs, Phase, RowResult, Segment,
+    Slot, State, StateBytes, Tap, Ticket, Want,
 };
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, ops::Add, sync::Arc, time::Duration};
 
 /// The loaded parts.
 pub(super) struct Parts {
@@ -24,6 +25,8 @@ pub(super) struct Parts {
     homes: Arc<Homes>,
     /// Prefill calls of so many rows are computed in two halves.
     halved_from: usize,
+    /// Bandwidth tokens of a part.
+    bandwidth: Option<f64>,
 }
 
 struct Part {
@@ -40,7 +43,12 @@ enum Source {
 }
 
 impl Parts {
-    pub(super) fn new(program: &Checked, parts: Vec<Box<dyn Executable>>, halved_from: usize) -> Result<Self, DeviceError> {
+    pub(super) fn new(
+        program: &Checked,
+        parts: Vec<Box<dyn Executable>>,
+        halved_from: usize,
+        bandwidth: Option<f64>,
+    ) -> Result<Self, DeviceError> {
         let broken = |what: &str, name: &str| DeviceError::Call(format!("program `{}` cannot be cut: {what} `{name}`", program.name));
         let places: HashMap<&Name, usize> = program.inputs.iter().enumerate().map(|(place, input)| (&input.name, place)).collect();
         // The last of the parts so far that gives each value.
@@ -68,7 +76,7 @@ impl Parts {
         let answers = program.wanted_output().map(|(place, _)| outputs[place]);
         let made = [(); 2].map(|()| parts.iter().map(|_| Outputs::new()).collect());
         let parts = parts.into_iter().zip(all_sources).map(|(executable, sources)| Part { executable, sources }).collect();
-        Ok(Self { program: program.clone(), parts, made, outputs, answers, homes: Arc::new(homes), halved_from })
+        Ok(Self { program: program.clone(), parts, made, outputs, answers, homes: Arc::new(homes), halved_from, bandwidth })
     }
 
     /// The halves in which a call is computed: prompts are cut in two, so that devices work side by side. A decode step is not, because each half would read all weights again.
@@ -119,7 +127,9 @@ impl Parts {
         let (wants, bindings, outputs) = (wants(self.answers, number, half, call.wants), half.bindings, &mut own[0]);
         let Call { phase, cancel, tapped, .. } = *call;
         let segments = &mut segments(half, &mut states, call.segments);
+        let tokens = self.bandwidth.map(|weight| BUS.take(weight));
         let done = executable.run(&mut Call { bindings, phase, inputs: &inputs, segments, wants, outputs, cancel, taps, tapped });
+        drop(tokens);
         take_back(&self.homes, number, half, states, call)?;
         done
     }
@@ -139,6 +149,7 @@ impl Parts {
         let mut states_behind = lend(&self.homes, behind, second, call)?;
         let Call { phase, cancel, .. } = *call;
         let done = run_together(
+            self.bandwidth,
             &mut *ahead.executable,
             &mut Call {
                 bindings: first.bindings,
@@ -210,17 +221,27 @@ fn take_back(
     Ok(())
 }
 
-/// Two calls on two devices. What works in the background begins first and is waited for last.
+/// Two calls on two devices. What works in the background begins first and is waited for last; without enough bandwidth tokens for both it is waited for before the other begins.
 fn run_together(
+    bandwidth: Option<f64>,
     first: &mut dyn Executable,
     first_call: &mut Call<'_>,
     second: &mut dyn Executable,
     second_call: &mut Call<'_>,
 ) -> Result<(), DeviceError> {
     if !first.works_in_background() && second.works_in_background() {
-        return run_together(second, second_call, first, first_call);
+        return run_together(bandwidth, second, second_call, first, first_call);
     }
+    let tokens = bandwidth.map(|weight| BUS.take(weight));
     let begun = first.submit(first_call)?;
+    if let Some(weight) = bandwidth {
+        let Some(_both) = BUS.try_take(weight) else {
+            first.wait(begun, first_call)?;
+            drop(tokens);
+            let _alone = BUS.take(weight);
+            return second.run(second_call);
+        };
+    }
     let done = second.run(second_call);
     first.wait(begun, first_call)?;
     done
@@ -345,6 +366,10 @@ impl Executable for Parts {
 
     fn row_by_row(&self) -> Option<&str> {
         self.parts.iter().find_map(|part| part.executable.row_by_row())
+    }
+
+    fn expert_cache(&self) -> Option<ExpertCache> {
+        self.parts.iter().filter_map(|part| part.executable.expert_cache()).reduce(Add::add)
     }
 
     fn scratch_bytes(&self) -> u64 {

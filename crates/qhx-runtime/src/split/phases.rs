@@ -2,9 +2,10 @@
 //! form, and of the rows only those that the other side has not seen.
 
 use qhx_ir::{
-    Call, Checked, DeviceError, Executable, Name, Phase, Segment, SlotData, State, StateBytes, Tap, Ticket, Traffic, WeightsRead,
+    Call, Checked, DeviceError, Executable, ExpertCache, Name, Phase, Segment, SlotData, State, StateBytes, Tap, Ticket, Traffic,
+    WeightsRead,
 };
-use std::{sync::Arc, time::Duration};
+use std::{ops::Add, sync::Arc, time::Duration};
 
 /// The two loaded programs.
 pub(super) struct Phases {
@@ -96,6 +97,10 @@ impl Executable for Phases {
 
     fn row_by_row(&self) -> Option<&str> {
         self.executables.iter().find_map(|executable| executable.row_by_row())
+    }
+
+    fn expert_cache(&self) -> Option<ExpertCache> {
+        self.executables.iter().filter_map(|executable| executable.expert_cache()).reduce(Add::add)
     }
 
     fn scratch_bytes(&self) -> u64 {

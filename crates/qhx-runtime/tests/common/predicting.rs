@@ -69,7 +69,7 @@ fn input(name: &str, dtype: DType, shape: Vec<Dim>, generator: Generator) -> Inp
 }
 
 fn stage(name: &str, tap: &str) -> Stage {
-    Stage { name: name.into(), tap: Some(tap.into()), rotated: false }
+    Stage { name: name.into(), tap: Some(tap.into()), rotated: false, centred: false }
 }
 
 fn program(name: &str, weights: BTreeMap<qhx_ir::Name, Weight>, inputs: Vec<Input>, ops: Vec<Op>) -> Program {

@@ -1,0 +1,27 @@
+//! Memory for intermediate values, which programs share that never run at the same time.
+
+use crate::vulkan::{Buffer, Fault, Gpu, Use};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+/// The arenas of groups of programs, as long as one of the programs lives.
+#[derive(Default)]
+pub(crate) struct Arenas(Mutex<HashMap<u64, Weak<Buffer>>>);
+
+impl Arenas {
+    /// An arena of so many bytes at least, that of the group if it is large enough.
+    pub(crate) fn get(&self, gpu: &Arc<Gpu>, group: Option<u64>, bytes: u64) -> Result<Arc<Buffer>, Fault> {
+        let new = || Ok(Arc::new(Buffer::new(gpu, bytes, Use::Device)?));
+        let Some(group) = group else { return new() };
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, arena| arena.strong_count() > 0);
+        if let Some(arena) = all.get(&group).and_then(Weak::upgrade).filter(|arena| arena.bytes() >= bytes) {
+            return Ok(arena);
+        }
+        let arena = new()?;
+        all.insert(group, Arc::downgrade(&arena));
+        Ok(arena)
+    }
+}

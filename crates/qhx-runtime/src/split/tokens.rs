@@ -1,0 +1,110 @@
+//! Bandwidth tokens: stages that read much memory take some while they run, so that two of them do not run against each other on one bus where that takes longer than one after
+//! the other, and do where it does not.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+
+/// A semaphore whose permits have weights.
+#[derive(Debug)]
+pub struct BandwidthTokens {
+    taken: Mutex<f64>,
+    given_back: Condvar,
+}
+
+/// Tokens of a stage, until they are dropped.
+#[derive(Debug)]
+pub struct Permit<'a> {
+    tokens: &'a BandwidthTokens,
+    weight: f64,
+}
+
+/// Two stages one after the other take twice as long as one: so much may be taken together. A stage takes half of what two at once were measured to take, in times of one.
+const ALL: f64 = 2.0;
+
+/// The bus of this machine: all models of the process share it.
+pub(super) static BUS: BandwidthTokens = BandwidthTokens::new();
+
+/// Whether there are enough for two stages that take so many each.
+pub(super) fn two_fit(weight: f64) -> bool {
+    2.0 * weight <= ALL
+}
+
+impl BandwidthTokens {
+    /// All of them are there.
+    pub const fn new() -> Self {
+        Self { taken: Mutex::new(0.0), given_back: Condvar::new() }
+    }
+
+    /// Tokens for a stage, if there are enough. Whoever is alone gets any number.
+    pub fn try_take(&self, weight: f64) -> Option<Permit<'_>> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        (*taken == 0.0 || *taken + weight <= ALL).then(|| {
+            *taken += weight;
+            Permit { tokens: self, weight }
+        })
+    }
+
+    /// Tokens for a stage, as soon as there are enough.
+    pub fn take(&self, weight: f64) -> Permit<'_> {
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let too_many = |taken: &mut f64| *taken != 0.0 && *taken + weight > ALL;
+        let mut taken = self.given_back.wait_while(taken, too_many).unwrap_or_else(PoisonError::into_inner);
+        *taken += weight;
+        Permit { tokens: self, weight }
+    }
+}
+
+impl Default for BandwidthTokens {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        let mut taken = self.tokens.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        // Sums of fractions do not end at 0 by themselves.
+        *taken = if *taken - self.weight < 1e-9 { 0.0 } else { *taken - self.weight };
+        self.tokens.given_back.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        sync::atomic::{AtomicUsize, Ordering},
+        thread,
+        time::Duration,
+    };
+
+    #[test]
+    fn two_run_together_where_that_is_faster() {
+        let tokens = BandwidthTokens::new();
+        let first = tokens.take(0.8);
+        let second = tokens.try_take(0.8);
+        assert!(second.is_some() && tokens.try_take(0.8).is_none());
+        drop((first, second));
+        let alone = tokens.try_take(5.0);
+        assert!(alone.is_some() && tokens.try_take(0.1).is_none(), "one that needs more than there is runs alone");
+        drop(alone);
+        assert_eq!(*tokens.taken.lock().unwrap(), 0.0);
+    }
+
+    #[test]
+    fn two_take_turns_where_that_is_faster() {
+        let (tokens, running, most) = (BandwidthTokens::new(), AtomicUsize::new(0), AtomicUsize::new(0));
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..10 {
+                        let _permit = tokens.take(1.1);
+                        most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                        thread::sleep(Duration::from_micros(100));
+                        running.fetch_sub(1, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+        assert_eq!(most.into_inner(), 1);
+    }
+}
