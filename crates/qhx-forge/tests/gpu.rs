@@ -9,15 +9,13 @@ use qhx_forge::{ForgeOptions, Precision, forge_checkpoint, gate::limits::Class};
 use qhx_ir::{AlignedBytes, Device, Encoding, OpKind, WeightTensor};
 use qhx_runtime::{
     Cancel, DeviceChoice, GenerateOptions, Generation, LoadOptions, LoadPlan, Model, Prompt, Session,
-    auto::Tried,
     engine::{Engine, EngineOptions, Request},
     generate,
-    memory::MemoryEstimate,
     placement::Rules,
     registry::{self, GpuFault, GpuSettings, NpuLibraries, NpuSettings},
     split::HotExperts,
 };
-use std::{collections::BTreeSet, path::Path, sync::LazyLock};
+use std::{path::Path, sync::LazyLock};
 
 const FAMILIES: [&str; 7] = ["llama", "qwen3", "qwen3_vl", "phimoe", "phimoe_longrope", "qwen3_5", "gemma4"];
 /// Prompts are read in pieces.
@@ -192,7 +190,7 @@ fn hot_experts(count: usize, transfer_from: Option<usize>) -> Rules {
     Rules { hot_experts: Some(HotExperts { count, transfer_from }), ..Rules::from_toml(EXPERTS_ON_CPU).unwrap() }
 }
 
-/// Some experts on the GPU and the others on the CPU: the tokens of transformers, whatever their number; and with a limit to the GPU's memory, whatever the limit.
+/// Some experts on the GPU and the others on the CPU: the tokens of transformers, whatever their number. A GPU that is not there is named.
 #[test]
 #[ignore = "needs Vulkan: cargo xtask gpu"]
 fn hot_experts_equal_the_oracle() {
@@ -209,19 +207,6 @@ fn hot_experts_equal_the_oracle() {
     let absent = Rules { default: Some("gpu:1".into()), ..hot_experts(9, None) };
     let error = Model::load(fixture.bundle(), &LoadOptions { placement: Some(absent), ..options(DeviceChoice::Auto) }).err().unwrap();
     assert!(error.to_string().contains("there is no GPU 1"), "{error}");
-    let whole = MemoryEstimate::of(&Model::load(fixture.bundle(), &options(DeviceChoice::Cpu)).unwrap().program().clone(), 512, CHUNK, 8);
-    let mut ways = BTreeSet::new();
-    for share in [5, 7, 9] {
-        let gpu = GpuSettings { memory_limit: Some(whole.total_bytes * share / 8), cache: None, ..gpu() };
-        let model = Model::load(fixture.bundle(), &LoadOptions { gpu, ..options(DeviceChoice::Split) }).unwrap();
-        let found = answer(&mut model.session().unwrap(), &ids, greedy.len());
-        assert_eq!(found.ids, greedy, "{share} eighths: {:?}", model.choice());
-        let tried = model.choice().unwrap().measured.clone().unwrap().ways;
-        let failed = |tried: &&Tried| tried.way.rules.hot_experts.is_some() && tried.failure.is_some();
-        assert!(!tried.iter().any(|tried| failed(&tried)), "{share} eighths: {tried:?}");
-        ways.extend(tried.into_iter().map(|tried| tried.way.name));
-    }
-    assert!(ways.iter().any(|way| way.contains("hot experts")), "{ways:?}");
 }
 
 /// Without memory for one more buffer a model is not loaded, or its answer goes on elsewhere.

@@ -74,9 +74,6 @@ pub(crate) struct Extent {
     pub(crate) wanted: usize,
 }
 
-/// This part of the accelerator's memory is left free.
-const SLACK: u64 = 24;
-
 impl Pair {
     /// Whether the accelerator has memory enough to be worth a thought.
     pub(crate) fn has_room(&self) -> Result<bool, DeviceError> {
@@ -92,9 +89,7 @@ impl Pair {
     pub(crate) fn ways(&self, program: &Checked, facts: &Facts, extent: Extent) -> Result<Vec<(Way, Prediction)>, DeviceError> {
         let Extent { context, chunk, wanted } = extent;
         let replaces_weights = self.accelerator.replaces_weights();
-        // What is counted here is not all that a device allocates: it rounds up, and keeps tables.
-        let bytes = self.accelerator.own_memory()?.map(|bytes| bytes - bytes / SLACK);
-        let room = Room { bytes, context, chunk, wanted, replaces_weights };
+        let room = Room { bytes: self.accelerator.own_memory()?, context, chunk, wanted, replaces_weights };
         let all = ways(program, self.names(), room)?.into_iter().map(|mut way| {
             let prediction = self.predict(program, facts, &mut way, chunk)?;
             Ok((way, prediction))
