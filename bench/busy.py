@@ -1,6 +1,7 @@
 """Measures how much of their speed qhx and llama.cpp keep next to busy processes, alternating in one run.
 
-usage: busy.py QHX MODEL.gguf [--rounds N] [--threads N] [--prompt N] [--new N] [--neighbours N] [--pin]      (needs PyPI llama-cpp-python)
+usage: cargo xtask bench-busy [--rounds N] [--threads N] [--prompt N] [--new N] [--neighbours N] [--pin]
+       busy.py QHX LLAMA_BENCH MODEL.gguf …
 
 A neighbour is another process that never waits. On two cores with two threads, a fair share is 2/3 next to one neighbour and 1/2 next to two.
 """
@@ -9,17 +10,18 @@ import argparse
 import json
 import multiprocessing
 import statistics
-import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
-from peers import ROOT, quiet
+import llama
+from llama import quiet
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("qhx", type=Path)
+    parser.add_argument("peer", type=Path, help="llama-bench (`xtask/src/llama.rs`)")
     parser.add_argument("model", type=Path, help="a GGUF file; forged without loss for qhx")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
@@ -46,7 +48,7 @@ def main():
 
 def measured(options, bundle: Path):
     """Tokens per second of llama.cpp and of qhx, by test."""
-    theirs = json.loads(quiet(sys.executable, ROOT / "bench/peer.py", options.model, options.threads, options.prompt, options.new))
+    theirs, _ = llama.speeds(options.peer, options.model, options.threads, options.prompt, options.new)
     numbers = ["-p", options.prompt, "-n", options.new, "-r", "1", "--threads", options.threads, *(["--pin"] if options.pin else [])]
     ours = json.loads(quiet(options.qhx, "bench", bundle, *numbers, "--json"))
     return theirs, {result["test"]: result["mean"] for result in ours["results"]}

@@ -1,8 +1,9 @@
 """Compares `qhx serve` with llama.cpp at 1, 4 and 16 clients, alternating in one run: tokens per second of all clients together, and the time to the first token.
 
-usage: server.py QHX LLAMA_BATCHED_BENCH SMOLLM2.gguf [NAME ...] [--clients 1,4,16] [--rounds N] [--threads N] [--prompt N] [--new N]      (needs PyPI gguf)
+usage: cargo xtask bench-server [NAME ...] [--clients 1,4,16] [--rounds N] [--threads N] [--prompt N] [--new N]
+       server.py QHX LLAMA_BATCHED_BENCH SMOLLM2.gguf [NAME ...] …      (needs PyPI gguf)
 
-qhx answers streamed requests over HTTP, each client a request with a prompt of its own. llama.cpp is measured with its own tool for the same (sessions.py says how it is made), which has no
+qhx answers streamed requests over HTTP, each client a request with a prompt of its own. llama.cpp is measured with its own tool for the same (`xtask/src/llama.rs`), which has no
 HTTP in its way: all prompts, then all answers, in one process. SmolLM2 is the same real GGUF file on both sides; qwen3-vl-2b has random weights, as in peers.py. "HTTP" is the part of a
 request's time that is not the engine's: what a client waits beyond what the engine says the answer took. Medians; the table replaces the one between the markers in docs/benchmarks.md.
 """
@@ -22,7 +23,8 @@ import urllib.request
 from pathlib import Path
 
 import peers
-from peers import ROOT, quiet
+from llama import quiet
+from peers import ROOT
 
 MODELS = ["smollm2", "qwen3-vl-2b"]
 BEGIN, END = "<!-- server: begin -->", "<!-- server: end -->"

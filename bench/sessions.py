@@ -1,14 +1,9 @@
 """Compares how fast qhx and llama.cpp decode for several sessions at once, alternating in one run.
 
-usage: sessions.py QHX LLAMA_BATCHED_BENCH [NAME ...] [--sessions N] [--rounds N] [--threads N] [--new N] [--precisions w8,w4]      (needs PyPI gguf)
+usage: cargo xtask bench-sessions [NAME ...] [--sessions N] [--rounds N] [--threads N] [--new N] [--precisions w8,w4]
+       sessions.py QHX LLAMA_BATCHED_BENCH [NAME ...] …      (needs PyPI gguf)
 
-LLAMA_BATCHED_BENCH is llama.cpp's own tool. From the npm packages node-llama-cpp and @node-llama-cpp/linux-x64, unpacked as `main` and `libs`, it is made by
-
-    git clone main/llama/gitRelease.bundle src && cd libs/bins/linux-x64 &&
-    c++ -O1 -std=c++17 -I../../../src/{include,ggml/include,common,vendor} ../../../src/tools/batched-bench/*.cpp -o llama-batched-bench \\
-        -L. -l:libllama-common.so -l:libllama.v0.5.0.so -l:libggml.v0.5.0.so -l:libggml-base.so -Wl,-rpath,'$ORIGIN'
-
-and picks the best of the packaged CPU variants by itself. Models have random weights, as in peers.py. Medians; the table replaces the one between the markers in docs/benchmarks.md.
+LLAMA_BATCHED_BENCH is llama.cpp's own tool (`xtask/src/llama.rs`). Models have random weights, as in peers.py. Medians; the table replaces the one between the markers in docs/benchmarks.md.
 """
 
 import argparse
@@ -20,7 +15,8 @@ import tempfile
 from pathlib import Path
 
 import peers
-from peers import ROOT, quiet
+from llama import quiet
+from peers import ROOT
 
 MODELS = ["qwen3-vl-2b", "qwen3.5-0.8b", "phi-tiny-moe"]
 BEGIN, END = "<!-- sessions: begin -->", "<!-- sessions: end -->"

@@ -6,6 +6,7 @@ mod attack;
 mod debian;
 mod gpu;
 mod judges;
+mod llama;
 mod package;
 mod peers;
 mod suites;
@@ -31,8 +32,12 @@ const HELP: &str = "cargo xtask COMMAND
   attack [CLASS…] [--seconds N] [--seed S]
                   hostile files of each class against the libraries and the binary, a minute each; --help says more
   builtin         forge the model inside the library and the binary anew from demo/qwen3_5
-  bench-peers [NAME…]
+  bench-peers [NAME…] [--instructions avx2] …
                   speed beside llama.cpp, in one run, on SmolLM2 and the four full-size models; needs disk and minutes
+  bench-sessions …
+                  the same for several sessions at once
+  bench-server …  the same for the server and its clients
+  bench-busy …    the same next to busy processes
   bench-gpu [NAME…] [--peer FOLDER] …
                   speed on this machine's GPU, of the full-size models with random weights; beside llama.cpp where FOLDER has it
   bench-split [--memory 1GiB,2GiB,3GiB] …
@@ -60,7 +65,10 @@ fn main() -> ExitCode {
         ["man"] => man(),
         ["attack", ref arguments @ ..] => attack::attack(arguments),
         ["builtin"] => builtin(),
-        ["bench-peers", ref names @ ..] => peers::bench(names),
+        ["bench-peers", ref arguments @ ..] => peers::bench(arguments),
+        ["bench-sessions", ref arguments @ ..] => peers::bench_sessions(arguments),
+        ["bench-server", ref arguments @ ..] => peers::bench_server(arguments),
+        ["bench-busy", ref arguments @ ..] => peers::bench_busy(arguments),
         ["bench-gpu", ref arguments @ ..] => peers::bench_gpu("bench/gpu.py", arguments),
         ["bench-split", ref arguments @ ..] => peers::bench_gpu("bench/split.py", arguments),
         ["package"] => package::package(),

@@ -1,31 +1,61 @@
-//! Sets up the comparison with llama.cpp; `bench/peers.py` does it.
+//! Sets up the comparisons with other programs; scripts in `bench` make them.
 
-use crate::{Failure, assets, cargo, root, run, target};
+use crate::{Failure, assets, cargo, llama, root, run, target};
 use std::{path::PathBuf, process::Command};
 
-/// Runs the comparison on the models of these names, on all where there is none.
-pub(crate) fn bench(names: &[&str]) -> Result<(), Failure> {
-    let model = assets::smollm2()?;
-    let python = peer()?;
-    run(cargo().args(["build", "--release", "--package", "qhx-cli"]))?;
-    run(Command::new(&python).arg(root().join("bench/peers.py")).arg(target().join("release/qhx")).arg(&model).args(names))
+/// The speed of one session (`bench/peers.py`).
+pub(crate) fn bench(arguments: &[&str]) -> Result<(), Failure> {
+    let (model, bench, quantise) = (assets::smollm2()?, llama::tool("llama-bench")?, llama::tool("quantize")?);
+    let python = python("peers-1", "import gguf, openvino_genai", &["gguf==0.19.0", OPENVINO])?;
+    let mut script = Command::new(python);
+    script.arg(root().join("bench/peers.py")).arg(qhx()?).args([bench, quantise, model]);
+    run(script.args(arguments))
 }
 
-/// Runs measurements on a GPU with a script (`bench/gpu.py`, `bench/split.py`), which knows the arguments.
+/// Several sessions at once (`bench/sessions.py`).
+pub(crate) fn bench_sessions(arguments: &[&str]) -> Result<(), Failure> {
+    let (bench, python) = (llama::tool("batched-bench")?, gguf_writer()?);
+    run(Command::new(python).arg(root().join("bench/sessions.py")).arg(qhx()?).arg(bench).args(arguments))
+}
+
+/// The server and its clients (`bench/server.py`).
+pub(crate) fn bench_server(arguments: &[&str]) -> Result<(), Failure> {
+    let (model, bench, python) = (assets::smollm2()?, llama::tool("batched-bench")?, gguf_writer()?);
+    run(Command::new(python).arg(root().join("bench/server.py")).arg(qhx()?).args([bench, model]).args(arguments))
+}
+
+/// Beside busy processes (`bench/busy.py`).
+pub(crate) fn bench_busy(arguments: &[&str]) -> Result<(), Failure> {
+    let (model, bench) = (assets::smollm2()?, llama::tool("llama-bench")?);
+    run(Command::new("python3").arg(root().join("bench/busy.py")).arg(qhx()?).args([bench, model]).args(arguments))
+}
+
+/// On a GPU, with a script that knows the arguments (`bench/gpu.py`, `bench/split.py`).
 pub(crate) fn bench_gpu(script: &str, arguments: &[&str]) -> Result<(), Failure> {
-    run(cargo().args(["build", "--release", "--package", "qhx-cli"]))?;
-    run(Command::new("python3").arg(root().join(script)).arg(target().join("release/qhx")).args(arguments))
+    run(Command::new("python3").arg(root().join(script)).arg(qhx()?).args(arguments))
 }
 
-/// A Python with llama-cpp-python, built natively (about six minutes, once).
-fn peer() -> Result<PathBuf, Failure> {
-    let folder = target().join("assets/llama-cpp-python");
+const OPENVINO: &str = "openvino-genai==2026.4.1.0";
+
+/// The release build.
+fn qhx() -> Result<PathBuf, Failure> {
+    run(cargo().args(["build", "--release", "--package", "qhx-cli"]))?;
+    Ok(target().join("release/qhx"))
+}
+
+/// A Python that writes GGUF files.
+fn gguf_writer() -> Result<PathBuf, Failure> {
+    python("gguf-1", "import gguf", &["gguf==0.19.0"])
+}
+
+/// A Python of its own with these packages; `check` uses them.
+fn python(name: &str, check: &str, packages: &[&str]) -> Result<PathBuf, Failure> {
+    let folder = target().join("assets").join(name);
     let python = folder.join("bin/python");
-    let installed = Command::new(&python).args(["-c", "import llama_cpp, gguf"]).output().is_ok_and(|o| o.status.success());
-    if !installed {
-        eprintln!("building llama-cpp-python …");
+    if !Command::new(&python).args(["-c", check]).output().is_ok_and(|output| output.status.success()) {
+        eprintln!("installing {} …", packages.join(", "));
         run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
-        run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "llama-cpp-python==0.3.36", "gguf==0.19.0"]))?;
+        run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(packages))?;
     }
     Ok(python)
 }

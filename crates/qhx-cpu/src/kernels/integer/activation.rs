@@ -6,6 +6,9 @@ use crate::kernels::{
     vector::{Kernel, Vector},
 };
 
+/// Numbers in a cache line.
+const LINE: usize = 16;
+
 /// How a quantised row lies in f32 numbers. Everything is padded with zeros: quants to multiples of 128, numbers for blocks to multiples of 16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
@@ -34,6 +37,8 @@ pub(crate) struct Row<'a> {
     pub(crate) shifts32: &'a [i32],
     /// −128 · Σ quants for each 16.
     pub(crate) shifts16: &'a [i32],
+    /// −4 · Σ quants for each 32, as two equal 16-bit numbers.
+    pub(crate) fours32: &'a [i32],
 }
 
 impl Layout {
@@ -46,9 +51,9 @@ impl Layout {
         self.columns
     }
 
-    /// f32 numbers that a row takes.
+    /// f32 numbers that a row takes: with a cache line more than its parts, so that rows do not meet in the same few places of a cache.
     pub(crate) fn width(self) -> usize {
-        self.padded / 4 + self.padded / 2 + 7 * self.blocks
+        self.padded / 4 + self.padded / 2 + 8 * self.blocks + LINE
     }
 
     /// The quantised row in `numbers`.
@@ -58,7 +63,9 @@ impl Layout {
         let (scales, rest) = rest.split_at(self.blocks);
         let (sums32, rest) = rest.split_at(self.blocks);
         let (sums16, rest) = rest.split_at(2 * self.blocks);
-        let (shifts32, shifts16) = rest.split_at(self.blocks);
+        let (shifts32, rest) = rest.split_at(self.blocks);
+        let (shifts16, rest) = rest.split_at(2 * self.blocks);
+        let fours32 = &rest[..self.blocks];
         let cast = bytemuck::cast_slice;
         Row {
             quants: cast(quants),
@@ -68,6 +75,7 @@ impl Layout {
             sums16,
             shifts32: bytemuck::cast_slice(shifts32),
             shifts16: bytemuck::cast_slice(shifts16),
+            fours32: bytemuck::cast_slice(fours32),
         }
     }
 
@@ -79,11 +87,19 @@ impl Layout {
         let (scales, rest) = rest.split_at_mut(self.blocks);
         let (sums32, rest) = rest.split_at_mut(self.blocks);
         let (sums16, rest) = rest.split_at_mut(2 * self.blocks);
-        let (shifts32, shifts16) = rest.split_at_mut(self.blocks);
+        let (shifts32, rest) = rest.split_at_mut(self.blocks);
+        let (shifts16, rest) = rest.split_at_mut(2 * self.blocks);
+        let fours32 = &mut rest[..self.blocks];
         let quants: &mut [i8] = bytemuck::cast_slice_mut(quants);
         quants[self.columns..].fill(0);
-        let parts =
-            Parts { scales, sums32, sums16, shifts32: bytemuck::cast_slice_mut(shifts32), shifts16: bytemuck::cast_slice_mut(shifts16) };
+        let parts = Parts {
+            scales,
+            sums32,
+            sums16,
+            shifts32: bytemuck::cast_slice_mut(shifts32),
+            shifts16: bytemuck::cast_slice_mut(shifts16),
+            fours32: bytemuck::cast_slice_mut(fours32),
+        };
         run(instructions, Quantise { x, by_row, quants, parts });
         let wide: &mut [i16] = bytemuck::cast_slice_mut(wide);
         wide.iter_mut().zip(&*quants).for_each(|(wide, &quant)| *wide = quant as i16);
@@ -96,6 +112,7 @@ struct Parts<'a> {
     sums16: &'a mut [f32],
     shifts32: &'a mut [i32],
     shifts16: &'a mut [i32],
+    fours32: &'a mut [i32],
 }
 
 struct Quantise<'a> {
@@ -145,6 +162,8 @@ impl Kernel for Quantise<'_> {
                 (parts.sums16[2 * b], parts.sums16[2 * b + 1]) = (scale * low, scale * high);
                 parts.shifts32[b] = -128 * (low + high) as i32;
                 (parts.shifts16[2 * b], parts.shifts16[2 * b + 1]) = (-128 * low as i32, -128 * high as i32);
+                let four = (-4.0 * (low + high)) as i16 as u16 as u32;
+                parts.fours32[b] = (four << 16 | four) as i32;
             }
         }
     }
@@ -198,6 +217,8 @@ mod tests {
                         let low: i32 = wanted.iter().take(16).map(|&q| q as i32).sum();
                         let sum: i32 = wanted.iter().map(|&q| q as i32).sum();
                         assert_eq!((row.shifts32[b], row.shifts16[2 * b]), (-128 * sum, -128 * low));
+                        let four = (-4 * sum) as i16 as u16 as u32;
+                        assert_eq!(row.fours32[b] as u32, four << 16 | four);
                         assert!((row.sums32[b] - row.scales[b] * sum as f32).abs() <= 1e-6 * row.sums32[b].abs());
                     }
                     assert!(row.quants[n..].iter().all(|&q| q == 0) && row.scales[n.div_ceil(32)..].iter().all(|&s| s == 0.0));

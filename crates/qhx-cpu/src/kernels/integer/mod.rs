@@ -49,7 +49,7 @@ pub(crate) enum Scales<'a> {
 pub(crate) enum Offsets<'a> {
     /// Nothing.
     None,
-    /// −8 · scale: stored quants 0..=15 mean −8..=7.
+    /// −8 · scale: stored quants 0..=15 mean −8..=7. Where that is free, kernels take the 8 off the quants or their integer sums instead.
     MinusEight,
     /// A stored minimum.
     Min(Scales<'a>),
@@ -240,6 +240,12 @@ impl Scales<'_> {
 }
 
 impl Weights<'_> {
+    /// Whether blocks have a stored minimum.
+    #[cfg(target_arch = "x86_64")]
+    fn has_minima(&self) -> bool {
+        matches!(self.offsets, Offsets::Min(_))
+    }
+
     fn check(&self) {
         // Each row is padded to whole cache lines, which kernels rely on.
         assert!(self.stride % 64 == 0 && self.stride >= self.stored.bytes(self.blocks) && self.data.len() >= self.rows * self.stride);

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     kernels::{
         InstructionSet, Instructions,
-        integer::{ActivationRows, Offsets, Weights, whole_rows},
+        integer::{ActivationRows, Weights, whole_rows},
         quants::Stored,
     },
     work::Tile,
@@ -41,7 +41,7 @@ struct Product<'a> {
     panels: Panels,
     /// One sum over each row, not one for each block.
     whole: bool,
-    offsets: bool,
+    minima: bool,
     blocks: usize,
     x: *const u8,
     x_scales: *const f32,
@@ -71,7 +71,7 @@ impl<'a> Product<'a> {
         Self {
             panels,
             whole,
-            offsets: !matches!(w.offsets, Offsets::None),
+            minima: w.has_minima(),
             blocks: w.blocks,
             // Pointers into the first activation row; others are a stride apart, and the caller checked the last one.
             x: sample.quants.as_ptr().cast(),
@@ -91,7 +91,7 @@ impl<'a> Product<'a> {
         unsafe {
             tiles.shape(&Shape::new(self.rows(), ROWS, if self.whole { ROW } else { 32 }));
             for t in (0..self.count).step_by(if self.whole { 32 } else { 16 }) {
-                match (self.whole, self.offsets) {
+                match (self.whole, self.minima) {
                     (true, _) if self.count - t > 16 => self.whole::<T, 2>(tiles, t, &mut sums),
                     (true, _) => self.whole::<T, 1>(tiles, t, &mut sums),
                     (false, true) => self.blocks::<T, true>(tiles, t, &mut sums),

@@ -146,7 +146,8 @@ impl<'a> Product<'a> {
                 let rows = Group::new(self.w, start.min(self.w.rows - height));
                 let results = match (self.whole, self.w.stored, &self.w.offsets) {
                     (true, ..) => self.whole(tiles, &rows, &mut room.sums[0]),
-                    (_, Stored::I4Block32, _) => self.blocks::<T, NIBBLES, true>(tiles, &rows, &mut room),
+                    (_, Stored::I4Block32, Offsets::Min(_)) => self.blocks::<T, NIBBLES, true>(tiles, &rows, &mut room),
+                    (_, Stored::I4Block32, _) => self.blocks::<T, NIBBLES, false>(tiles, &rows, &mut room),
                     (_, Stored::I6Block32, _) => self.blocks::<T, SIXES, false>(tiles, &rows, &mut room),
                     (_, _, Offsets::None) => self.blocks::<T, BYTES, false>(tiles, &rows, &mut room),
                     _ => self.blocks::<T, BYTES, true>(tiles, &rows, &mut room),
@@ -226,10 +227,8 @@ impl<'a> Product<'a> {
                 }
                 if first % CHUNK == 0 {
                     side_by_side(&mut scales, |r, _| scales_of(&self.w.scales, rows.rows[r], first / CHUNK));
-                    match &self.w.offsets {
-                        Offsets::None => {}
-                        Offsets::MinusEight => offsets.iter_mut().zip(&scales).for_each(|(offset, scale)| *offset = -8.0 * *scale),
-                        Offsets::Min(mins) => side_by_side(&mut offsets, |r, _| scales_of(mins, rows.rows[r], first / CHUNK)),
+                    if let Offsets::Min(mins) = &self.w.offsets {
+                        side_by_side(&mut offsets, |r, _| scales_of(mins, rows.rows[r], first / CHUNK));
                     }
                 }
                 for (b, sums) in (first..blocks).zip(&room.sums[this]) {
@@ -281,7 +280,7 @@ impl<'a> Product<'a> {
     }
 }
 
-/// Four blocks of each row in order: int4 as bytes from 0 to 15, int6 as signed bytes.
+/// Four blocks of each row in order, as signed bytes: int4 with a minimum from 0 to 15.
 #[inline(always)]
 #[allow(clippy::undocumented_unsafe_blocks)] // SAFETY: see the call above.
 unsafe fn unpack<const STORED: usize>(rows: &Group<'_, ROWS>, first: usize, out: &mut [[u8; 2 * ROW]; ROWS]) {
@@ -298,12 +297,13 @@ unsafe fn unpack<const STORED: usize>(rows: &Group<'_, ROWS>, first: usize, out:
             return;
         }
         rows.fetch(first * 16);
-        let low = _mm512_set1_epi8(15);
+        let (low, excess) = (_mm512_set1_epi8(15), _mm512_set1_epi8(if rows.w.has_minima() { 0 } else { 8 }));
         // The sixteen low halves of each block stand before its high ones.
         let (front, back) = (_mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15));
         for (r, out) in out.iter_mut().enumerate() {
             let both = _mm512_loadu_si512(rows.quants[r].add(first * 16).cast());
             let (lows, highs) = (_mm512_and_si512(both, low), _mm512_and_si512(_mm512_srli_epi16::<4>(both), low));
+            let (lows, highs) = (_mm512_sub_epi8(lows, excess), _mm512_sub_epi8(highs, excess));
             _mm512_storeu_si512(out.as_mut_ptr().cast(), _mm512_permutex2var_epi64(lows, front, highs));
             _mm512_storeu_si512(out.as_mut_ptr().add(ROW).cast(), _mm512_permutex2var_epi64(lows, back, highs));
         }

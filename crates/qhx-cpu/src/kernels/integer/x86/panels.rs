@@ -26,9 +26,9 @@ pub(super) struct Panels {
 /// What sums are made of.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bytes {
-    /// int8 as it is.
+    /// As they are; int4 with a minimum from 0 to 15.
     Signed,
-    /// int8 plus 128.
+    /// int6 and int8 plus 128, int4 from 0 to 15.
     Shifted,
 }
 
@@ -58,10 +58,8 @@ impl Panels {
                     continue;
                 }
                 side_by_side(scales, |r, step| scales_of(&w.scales, row(r), step));
-                match &w.offsets {
-                    Offsets::None => offsets.fill(0.0),
-                    Offsets::MinusEight => offsets.iter_mut().zip(scales).for_each(|(offset, scale)| *offset = -8.0 * *scale),
-                    Offsets::Min(mins) => side_by_side(offsets, |r, step| scales_of(mins, row(r), step)),
+                if let Offsets::Min(mins) = &w.offsets {
+                    side_by_side(offsets, |r, step| scales_of(mins, row(r), step));
                 }
             }
         }
@@ -135,7 +133,7 @@ pub(super) unsafe fn transposed(rows: [__m512i; 16]) -> [__m512i; 16] {
     }
 }
 
-/// Quants `64 · step ..` of a row: int4 as bytes from 0 to 15, int6 and int8 as asked for.
+/// Quants `64 · step ..` of a row.
 #[inline(always)]
 #[allow(clippy::undocumented_unsafe_blocks)]
 unsafe fn sixty_four(w: &Weights<'_>, row: usize, step: usize, bytes: Bytes) -> __m512i {
@@ -146,7 +144,11 @@ unsafe fn sixty_four(w: &Weights<'_>, row: usize, step: usize, bytes: Bytes) -> 
             let both = _mm512_castsi256_si512(_mm256_loadu_si256(data.add(step * 32).cast()));
             let twice = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3), both);
             let halves = _mm512_srlv_epi64(twice, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4));
-            return _mm512_and_si512(halves, _mm512_set1_epi8(15));
+            let nibbles = _mm512_and_si512(halves, _mm512_set1_epi8(15));
+            return match bytes {
+                Bytes::Signed if !w.has_minima() => _mm512_sub_epi8(nibbles, _mm512_set1_epi8(8)),
+                _ => nibbles,
+            };
         }
         let quants = match w.stored {
             Stored::I6Block32 => sixes(data.add(step * 2 * I6_BYTES), w.blocks - 2 * step),

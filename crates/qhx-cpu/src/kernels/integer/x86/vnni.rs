@@ -9,7 +9,7 @@ use super::{
 use crate::{
     kernels::{
         InstructionSet, Instructions,
-        integer::{ActivationRows, Offsets, Weights, whole_rows},
+        integer::{ActivationRows, Weights, whole_rows},
         quants::Stored,
     },
     work::Tile,
@@ -46,7 +46,7 @@ pub(in super::super) fn matrix_products(
         count: tile.rows,
     };
     // SAFETY: the CPU has AVX-512 with VNNI; the panels are packed for all their blocks, activation rows and tile were checked.
-    unsafe { product.run(w.stored, !matches!(w.offsets, Offsets::None), whole) }
+    unsafe { product.run(w.stored, w.has_minima(), whole) }
 }
 
 /// Packed panels, the first activation row, and where results go.
@@ -67,29 +67,30 @@ struct Product {
 #[allow(clippy::undocumented_unsafe_blocks, clippy::needless_range_loop)] // SAFETY: see the call above.
 impl Product {
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-    unsafe fn run(&self, stored: Stored, offsets: bool, whole: bool) {
+    unsafe fn run(&self, stored: Stored, minima: bool, whole: bool) {
         unsafe {
-            match (stored, offsets) {
-                (Stored::I4Block32, _) => self.rows::<8, true, false, false>(),
-                (_, false) if whole => self.rows::<8, false, true, true>(),
-                (Stored::I8Block32 | Stored::I6Block32, false) => self.rows::<8, false, true, false>(),
-                (Stored::I8Block32 | Stored::I6Block32, true) => self.rows::<8, true, true, false>(),
-                (Stored::I8Block16, false) => self.rows::<4, false, true, false>(),
-                (Stored::I8Block16, true) => self.rows::<4, true, true, false>(),
+            match (stored, minima) {
+                (Stored::I4Block32, false) => self.rows::<8, false, 8, false>(),
+                (Stored::I4Block32, true) => self.rows::<8, true, 0, false>(),
+                (_, false) if whole => self.rows::<8, false, 128, true>(),
+                (Stored::I8Block32 | Stored::I6Block32, false) => self.rows::<8, false, 128, false>(),
+                (Stored::I8Block32 | Stored::I6Block32, true) => self.rows::<8, true, 128, false>(),
+                (Stored::I8Block16, false) => self.rows::<4, false, 128, false>(),
+                (Stored::I8Block16, true) => self.rows::<4, true, 128, false>(),
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn rows<const GROUPS: usize, const OFFSETS: bool, const SHIFTED: bool, const WHOLE: bool>(&self) {
+    unsafe fn rows<const GROUPS: usize, const OFFSETS: bool, const EXCESS: u8, const WHOLE: bool>(&self) {
         let mut t = 0;
         unsafe {
             while t < self.count {
                 t += match self.count - t {
-                    8.. => self.panels::<8, GROUPS, OFFSETS, SHIFTED, WHOLE>(t),
-                    4.. => self.panels::<4, GROUPS, OFFSETS, SHIFTED, WHOLE>(t),
-                    2.. => self.panels::<2, GROUPS, OFFSETS, SHIFTED, WHOLE>(t),
-                    _ => self.panels::<1, GROUPS, OFFSETS, SHIFTED, WHOLE>(t),
+                    8.. => self.panels::<8, GROUPS, OFFSETS, EXCESS, WHOLE>(t),
+                    4.. => self.panels::<4, GROUPS, OFFSETS, EXCESS, WHOLE>(t),
+                    2.. => self.panels::<2, GROUPS, OFFSETS, EXCESS, WHOLE>(t),
+                    _ => self.panels::<1, GROUPS, OFFSETS, EXCESS, WHOLE>(t),
                 };
             }
         }
@@ -97,19 +98,19 @@ impl Product {
 
     /// `M` activation rows, which stay in the nearest cache, against all panels.
     #[inline(always)]
-    unsafe fn panels<const M: usize, const GROUPS: usize, const OFFSETS: bool, const SHIFTED: bool, const WHOLE: bool>(
+    unsafe fn panels<const M: usize, const GROUPS: usize, const OFFSETS: bool, const EXCESS: u8, const WHOLE: bool>(
         &self,
         t: usize,
     ) -> usize {
         for panel in 0..self.panels.count() {
-            unsafe { self.tile::<M, GROUPS, OFFSETS, SHIFTED, WHOLE>(t, panel) };
+            unsafe { self.tile::<M, GROUPS, OFFSETS, EXCESS, WHOLE>(t, panel) };
         }
         M
     }
 
-    /// `M` activation rows; `GROUPS` fours of quants share a scale, unless all of a row do (`WHOLE`).
+    /// `M` activation rows; `GROUPS` fours of quants share a scale, unless all of a row do (`WHOLE`), and are packed with `EXCESS` too much.
     #[inline(always)]
-    unsafe fn tile<const M: usize, const GROUPS: usize, const OFFSETS: bool, const SHIFTED: bool, const WHOLE: bool>(
+    unsafe fn tile<const M: usize, const GROUPS: usize, const OFFSETS: bool, const EXCESS: u8, const WHOLE: bool>(
         &self,
         t: usize,
         panel: usize,
@@ -126,12 +127,13 @@ impl Product {
             let mut totals = [_mm512_setzero_si512(); M];
             for b in 0..self.blocks {
                 for m in 0..M {
-                    if SHIFTED {
-                        let shift = _mm512_set1_epi32(shifts.get(m, b));
-                        totals[m] = if WHOLE { _mm512_add_epi32(totals[m], shift) } else { shift };
-                    } else if !WHOLE {
-                        totals[m] = _mm512_setzero_si512();
-                    }
+                    // What the quants of a panel have too much.
+                    let shift = match EXCESS {
+                        0 => _mm512_setzero_si512(),
+                        8 => _mm512_srai_epi32::<4>(_mm512_set1_epi32(shifts.get(m, b))),
+                        _ => _mm512_set1_epi32(shifts.get(m, b)),
+                    };
+                    totals[m] = if WHOLE { _mm512_add_epi32(totals[m], shift) } else { shift };
                 }
                 // Written out, so that every address is a register, a multiple of the stride and a constant.
                 let weights = quants.add(b * GROUPS * 64);

@@ -14,7 +14,8 @@ pub(in super::super) const CHUNK: usize = 8;
 pub(super) unsafe fn all(w: &Weights<'_>, x: &ActivationRows<'_>, first: usize, tile: &mut Tile<'_, f32>) {
     unsafe {
         match (w.stored, &w.offsets) {
-            (Stored::I4Block32, _) => by_blocks::<I4_BLOCK32, true>(w, x, first, tile),
+            (Stored::I4Block32, Offsets::Min(_)) => by_blocks::<I4_BLOCK32, true>(w, x, first, tile),
+            (Stored::I4Block32, _) => by_blocks::<I4_BLOCK32, false>(w, x, first, tile),
             (Stored::I6Block32, _) => by_blocks::<I6_BLOCK32, false>(w, x, first, tile),
             (Stored::I8Block32, _) if whole_rows(w, x.by_row) => by_rows(w, x, first, tile),
             (Stored::I8Block32, Offsets::None) => by_blocks::<I8_BLOCK32, false>(w, x, first, tile),
@@ -60,7 +61,6 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize, c
         let w = rows.w;
         // Blocks that a step takes.
         let per_step = if STORED == I8_BLOCK32 { 1 } else { 2 };
-        let minus_eight = matches!(w.offsets, Offsets::MinusEight);
         let mut results = [_mm256_setzero_ps(); M];
         let (mut scales, mut offsets) = ([0.0f32; CHUNK * ROWS], [0.0f32; CHUNK * ROWS]);
         for chunk in 0..w.blocks.div_ceil(CHUNK) {
@@ -70,7 +70,7 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize, c
             }
             let end = w.blocks.min((chunk + 1) * CHUNK);
             for first in (chunk * CHUNK..end).step_by(per_step) {
-                let totals = step::<STORED, FOURS, M>(rows, x, first);
+                let totals = step::<STORED, OFFSETS, FOURS, M>(rows, x, first);
                 for i in 0..per_step {
                     let b = first + i;
                     if b >= end {
@@ -89,10 +89,7 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize, c
                         results[m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(total), _mm256_mul_ps(w_scales, x_scale), results[m]);
                     }
                     if OFFSETS {
-                        let offsets = match minus_eight {
-                            true => _mm256_mul_ps(w_scales, _mm256_set1_ps(-8.0)),
-                            false => _mm256_loadu_ps(offsets.as_ptr().add(at)),
-                        };
+                        let offsets = _mm256_loadu_ps(offsets.as_ptr().add(at));
                         for m in 0..M {
                             let x_sums = if STORED == I8_BLOCK16 { x[m].sums16 } else { x[m].sums32 };
                             results[m] = _mm256_fmadd_ps(offsets, _mm256_broadcast_ss(&*x_sums.as_ptr().add(b)), results[m]);
@@ -126,7 +123,7 @@ pub(in super::super) unsafe fn side_by_side(rows: &Group<'_, ROWS>, scales: &Sca
 
 /// For each activation row, the sums of the stored rows over each of two blocks from `first` on, or over each half of a block of int8. An int6 counts as unsigned.
 #[inline(always)]
-unsafe fn step<const STORED: usize, const FOURS: usize, const M: usize>(
+unsafe fn step<const STORED: usize, const OFFSETS: bool, const FOURS: usize, const M: usize>(
     rows: &Group<'_, ROWS>,
     x: &[Row<'_>; M],
     first: usize,
@@ -145,6 +142,13 @@ unsafe fn step<const STORED: usize, const FOURS: usize, const M: usize>(
                 }
                 _ => (_mm256_loadu_si256(quants), zero),
             };
+        }
+        let mut excess = [zero; M];
+        if STORED == I4_BLOCK32 && !OFFSETS {
+            for m in 0..M {
+                let two = _mm256_castsi128_si256(_mm_loadl_epi64(x[m].fours32.as_ptr().add(first).cast()));
+                excess[m] = _mm256_permutevar8x32_epi32(two, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
+            }
         }
         let ones = _mm256_set1_epi16(1);
         // The last int6 block may be alone, and its row end before another would: it is read twice.
@@ -183,9 +187,10 @@ unsafe fn step<const STORED: usize, const FOURS: usize, const M: usize>(
                     }
                 }
                 fours[m][f] = match STORED {
-                    // Sixteen products of 15 and 127 fit 16 bits.
+                    // Sixteen products of 15 and 127 fit 16 bits. Without a minimum, 8 too much is taken off as in products of many rows.
                     I4_BLOCK32 => {
                         let pairs = _mm256_hadd_epi16(_mm256_hadd_epi16(totals[0], totals[1]), _mm256_hadd_epi16(totals[2], totals[3]));
+                        let pairs = if OFFSETS { pairs } else { _mm256_add_epi16(pairs, excess[m]) };
                         _mm256_madd_epi16(pairs, ones)
                     }
                     _ => four_rows(totals),

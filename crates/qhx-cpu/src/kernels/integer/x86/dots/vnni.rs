@@ -14,7 +14,8 @@ const CHUNK: usize = 16;
 pub(super) unsafe fn all(w: &Weights<'_>, x: &ActivationRows<'_>, first: usize, tile: &mut Tile<'_, f32>) {
     unsafe {
         match (w.stored, &w.offsets) {
-            (Stored::I4Block32, _) => by_blocks::<I4_BLOCK32, true>(w, x, first, tile),
+            (Stored::I4Block32, Offsets::Min(_)) => by_blocks::<I4_BLOCK32, true>(w, x, first, tile),
+            (Stored::I4Block32, _) => by_blocks::<I4_BLOCK32, false>(w, x, first, tile),
             (Stored::I6Block32, _) => by_blocks::<I6_BLOCK32, false>(w, x, first, tile),
             (Stored::I8Block32, _) if whole_rows(w, x.by_row) => by_rows(w, x, first, tile),
             (Stored::I8Block32, Offsets::None) => by_blocks::<I8_BLOCK32, false>(w, x, first, tile),
@@ -62,7 +63,6 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize, c
         let w = rows.w;
         // Blocks that a step takes.
         let per_step = if STORED == I8_BLOCK32 { 2 } else { 4 };
-        let minus_eight = matches!(w.offsets, Offsets::MinusEight);
         let mut results = [_mm512_setzero_ps(); M];
         let (mut scales, mut offsets) = ([0.0f32; CHUNK * ROWS], [0.0f32; CHUNK * ROWS]);
         for chunk in 0..w.blocks.div_ceil(CHUNK) {
@@ -72,7 +72,7 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize, c
             }
             let end = w.blocks.min((chunk + 1) * CHUNK);
             for first in (chunk * CHUNK..end).step_by(per_step) {
-                let totals = step::<STORED, FOURS, M>(rows, x, first);
+                let totals = step::<STORED, OFFSETS, FOURS, M>(rows, x, first);
                 for i in 0..per_step {
                     let b = first + i;
                     if b >= end {
@@ -96,10 +96,7 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize, c
                         results[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), _mm512_mul_ps(w_scales, x_scale), results[m]);
                     }
                     if OFFSETS {
-                        let offsets = match minus_eight {
-                            true => _mm512_mul_ps(w_scales, _mm512_set1_ps(-8.0)),
-                            false => _mm512_loadu_ps(offsets.as_ptr().add(at)),
-                        };
+                        let offsets = _mm512_loadu_ps(offsets.as_ptr().add(at));
                         for m in 0..M {
                             let x_sums = if STORED == I8_BLOCK16 { x[m].sums16 } else { x[m].sums32 };
                             results[m] = _mm512_fmadd_ps(offsets, _mm512_set1_ps(*x_sums.as_ptr().add(b)), results[m]);
@@ -115,7 +112,7 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize, c
 /// For each activation row, the sums of the stored rows over each of four blocks from `first` on, or over each half of two blocks of int8. Quants count as unsigned
 /// ones: an int8 has 128 too much, an int6 32.
 #[inline(always)]
-unsafe fn step<const STORED: usize, const FOURS: usize, const M: usize>(
+unsafe fn step<const STORED: usize, const OFFSETS: bool, const FOURS: usize, const M: usize>(
     rows: &Group<'_, ROWS>,
     x: &[Row<'_>; M],
     first: usize,
@@ -134,6 +131,15 @@ unsafe fn step<const STORED: usize, const FOURS: usize, const M: usize>(
                 }
                 _ => (_mm512_loadu_si512(quants.cast()), zero),
             };
+        }
+        // What int4 without a minimum has too much, 8 of each number, is taken off in four equal parts.
+        let mut start = [zero; M];
+        if STORED == I4_BLOCK32 && !OFFSETS {
+            for m in 0..M {
+                let four = _mm512_castsi128_si512(_mm_loadu_si128(x[m].shifts32.as_ptr().add(first).cast()));
+                let each = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), four);
+                start[m] = _mm512_srai_epi32::<6>(each);
+            }
         }
         let shift = _mm512_set1_epi8(-128);
         // Of int6, which has no line to itself: the words of 64 bits that are left of the row.
@@ -155,7 +161,7 @@ unsafe fn step<const STORED: usize, const FOURS: usize, const M: usize>(
                         _ => nibbles(_mm512_loadu_si512(from.cast())),
                     };
                     for m in 0..M {
-                        totals[m][r] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, w_low, x_low[m]), w_high, x_high[m]);
+                        totals[m][r] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(start[m], w_low, x_low[m]), w_high, x_high[m]);
                     }
                 } else {
                     let quants = _mm512_xor_si512(_mm512_loadu_si512(from.cast()), shift);
