@@ -89,11 +89,11 @@ pub(crate) fn judge(python: &Path) -> Result<(), Failure> {
         let server = Server::start(&qhx, &bundle)?;
         run(script("lm_eval_server.py").arg(&server.address).arg(&checkpoint))
     })?;
-    timed("packaging", || {
+    timed("installation", || {
         let (systemd_analyze, libraries) = tool(["/usr/bin/systemd-analyze"], "systemd", "usr/bin/systemd-analyze")?;
-        let mut packaging = script("packaging.py");
-        packaging.arg(&qhx).arg(&bundle).arg(systemd_analyze).arg(python.with_file_name("hadolint"));
-        run(packaging.env("LD_LIBRARY_PATH", libraries))
+        let mut installation = script("installation.py");
+        installation.arg(&qhx).arg(&bundle).arg(systemd_analyze).arg(python.with_file_name("hadolint"));
+        run(installation.env("LD_LIBRARY_PATH", libraries))
     })?;
     timed("chaos", || run(script("chaos.py").arg(&qhx)))?;
     timed("fleet", || run(script("fleet.py").arg(&qhx)))

@@ -33,6 +33,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 pub struct Rotations {
     /// The residual stream.
     pub residual: bool,
+    /// The residual stream also where its norms are layer norms.
+    pub centred: bool,
     /// The values of attentions.
     pub values: bool,
     /// The inputs of products behind a gate.
@@ -43,7 +45,7 @@ pub struct Rotations {
 
 impl Rotations {
     /// Everything that can be rotated.
-    pub const ALL: Self = Self { residual: true, values: true, gated: true, normed: true };
+    pub const ALL: Self = Self { residual: true, centred: true, values: true, gated: true, normed: true };
 
     /// What pays at a precision: everything where weights become integers by calibrated rounding. Without calibration nothing: spreading the large numbers of a weight over its rows makes the
     /// nearest integers worse (on a small model at 4 bits the divergence grew from 0.29 to 0.49), and floats gain nothing.
@@ -53,7 +55,9 @@ impl Rotations {
             // Experts are fused ops, of which only the stream can be rotated; all else is f16.
             Precision::MoeI8 | Precision::Native | Precision::F32 | Precision::F16 => false,
         };
-        if calibrated && is_integer { Self::ALL } else { Self::default() }
+        // A stream with layer norms gains at int8 alone: a mixture loses as much either way (docs/precision.md has the numbers).
+        let centred = matches!(precision, Precision::W8 | Precision::W8F16Head);
+        if calibrated && is_integer { Self { centred, ..Self::ALL } } else { Self::default() }
     }
 }
 
@@ -85,7 +89,7 @@ fn rotate_others(programs: &mut Programs, rotations: Rotations, shared: &BTreeSe
         }
     }
     if rotations.residual {
-        residual::rotate(programs, shared)?;
+        residual::rotate(programs, rotations.centred, shared)?;
     }
     if let Some(text) = programs.programs.first_mut().filter(|_| rotations.normed) {
         inputs::rotate(text, inputs::is_normed)?;

@@ -16,12 +16,12 @@ use crate::{
 use qhx_ir::{Checked, Generator, Name, Op, OpKind, hadamard};
 use std::collections::{BTreeSet, HashMap};
 
-/// A drafting program has the `shared` weights too: they are rotated, but nothing else is folded into them.
-pub(super) fn rotate(programs: &mut Programs, shared: &BTreeSet<Name>) -> Result<(), ForgeError> {
+/// Rotates the stream; one whose norms are layer norms only if `centred`. A drafting program has the `shared` weights too: they are rotated, but nothing else is folded into them.
+pub(super) fn rotate(programs: &mut Programs, centred: bool, shared: &BTreeSet<Name>) -> Result<(), ForgeError> {
     let uses = uses(&programs.programs);
     let Some((text, towers)) = programs.programs.split_first_mut() else { return Ok(()) };
     let program = text.program.clone();
-    let Some(stream) = Stream::of(&program, &uses, shared) else { return Ok(()) };
+    let Some(stream) = Stream::of(&program, &uses, shared).filter(|stream| centred || !stream.is_centred()) else { return Ok(()) };
     let Some(tower_products) = tower_products(towers, &stream.tower_outputs, &uses) else { return Ok(()) };
     for (tower, product) in tower_products {
         let mut draft = Draft { centred: stream.is_centred(), ..Draft::new(&mut towers[tower]) };

@@ -29,10 +29,10 @@ fn rotated_weights(written: &Written) -> usize {
 fn each_family_gets_what_it_allows() {
     let none = Rotations::default();
     let kinds = [
-        Rotations { residual: true, ..none },
+        Rotations { residual: true, centred: true, ..none },
         Rotations { values: true, ..none },
         Rotations { gated: true, ..none },
-        Rotations { residual: true, normed: true, ..none },
+        Rotations { residual: true, centred: true, normed: true, ..none },
     ];
     // Three layers of seven matrices and the table; two of them around the values, one behind the gate.
     let dense = [&[(22, 2)][..], &[(6, 0)], &[(3, 3)], &[(22, 2)]];
@@ -135,7 +135,8 @@ fn folded_biases_are_products_with_the_vector() {
 fn only_calibrated_integers_are_rotated() {
     for (precision, name) in Precision::ALL {
         assert_eq!(Rotations::for_precision(precision, false), Rotations::default(), "{name}");
-        let expected = if name.starts_with('w') { Rotations::ALL } else { Rotations::default() };
+        let expected =
+            if name.starts_with('w') { Rotations { centred: name.starts_with("w8"), ..Rotations::ALL } } else { Rotations::default() };
         assert_eq!(Rotations::for_precision(precision, true), expected, "{name}");
     }
 }
@@ -178,7 +179,7 @@ fn means_are_taken_away_where_nothing_needs_them() {
         let mut program = Program::clone(&programs.programs[0].program);
         change(&mut program);
         programs.programs[0].program = Checked::new(program).unwrap();
-        rotate(&mut programs, Rotations { residual: true, ..Rotations::default() }).unwrap();
+        rotate(&mut programs, Rotations { residual: true, centred: true, ..Rotations::default() }).unwrap();
         programs.programs[0].program.stages.iter().any(|stage| stage.rotated)
     };
     let path = "layers.1.moe.post_attention_layernorm";
@@ -215,7 +216,7 @@ fn means_are_taken_away_where_nothing_needs_them() {
 /// The biases of layer norms reach every product that reads them.
 #[test]
 fn biases_of_norms_become_biases_of_products() {
-    let written = &write("phimoe", Rotations { residual: true, ..Rotations::default() }).programs[0];
+    let written = &write("phimoe", Rotations { residual: true, centred: true, ..Rotations::default() }).programs[0];
     let is_folded = |name: &Name| matches!(written.recipes[name], Recipe::Folded(_)) && !written.program.weights[name].shape.is_empty();
     let mut found = BTreeMap::new();
     for op in &written.program.ops {

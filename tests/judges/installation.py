@@ -1,7 +1,7 @@
 """The systemd unit and the container's recipe: systemd and hadolint find nothing wrong with them, and what they start is a server that wants their keys and ends on SIGTERM. The container's files
 are put together as the recipe says, with this machine's C library for a base, and run without a network.
 
-    python packaging.py PATH/TO/qhx BUNDLE SYSTEMD-ANALYZE HADOLINT
+    python installation.py PATH/TO/qhx BUNDLE SYSTEMD-ANALYZE HADOLINT
 """
 
 import fcntl
