@@ -88,8 +88,13 @@ fn any_number_of_experts_gives_the_same_tokens() {
 /// Below f32, up to what two devices differ by.
 #[test]
 fn every_precision_gives_the_same_logits() {
-    for precision in [Precision::F16, Precision::W8, Precision::W4] {
-        let fixture = Fixture::forge_at(&common::fixtures().join("phimoe"), precision);
+    let folder = common::fixtures().join("phimoe");
+    let calibrated = Fixture::forge_calibrated(&folder, Precision::W8);
+    let is_biased = |fixture: &Fixture| fixture.program().ops.iter().any(|op| matches!(op.op, OpKind::Experts { bias: Some(_), .. }));
+    assert!(is_biased(&calibrated), "experts whose biases go where they go");
+    let fixtures = [Precision::F16, Precision::W8, Precision::W4].map(|precision| Fixture::forge_at(&folder, precision));
+    for fixture in fixtures.into_iter().chain([calibrated]) {
+        let precision = &fixture.bundle().manifest().precision;
         let (ids, _) = case(&fixture);
         let logits = |hot| load(&fixture, hot, 16, None).session().unwrap().append(&ids, &Cancel::new()).unwrap().to_vec();
         let expected = logits(None);

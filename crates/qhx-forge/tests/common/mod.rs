@@ -8,7 +8,7 @@ pub(crate) mod simulated;
 
 use qhx_bundle::Bundle;
 use qhx_forge::{
-    ForgeOptions, Precision, forge_checkpoint,
+    Calibration, ForgeOptions, Precision, forge_checkpoint,
     read::{TensorSource, safetensors},
 };
 use qhx_ir::{
@@ -55,25 +55,30 @@ impl Fixture {
     }
 
     pub(crate) fn forge_at(folder: &Path, precision: Precision) -> Self {
-        Self::forge_for(folder, precision, "oracle")
+        Self::forge_for(folder, precision, None, "oracle")
+    }
+
+    /// Calibrated, and rotated where that pays.
+    pub(crate) fn forge_calibrated(folder: &Path, precision: Precision) -> Self {
+        Self::forge_for(folder, precision, Some(Calibration::default()), "oracle")
     }
 
     /// At w8, with what transformers computes of prompts that int8 weights do not change: `step_logits` of the checkpoint, `int8_logits` of its rounded weights.
     pub(crate) fn forge_int8(folder: &Path) -> Self {
-        Self::forge_for(folder, Precision::W8, "int8")
+        Self::forge_for(folder, Precision::W8, None, "int8")
     }
 
     /// With what the formula of multi-token prediction gives: a prompt is the rows' ids and the one behind them, and its answer what is predicted by chaining.
     pub(crate) fn forge_mtp(folder: &Path) -> Self {
-        Self::forge_for(folder, Precision::F32, "mtp")
+        Self::forge_for(folder, Precision::F32, None, "mtp")
     }
 
-    fn forge_for(folder: &Path, precision: Precision, oracle: &str) -> Self {
+    fn forge_for(folder: &Path, precision: Precision, calibration: Option<Calibration>, oracle: &str) -> Self {
         let name = folder.file_name().unwrap().to_string_lossy().into_owned();
         let temporary = tempfile::tempdir().unwrap();
         let out = temporary.path().join(&name);
         // The oracle rounded tables as it did matrices.
-        let mut options = ForgeOptions { row_tables: true, ..ForgeOptions::new(&out, precision) };
+        let mut options = ForgeOptions { row_tables: true, calibration, ..ForgeOptions::new(&out, precision) };
         forge_checkpoint(folder, &mut options).unwrap_or_else(|e| panic!("{name}: {e}"));
         let bundle = Bundle::open(&out).unwrap_or_else(|e| panic!("{name}: {e}"));
         let record: Value = serde_json::from_str(&std::fs::read_to_string(folder.join(format!("{oracle}.json"))).unwrap()).unwrap();
