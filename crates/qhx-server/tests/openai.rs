@@ -211,7 +211,7 @@ fn what_is_not_done_is_named() {
         ),
         (
             json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url", "image_url": { "url": "https://host/x.png" } }] }] }),
-            "messages",
+            "messages[0].content[0]",
         ),
     ] {
         let response = chat(more.clone());

@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(converted(picture).unwrap()[0]["content"][0]["image_url"]["url"], "data:image/png;base64,AAEC");
         for block in [
             json!({ "type": "document" }),
-            json!({ "type": "image", "source": { "type": "url", "url": "https://x" } }),
+            json!({ "type": "image", "source": { "type": "file", "file_id": "x" } }),
             json!({ "type": "text" }),
             json!({ "type": "text", "text": "x", "frobnicate": 1 }),
         ] {

@@ -26,12 +26,10 @@ pub(in crate::split) fn expert_ops(program: &Checked) -> impl Iterator<Item = us
 pub(super) struct Kind {
     pub(super) hidden: usize,
     ffn: usize,
-    /// Of gate, up and down.
-    encodings: [Encoding; 3],
+    /// Of its weights, in the order of [`WEIGHTS`].
+    encodings: Vec<Encoding>,
     activation: Activation,
     form: ActivationForm,
-    /// Whether gate and up have biases.
-    biased: bool,
     /// Experts of a row.
     pub(super) per_row: usize,
 }
@@ -46,17 +44,16 @@ const SUM: &str = "experts.sum";
 impl Kind {
     /// That of an op, and how many experts it has.
     pub(super) fn of(program: &Checked, op: &Op) -> Result<(Self, usize), DeviceError> {
-        let OpKind::Experts { experts, gate, up, down, activation, form, bias, .. } = &op.op else {
+        let OpKind::Experts { experts, gate, activation, form, .. } = &op.op else {
             return Err(DeviceError::Call(format!("`{}` has no experts", op.path)));
         };
         let weight = |name: &Name| {
             program.weights.get(name).ok_or_else(|| DeviceError::Weight { name: name.clone(), reason: "is not declared".into() })
         };
-        let [gate, up, down] = [weight(gate)?, weight(up)?, weight(down)?];
-        let [count, ffn, hidden] = gate.shape[..] else { return Err(DeviceError::Call(format!("`{}` has no experts", op.path))) };
+        let [count, ffn, hidden] = weight(gate)?.shape[..] else { return Err(DeviceError::Call(format!("`{}` has no experts", op.path))) };
         let per_row = experts_per_row(program, experts) as usize;
-        let encodings = [gate, up, down].map(|weight| weight.encoding);
-        Ok((Self { hidden, ffn, encodings, activation: *activation, form: *form, biased: bias.is_some(), per_row }, count))
+        let encodings = op.op.weights().into_iter().map(|name| Ok(weight(name)?.encoding)).collect::<Result<_, DeviceError>>()?;
+        Ok((Self { hidden, ffn, encodings, activation: *activation, form: *form, per_row }, count))
     }
 
     /// All kinds of some ops, with the slots that each gets of `count`: in proportion to its experts, and at least one.
@@ -83,17 +80,16 @@ impl Kind {
 
     /// The names of its weights.
     pub(super) fn weights(&self) -> &'static [&'static str] {
-        if self.biased { &WEIGHTS } else { &WEIGHTS[..3] }
+        &WEIGHTS[..self.encodings.len().min(WEIGHTS.len())]
     }
 
     /// The same with weights of these names.
     pub(super) fn named(&self, experts: usize, weights: &[Name], stage: &str) -> Result<Checked, DeviceError> {
-        let Self { hidden, ffn, encodings, activation, form, .. } = *self;
+        let Self { hidden, ffn, ref encodings, activation, form, .. } = *self;
         let [gate, up, down, biases @ ..] = weights else { return Err(DeviceError::Call(format!("`{stage}` has no experts"))) };
-        let shapes = [[experts, ffn, hidden], [experts, ffn, hidden], [experts, hidden, ffn]];
-        let matrices = encodings.into_iter().zip(shapes).map(|(encoding, shape)| Weight { encoding, shape: shape.to_vec() });
-        let of_biases = std::iter::repeat_with(|| Weight { encoding: Encoding::F32, shape: vec![experts, ffn] });
-        let declared: BTreeMap<Name, Weight> = weights.iter().cloned().zip(matrices.chain(of_biases)).collect();
+        let shapes = [vec![ffn, hidden], vec![ffn, hidden], vec![hidden, ffn], vec![ffn], vec![ffn]];
+        let declared = encodings.iter().zip(shapes).map(|(&encoding, shape)| Weight { encoding, shape: [vec![experts], shape].concat() });
+        let declared: BTreeMap<Name, Weight> = weights.iter().cloned().zip(declared).collect();
         let bias = match biases {
             [gate, up] => Some(ExpertBias { gate: gate.clone(), up: up.clone() }),
             _ => None,
