@@ -190,6 +190,8 @@ pub(crate) struct Stream {
 const PATIENCE: u32 = 1 << 17;
 /// The same where it is found out how many can meet.
 const PROBE_PATIENCE: u32 = 1 << 12;
+/// The same on software: threads of a busy machine may stand still for long, and nobody else's screen waits.
+const SOFTWARE_PATIENCE: u32 = 1 << 25;
 /// From one place to meet to the next.
 const MEETING_BYTES: u64 = 256;
 
@@ -215,11 +217,12 @@ impl Stream {
         };
         let mut commands = vec![copy(&nobody, &meetings), Command::Barrier];
         let mut place = meetings.address();
+        let patience = if gpu.adapter.kind == Kind::Software { SOFTWARE_PATIENCE } else { PATIENCE };
         for part in parts {
             commands.push(match part {
                 Part::Command(command) => command,
                 Part::Run(run) => {
-                    let (addresses, numbers) = ([call, instructions.address(), place], [run.start as u32, run.end as u32, PATIENCE]);
+                    let (addresses, numbers) = ([call, instructions.address(), place], [run.start as u32, run.end as u32, patience]);
                     place += MEETING_BYTES;
                     command(gpu, kernels::STEP, &plan.constants(), [groups as u32, 1, 1], &addresses, &numbers)?
                 }
