@@ -121,7 +121,7 @@ pub fn measure_bandwidth(threads: usize) -> Option<f64> {
     let pool = Pool::new(threads.max(1)).ok()?;
     let (units, instructions) = (numbers.len() / UNIT, Instructions::best());
     let x = [1.0; ROW];
-    // As decoding reads: rows in a few streams, asked for ahead of their use.
+    // As decoding reads: each thread from front to back.
     let pass = || {
         pool.run(units, &|unit, _| {
             let (mut out, w) = ([0.0; UNIT / ROW], &numbers[unit * UNIT..(unit + 1) * UNIT]);

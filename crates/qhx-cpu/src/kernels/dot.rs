@@ -70,6 +70,17 @@ impl<E: Element> Dots<'_, E> {
 
 /// Bytes of stored rows that are asked for ahead of their use, at least.
 const AHEAD: usize = 2048;
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// What is asked for ahead of its use: beside number `p` of row `r` of a tile, what lies at `start + r · row + p · step`.
+#[derive(Clone, Copy)]
+struct Ahead<E> {
+    start: *const E,
+    row: usize,
+    step: usize,
+}
+
 struct All<'a, E> {
     dots: Dots<'a, E>,
     out: *mut f32,
@@ -83,15 +94,23 @@ impl<E: Element> Kernel for All<'_, E> {
     unsafe fn run<V: Vector>(self) {
         let d = &self.dots;
         let (piece, rows_ahead) = (piece(d.k), AHEAD.div_ceil(d.w_stride.max(1) * size_of::<E>()).next_multiple_of(4));
+        // A single row has any stride.
+        let is_dense = d.w_stride.checked_sub(d.k).is_some_and(|gap| gap * size_of::<E>() < LINE);
         for j in (0..d.w_rows).step_by(4) {
             let rows = (d.w_rows - j).min(4);
-            // Beyond the last row nothing is asked for: others read what lies there.
-            let ahead = if j + rows_ahead + rows <= d.w_rows { rows_ahead * d.w_stride } else { 0 };
             for at in (0..d.k).step_by(piece) {
                 let k = (d.k - at).min(piece);
+                let this = d.w.as_ptr().wrapping_add(j * d.w_stride + at);
+                let ahead = match is_dense {
+                    // A CPU reads memory fastest from front to back: what follows is asked for in the order in which it lies there.
+                    true => Ahead { start: this.wrapping_add(4 * d.w_stride + 3 * at), row: V::LANES, step: 4 },
+                    // Beyond the last row nothing is asked for: others read what lies there.
+                    false if j + rows_ahead + rows > d.w_rows => Ahead { start: this, row: 0, step: 0 },
+                    false => Ahead { start: this.wrapping_add(rows_ahead * d.w_stride), row: d.w_stride, step: 1 },
+                };
                 let mut i = 0;
                 while i < d.x_rows {
-                    let ahead = if i == 0 { ahead } else { 0 };
+                    let ahead = if i == 0 { ahead } else { Ahead { start: this, row: 0, step: 0 } };
                     // SAFETY: `Dots::check` saw that all rows are there.
                     i += unsafe {
                         match (d.x_rows - i, rows) {
@@ -110,14 +129,14 @@ impl<E: Element> Kernel for All<'_, E> {
 }
 
 impl<E: Element> All<'_, E> {
-    /// `M` rows of x from `i` on with `R` stored rows (one or four) from `j` on: `k` numbers from `at` on. Asks for what stands `ahead` of the stored rows as it goes,
-    /// so that memory is busy all the time. Gives `M`.
+    /// `M` rows of x from `i` on with `R` stored rows (one or four) from `j` on: `k` numbers from `at` on. Asks for what stands `ahead` of the stored rows as it
+    /// goes, so that memory is busy all the time. Gives `M`.
     #[inline(always)]
     unsafe fn tile<V: Vector, const M: usize, const R: usize>(
         &self,
         (i, j): (usize, usize),
         (at, k): (usize, usize),
-        ahead: usize,
+        ahead: Ahead<E>,
     ) -> usize {
         let Dots { x_stride, w_stride, .. } = self.dots;
         // SAFETY: the caller's rows are all inside their slices.
@@ -130,7 +149,7 @@ impl<E: Element> All<'_, E> {
                 let lanes: [V; M] = std::array::from_fn(|m| V::load(x.add(m * x_stride + p)));
                 for r in 0..R {
                     let from = w.add(r * w_stride + p);
-                    V::fetch(from.wrapping_add(ahead).cast());
+                    V::fetch(ahead.start.wrapping_add(r * ahead.row + p * ahead.step).cast());
                     let row = E::load::<V>(from);
                     for m in 0..M {
                         sums[m][r] = lanes[m].mul_add(row, sums[m][r]);

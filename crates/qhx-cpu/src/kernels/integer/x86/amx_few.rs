@@ -171,7 +171,7 @@ impl<'a> Product<'a> {
             tiles.zero::<1>();
             let steps = (self.w.blocks * 32).div_ceil(ROW);
             for step in 0..steps {
-                rows.fetch(step * ROW);
+                rows.fetch_beside(step * ROW);
                 if step % 2 == 0 {
                     tiles.load::<4>(w.add(step * ROW), stride);
                     tiles.load::<6>(self.quants.add(step * 16 * ROW), ROW);
@@ -271,8 +271,8 @@ impl<'a> Product<'a> {
                 _ => (rows.quants[0].add(first * 32), self.w.stride),
             };
             if STORED == BYTES {
-                rows.fetch(first * 32);
-                rows.fetch(first * 32 + ROW);
+                rows.fetch_beside(first * 32);
+                rows.fetch_beside(first * 32 + ROW);
             }
             let x = self.quants.add(first * 8 * ROW);
             multiply_four(tiles, left, (w, stride), x, sums);
@@ -287,8 +287,8 @@ unsafe fn unpack<const STORED: usize>(rows: &Group<'_, ROWS>, first: usize, out:
     unsafe {
         if STORED == SIXES {
             let (at, blocks) = (first * I6_BYTES, rows.w.blocks - first);
-            rows.fetch(at);
-            rows.fetch(at + ROW);
+            rows.fetch_beside(at);
+            rows.fetch_beside(at + ROW);
             for (r, out) in out.iter_mut().enumerate() {
                 let from = rows.quants[r].add(at);
                 _mm512_storeu_si512(out.as_mut_ptr().cast(), sixes(from, blocks));
@@ -296,7 +296,7 @@ unsafe fn unpack<const STORED: usize>(rows: &Group<'_, ROWS>, first: usize, out:
             }
             return;
         }
-        rows.fetch(first * 16);
+        rows.fetch_beside(first * 16);
         let (low, excess) = (_mm512_set1_epi8(15), _mm512_set1_epi8(if rows.w.has_minima() { 0 } else { 8 }));
         // The sixteen low halves of each block stand before its high ones.
         let (front, back) = (_mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15));

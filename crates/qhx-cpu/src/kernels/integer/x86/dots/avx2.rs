@@ -153,14 +153,18 @@ unsafe fn step<const STORED: usize, const OFFSETS: bool, const FOURS: usize, con
         let ones = _mm256_set1_epi16(1);
         // The last int6 block may be alone, and its row end before another would: it is read twice.
         let next = if first + 1 < rows.w.blocks { I6_BYTES } else { 0 };
-        let ahead = rows.ahead(at);
+        // Of int4 and int8 every other step begins a line, of int6 (48 bytes) three steps out of four end one.
+        let (line, lines) = match STORED {
+            I6_BLOCK32 => (at * ROWS / 64, ROWS * 3 / 4),
+            _ => (at * ROWS / 64, if at % 64 == 0 { ROWS } else { 0 }),
+        };
         let mut fours = [[zero; 2]; M];
         for f in 0..FOURS {
             let mut totals = [[zero; 4]; M];
             for r in 0..4 {
                 let from = rows.quants[4 * f + r].add(at);
-                if at % 64 == 0 || STORED == I6_BLOCK32 {
-                    fetch(from.wrapping_add(ahead));
+                if 4 * f + r < lines {
+                    rows.fetch(line + 4 * f + r);
                 }
                 if STORED == I4_BLOCK32 || STORED == I6_BLOCK32 {
                     let (w_low, w_high) = match STORED {
@@ -254,7 +258,7 @@ unsafe fn by_rows(w: &Weights<'_>, x: &ActivationRows<'_>, first: usize, tile: &
                     (4.., _) => store(whole::<2, 2, 4>(&rows, &x.rows(at), scales), t, &mut out),
                     (3, _) => store(whole::<2, 2, 3>(&rows, &x.rows(at), scales), t, &mut out),
                     (2, _) => store(whole::<2, 4, 2>(&rows, &x.rows(at), scales), t, &mut out),
-                    (_, 5..) => store(whole::<2, 8, 1>(&rows, &x.rows(at), scales), t, &mut out),
+                    (_, 5..) => store(whole::<2, 1, 1>(&rows, &x.rows(at), scales), t, &mut out),
                     _ => store(whole::<1, 4, 1>(&rows, &x.rows(at), scales), t, &mut out),
                 }
             };
@@ -275,7 +279,7 @@ unsafe fn whole<const FOURS: usize, const TOGETHER: usize, const M: usize>(
         for first in (0..4 * FOURS).step_by(TOGETHER) {
             let mut totals = [[zero; TOGETHER]; M];
             for at in (0..rows.w.blocks * 32).step_by(32) {
-                let ahead = rows.ahead(at);
+                let line = (first * rows.w.stride + at * TOGETHER) / 64;
                 let mut quants = [zero; M];
                 for m in 0..M {
                     quants[m] = _mm256_loadu_si256(x[m].quants.as_ptr().add(at).cast());
@@ -283,7 +287,7 @@ unsafe fn whole<const FOURS: usize, const TOGETHER: usize, const M: usize>(
                 for r in 0..TOGETHER {
                     let from = rows.quants[first + r].add(at);
                     if at % 64 == 0 {
-                        fetch(from.wrapping_add(ahead));
+                        rows.fetch(line + r);
                     }
                     let w = _mm256_loadu_si256(from.cast());
                     for m in 0..M {

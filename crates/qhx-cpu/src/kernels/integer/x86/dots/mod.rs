@@ -16,7 +16,7 @@ use crate::{
     },
     work::Tile,
 };
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 
 /// See [`crate::kernels::integer::products`], which checked the lengths.
 pub(in super::super) fn products_avx2(
@@ -75,13 +75,9 @@ pub(super) struct Group<'a, const R: usize> {
     pub(super) rows: [usize; R],
     /// Where their quants begin.
     pub(super) quants: [*const u8; R],
-    /// From the place that [`AHEAD`] of a row's end would be to the same place of a row in the next group.
-    to_next: usize,
+    /// Where the quants of the next group begin.
+    next: *const u8,
 }
-
-/// Bytes of each row's quants that are asked for ahead of their use: quants, scales and minima lie apart, and a row ends where a page does, which is more than a
-/// CPU foresees by itself.
-const AHEAD: usize = 512;
 
 impl<'a, const R: usize> Group<'a, R> {
     /// The rows from `first` on. Also asks for the scales and minima of the next group.
@@ -90,9 +86,6 @@ impl<'a, const R: usize> Group<'a, R> {
         let rows = std::array::from_fn(|r| (first + r).min(w.rows - 1));
         let quants = rows.map(|row| w.data.as_ptr().wrapping_add(row * w.stride));
         let next = first + R;
-        if next + R > w.rows {
-            return Self { w, rows, quants, to_next: 0 };
-        }
         let scales = |scales: &Scales<'_>| match *scales {
             Scales::Row(_) => {}
             Scales::F16(numbers, stride) => fetch_lines(numbers.as_ptr().cast(), next * stride * 2, R * stride * 2),
@@ -102,21 +95,20 @@ impl<'a, const R: usize> Group<'a, R> {
         if let Offsets::Min(mins) = &w.offsets {
             scales(mins);
         }
-        Self { w, rows, quants, to_next: AHEAD + (R - 1) * w.stride }
+        Self { w, rows, quants, next: w.data.as_ptr().wrapping_add(next * w.stride) }
     }
 
-    /// How far ahead of byte `at` of the rows to ask for quants: in the same row, or else in the next group's. Beyond the last row nothing is asked for:
-    /// others read what lies there.
+    /// Asks for a line of the next group's quants, which lie one after the other: to be called with 0, 1 and so on, as often as this group has lines. A CPU reads memory
+    /// fastest from front to back; it foresees less of several rows that are read side by side. The next group may be another unit's, which the same thread has next.
     #[inline(always)]
-    fn ahead(&self, at: usize) -> usize {
-        if at + AHEAD < self.w.stride { AHEAD } else { self.to_next }
+    pub(super) fn fetch(&self, line: usize) {
+        fetch(self.next.wrapping_add(64 * line));
     }
 
-    /// Asks for what will be needed some time after byte `at` of the rows.
+    /// The same for as many lines as are read where all rows are read at byte `at`.
     #[inline(always)]
-    pub(super) fn fetch(&self, at: usize) {
-        let ahead = self.ahead(at);
-        self.quants.iter().for_each(|row| fetch(row.wrapping_add(at + ahead)));
+    pub(super) fn fetch_beside(&self, at: usize) {
+        (0..R).for_each(|r| self.fetch(at / 64 * R + r));
     }
 }
 
@@ -125,8 +117,9 @@ fn fetch_lines(start: *const u8, at: usize, bytes: usize) {
     (0..bytes).step_by(64).for_each(|line| fetch(start.wrapping_add(at + line)));
 }
 
+/// Into L2: in L1, rows whose length is a power of two share a few sets and would evict each other.
 #[inline(always)]
 fn fetch(address: *const u8) {
     // SAFETY: a prefetch reads nothing that the program could see and never faults, whatever the address.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) };
 }

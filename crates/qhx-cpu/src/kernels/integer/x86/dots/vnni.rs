@@ -144,16 +144,16 @@ unsafe fn step<const STORED: usize, const OFFSETS: bool, const FOURS: usize, con
         let shift = _mm512_set1_epi8(-128);
         // Of int6, which has no line to itself: the words of 64 bits that are left of the row.
         let words = (1u32 << (3 * (rows.w.blocks - first).min(4))) - 1;
-        let ahead = rows.ahead(at);
+        // A step of int6 is a line and a half.
+        let line = at * ROWS / 64;
         let mut fours = [[zero; 4]; M];
         for f in 0..FOURS {
             let mut totals = [[zero; 4]; M];
             for r in 0..4 {
                 let from = rows.quants[4 * f + r].add(at);
-                fetch(from.wrapping_add(ahead));
-                if STORED == I6_BLOCK32 {
-                    // A step is a line and a half.
-                    fetch(from.wrapping_add(ahead + 64));
+                rows.fetch(line + 4 * f + r);
+                if STORED == I6_BLOCK32 && f < 2 {
+                    rows.fetch(line + ROWS + 4 * f + r);
                 }
                 if STORED == I4_BLOCK32 || STORED == I6_BLOCK32 {
                     let (w_low, w_high) = match STORED {
@@ -229,7 +229,7 @@ unsafe fn by_rows(w: &Weights<'_>, x: &ActivationRows<'_>, first: usize, tile: &
                     (4.., _) => store(whole::<4, 4, 4>(&rows, &x.rows(at), scales), t, &mut out),
                     (3, _) => store(whole::<4, 4, 3>(&rows, &x.rows(at), scales), t, &mut out),
                     (2, _) => store(whole::<4, 4, 2>(&rows, &x.rows(at), scales), t, &mut out),
-                    (_, 5..) => store(whole::<4, 16, 1>(&rows, &x.rows(at), scales), t, &mut out),
+                    (_, 5..) => store(whole::<4, 1, 1>(&rows, &x.rows(at), scales), t, &mut out),
                     _ => store(whole::<1, 4, 1>(&rows, &x.rows(at), scales), t, &mut out),
                 }
             };
@@ -251,14 +251,14 @@ unsafe fn whole<const FOURS: usize, const TOGETHER: usize, const M: usize>(
         for first in (0..4 * FOURS).step_by(TOGETHER) {
             let mut totals = [[zero; TOGETHER]; M];
             for at in (0..rows.w.blocks * 32).step_by(64) {
-                let ahead = rows.ahead(at);
+                let line = (first * rows.w.stride + at * TOGETHER) / 64;
                 let mut quants = [zero; M];
                 for m in 0..M {
                     quants[m] = _mm512_loadu_si512(x[m].quants.as_ptr().add(at).cast());
                 }
                 for r in 0..TOGETHER {
                     let from = rows.quants[first + r].add(at);
-                    fetch(from.wrapping_add(ahead));
+                    rows.fetch(line + r);
                     let w = _mm512_xor_si512(_mm512_loadu_si512(from.cast()), shift);
                     for m in 0..M {
                         totals[m][r] = _mm512_dpbusd_epi32(totals[m][r], w, quants[m]);
