@@ -70,7 +70,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     // The first runs compile shaders and wake the GPU, whose clocks rise slowly.
     let began = Instant::now();
-    while began.elapsed().as_secs_f64() < 1.0 {
+    while began.elapsed().as_secs_f64() < 3.0 {
         states[0].truncate(0)?;
         step(&mut states[..1], rows)?;
     }

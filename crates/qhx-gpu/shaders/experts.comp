@@ -20,7 +20,7 @@ layout(push_constant) uniform Arguments {
     uint64_t scales[2];
     uint64_t minima[2];
     uint64_t chosen;
-    uint64_t added[2]; // the biases of gate and up, or 0; for down the weights of choices, and nothing
+    uint64_t added[2]; // the biases of gate and up, or 0; for down the weights of choices, and what is added to their sum, or 0
     uint64_t y;
     uint width;
     uint stride;
@@ -93,7 +93,8 @@ void main() {
                 add_products(m, numbers, output_row, outputs, pair, pair + 1u, lane, lanes);
                 all += Floats(added[0]).at[pair] * (TEAM_SUM(sums[0]) * last_factor(m, numbers, output_row, pair));
             }
-            if (lane == 0u) Floats(y).at[group * outputs + output_row] = all;
+            uint at = group * outputs + output_row;
+            if (lane == 0u) Floats(y).at[at] = added[1] == 0ul ? all : all + Floats(added[1]).at[at];
         }
     }
 }

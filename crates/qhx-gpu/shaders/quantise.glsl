@@ -6,26 +6,25 @@
 float exact_quotient(float a, float b) {
     uint ua = floatBitsToUint(a);
     uint ub = floatBitsToUint(b);
-    uint64_t ma = uint64_t((ua & 0x7fffffu) | 0x800000u);
-    uint64_t mb = uint64_t((ub & 0x7fffffu) | 0x800000u);
+    uint ma = (ua & 0x7fffffu) | 0x800000u;
+    uint mb = (ub & 0x7fffffu) | 0x800000u;
     int exponent = int(ua >> 23) - int(ub >> 23) + 127;
     // So that the quotient has 24 digits.
     uint shift = 24u;
     if (ma >= mb) shift = 23u; else exponent -= 1;
-    uint64_t numerator = ma << shift;
-    // The device's own quotient is off by some units of its last digit.
-    uint q = uint(float(uint(ma)) / float(uint(mb)) * float(1u << shift));
-    int64_t rest = int64_t(numerator) - int64_t(uint64_t(q) * mb);
-    while (rest < 0l) {
+    // The device's own quotient is off by some units of its last digit, so that what is left is small: its lowest 32 bits are all of it.
+    uint q = uint(float(ma) / float(mb) * float(1u << shift));
+    int rest = int((ma << shift) - q * mb);
+    while (rest < 0) {
         q--;
-        rest += int64_t(mb);
+        rest += int(mb);
     }
-    while (rest >= int64_t(mb)) {
+    while (rest >= int(mb)) {
         q++;
-        rest -= int64_t(mb);
+        rest -= int(mb);
     }
-    rest *= 2l;
-    if (rest > int64_t(mb) || (rest == int64_t(mb) && (q & 1u) == 1u)) q++;
+    rest *= 2;
+    if (rest > int(mb) || (rest == int(mb) && (q & 1u) == 1u)) q++;
     if (q == 0x1000000u) {
         q = 0x800000u;
         exponent++;

@@ -1,5 +1,5 @@
 #version 460
-// Whole rows: gated, normed, and as products take them (rounded to f16 or int8, padded with zeros to whole blocks of 32). A row for each workgroup.
+// Whole rows: gated, normed, with something added, scaled, and as products take them (rounded to f16 or int8, padded with zeros to whole blocks of 32). A row for each workgroup.
 // variant row SUBGROUPS=1
 // variant row_plain PLAIN=1
 #extension GL_GOOGLE_include_directive : require
@@ -18,6 +18,8 @@ layout(push_constant) uniform Arguments {
     uint64_t up;
     uint64_t weight; // or 0
     uint64_t bias; // or 0
+    uint64_t added; // or 0
+    uint64_t factor; // a number, or 0
     uint64_t y; // or 0
     uint64_t numbers; // in the form
     uint64_t scales;
@@ -26,6 +28,7 @@ layout(push_constant) uniform Arguments {
     float eps;
     float low;
     float high;
+    float scale;
 };
 
 void main() {
@@ -33,6 +36,7 @@ void main() {
     if (row >= rows) return;
     uint first = row * width;
     hold_row(RowWork(x, up, weight, bias, first, width, eps, GATED, FUNCTION, NORM));
+    end_row(added, factor, first, width, scale);
     if (y != 0ul) {
         [[unroll]] for (uint j = 0u; j < RUNS; j++) store4(y, first, 4u * run(j), width, held[j]);
     }

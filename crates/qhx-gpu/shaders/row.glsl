@@ -17,6 +17,8 @@ struct RowWork {
 };
 
 uint run(uint j) { return j * GROUP + gl_LocalInvocationID.x; }
+// Whether no invocation has anything of a row in this run.
+bool is_behind(uint j, uint width) { return j > 0u && 4u * j * GROUP >= width; }
 
 vec4 load4(uint64_t from, uint first, uint i, uint width) {
     if (width % 4u == 0u) return i < width ? Vectors(from + 4ul * uint64_t(first + i)).at[0] : vec4(0.0);
@@ -40,6 +42,8 @@ vec4 within(vec4 v, uint i, uint width) {
 
 void hold_row(RowWork w) {
     [[unroll]] for (uint j = 0u; j < RUNS; j++) {
+        held[j] = vec4(0.0);
+        if (is_behind(j, w.width)) continue;
         vec4 v = load4(w.x, w.first, 4u * run(j), w.width);
         if (w.gated == 1u) {
             vec4 u = load4(w.up, w.first, 4u * run(j), w.width);
@@ -50,7 +54,10 @@ void hold_row(RowWork w) {
     if (w.norm == 0u) return;
     // On the way while sums are made.
     vec4 weights[RUNS];
-    [[unroll]] for (uint j = 0u; j < RUNS; j++) weights[j] = w.weight != 0ul ? load4(w.weight, 0u, 4u * run(j), w.width) : vec4(1.0);
+    [[unroll]] for (uint j = 0u; j < RUNS; j++) {
+        weights[j] = vec4(1.0);
+        if (w.weight != 0ul && !is_behind(j, w.width)) weights[j] = load4(w.weight, 0u, 4u * run(j), w.width);
+    }
     if (w.norm == 2u) {
         float sum = 0.0;
         [[unroll]] for (uint j = 0u; j < RUNS; j++) sum += dot(held[j], vec4(1.0));
@@ -61,8 +68,18 @@ void hold_row(RowWork w) {
     [[unroll]] for (uint j = 0u; j < RUNS; j++) squares += dot(held[j], held[j]);
     float factor = 1.0 / sqrt(group_sum(squares) / float(w.width) + w.eps);
     [[unroll]] for (uint j = 0u; j < RUNS; j++) {
+        if (is_behind(j, w.width)) continue;
         held[j] = held[j] * factor * weights[j];
         if (w.bias != 0ul) held[j] += load4(w.bias, 0u, 4u * run(j), w.width);
+    }
+}
+
+// Adds another row, and scales both.
+void end_row(uint64_t added, uint64_t factor, uint first, uint width, float scale) {
+    if (added == 0ul) return;
+    if (factor != 0ul) scale *= Floats(factor).at[0];
+    [[unroll]] for (uint j = 0u; j < RUNS; j++) {
+        if (!is_behind(j, width)) held[j] = (held[j] + load4(added, first, 4u * run(j), width)) * scale;
     }
 }
 
@@ -88,6 +105,13 @@ uint packed4(vec4 v, float inverse) {
 // The largest number of the block that the run belongs to: eight runs are a block of 32.
 shared float run_most[GROUP];
 float largest_of_block(vec4 v) {
+#ifdef SUBGROUPS
+    if (gl_SubgroupSize >= 8u) {
+        float largest = largest4(v);
+        [[unroll]] for (uint mask = 1u; mask < 8u; mask *= 2u) largest = max(largest, subgroupShuffleXor(largest, mask));
+        return largest;
+    }
+#endif
     barrier();
     run_most[gl_LocalInvocationID.x] = largest4(v);
     barrier();

@@ -2,9 +2,13 @@
 // The step of one row in one dispatch: workgroups follow a list of instructions, as `stream.rs` writes it. Between levels of instructions that read one another's
 // results all workgroups meet. They do so only where it was found out that all of them run at the same time; one that waits for too long gives up.
 // variant step SUBGROUPS=1 INTEGER_DOT=1 ACROSS_GROUPS=1
+// variant step_timed SUBGROUPS=1 INTEGER_DOT=1 ACROSS_GROUPS=1 TIMED=1
 #extension GL_GOOGLE_include_directive : require
 #pragma use_vulkan_memory_model
 #include "common.glsl"
+#ifdef TIMED
+#extension GL_ARB_shader_clock : require
+#endif
 layout(constant_id = 0) const uint GROUP = 256;
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint RUNS = 1; // of four numbers that an invocation holds of a row
@@ -47,14 +51,14 @@ Segment only_segment() {
 #include "step_attend.glsl"
 #include "step_recurrent.glsl"
 
-// A row or a head, normed or gated, with something added.
+// A row or a head, normed or gated, with something added, scaled.
 void row_instruction(uint row) {
-    uint width = word(16u);
-    hold_row(RowWork(place(4u), place(6u), place(8u), place(10u), row * width, width, number(17u), word(18u) & 1u, word(18u) >> 4u & 15u, word(18u) >> 1u & 3u));
+    uint width = word(18u);
+    uint flags = word(20u);
+    hold_row(RowWork(place(4u), place(6u), place(8u), place(10u), row * width, width, number(19u), flags & 1u, flags >> 4u & 15u, flags >> 1u & 3u));
+    end_row(place(12u), place(14u), row * width, width, number(21u));
     [[unroll]] for (uint j = 0u; j < RUNS; j++) {
-        uint i = 4u * run(j);
-        if (place(12u) != 0ul) held[j] += load4(place(12u), row * width, i, width);
-        store4(place(14u), row * width, i, width, held[j]);
+        if (!is_behind(j, width)) store4(place(16u), row * width, 4u * run(j), width, held[j]);
     }
 }
 
@@ -101,6 +105,10 @@ void follow(uint group) {
         case 10:
             if (gl_LocalInvocationID.x == 0u) route(place(4u), place(6u), place(8u), 0u, word(10u), word(11u), word(12u), word(13u), number(14u));
             break;
+        case 11:
+            kind = KIND_C;
+            product(group);
+            break;
     }
 }
 
@@ -135,6 +143,14 @@ bool meet(uint expected) {
     return gave_up == 0u;
 }
 
+// Where an instruction is timed: the first workgroup's clock when it begins, when it has done its part, and when all have.
+const uint TIMES = 60u;
+void stamp(uint instruction, uint what) {
+#ifdef TIMED
+    if (gl_WorkGroupID.x == 0u && gl_LocalInvocationID.x == 0u) Words(stream).at[instruction * WORDS + TIMES + what] = clock2x32ARB().x;
+#endif
+}
+
 void main() {
     uint lane = gl_LocalInvocationID.x;
     uint groups = gl_NumWorkGroups.x;
@@ -148,6 +164,7 @@ void main() {
         if (lane < WORDS) instructions[other + lane] = next;
         barrier();
         if (i + 2u < end && lane < WORDS) next = FixedWords(stream).at[(i + 2u) * WORDS + lane];
+        stamp(i, 0u);
         uint count = word(1u);
         bool ends = word(3u) != 0u && i + 1u < end;
         uint after = NONE;
@@ -166,9 +183,11 @@ void main() {
         next_at = other;
         next_group = after;
         if (!ahead_there) look_ahead();
+        stamp(i, 1u);
         if (ends) {
             meetings++;
             if (!meet(meetings * groups)) return;
         }
+        stamp(i, 2u);
     }
 }

@@ -146,12 +146,16 @@ void attend(uint group) {
             }
         }
     }
-    // All teams' parts together: within subgroups first, then over the room.
+    // All teams' parts together: within subgroups first, then over the room, as many heads at a time as it holds. Each subgroup's largest score and sum are beside it.
+    uint sums_at = SHARE * gl_NumSubgroups;
     [[unroll]] for (uint i = 0u; i < SHARE; i++) {
-        float highest = group_max(most[i]);
+        float highest = subgroupMax(most[i]);
         float factor = exp(most[i] - highest);
-        float all = group_sum(own == 0u ? sum[i] * factor : 0.0);
-        barrier();
+        float all = subgroupAdd(own == 0u ? sum[i] * factor : 0.0);
+        if (subgroupElect()) {
+            row_scales[i * gl_NumSubgroups + gl_SubgroupID] = highest;
+            row_scales[sums_at + i * gl_NumSubgroups + gl_SubgroupID] = all;
+        }
         [[unroll]] for (uint o = 0u; o < octets; o++) {
             vec4 a = low[i * MOST_OCTETS + o] * factor;
             vec4 b = high[i * MOST_OCTETS + o] * factor;
@@ -159,39 +163,70 @@ void attend(uint group) {
                 a += subgroupShuffleXor(a, mask);
                 b += subgroupShuffleXor(b, mask);
             }
-            if (gl_SubgroupInvocationID < LANES) {
-                uint at = gl_SubgroupID * (DIM / 4u) + 2u * (o * LANES + own);
-                room[at] = floatBitsToUint(a);
-                room[at + 1u] = floatBitsToUint(b);
+            low[i * MOST_OCTETS + o] = a;
+            high[i * MOST_OCTETS + o] = b;
+        }
+    }
+    uint at_once = min(SHARE, max(1u, ROOM / (gl_NumSubgroups * (DIM / 4u))));
+    for (uint begin = 0u; begin < SHARE; begin += at_once) {
+        barrier();
+        [[unroll]] for (uint i = 0u; i < SHARE; i++) {
+            if (i < begin || i >= begin + at_once || gl_SubgroupInvocationID >= LANES) continue;
+            [[unroll]] for (uint o = 0u; o < octets; o++) {
+                uint at = ((i - begin) * gl_NumSubgroups + gl_SubgroupID) * (DIM / 4u) + 2u * (o * LANES + own);
+                room[at] = floatBitsToUint(low[i * MOST_OCTETS + o]);
+                room[at + 1u] = floatBitsToUint(high[i * MOST_OCTETS + o]);
             }
         }
         barrier();
-        uint head = kv_head * SHARE + i;
-        uint64_t to = place(A_Y) + 4ul * (word(SPLITS) == 1u ? head * DIM : (head * word(SPLITS) + split) * (DIM + 2u));
-        for (uint d = lane; d < DIM; d += GROUP) {
+        for (uint e = lane; e < min(at_once, SHARE - begin) * DIM; e += GROUP) {
+            uint i = begin + e / DIM;
+            uint d = e % DIM;
+            float highest = LOWEST;
+            for (uint t = 0u; t < gl_NumSubgroups; t++) highest = max(highest, row_scales[i * gl_NumSubgroups + t]);
             float v = 0.0;
-            for (uint t = 0u; t < gl_NumSubgroups; t++) v += uintBitsToFloat(room[t * (DIM / 4u) + d / 4u][d % 4u]);
+            float all = 0.0;
+            for (uint t = 0u; t < gl_NumSubgroups; t++) {
+                float factor = exp(row_scales[i * gl_NumSubgroups + t] - highest);
+                v += factor * uintBitsToFloat(room[((i - begin) * gl_NumSubgroups + t) * (DIM / 4u) + d / 4u][d % 4u]);
+                all += factor * row_scales[sums_at + i * gl_NumSubgroups + t];
+            }
+            uint head = kv_head * SHARE + i;
+            uint64_t to = place(A_Y) + 4ul * (word(SPLITS) == 1u ? head * DIM : (head * word(SPLITS) + split) * (DIM + 2u));
             Floats(to).at[d] = word(SPLITS) == 1u ? v / all : v;
-        }
-        if (word(SPLITS) > 1u && lane == 0u) {
-            Floats(to).at[DIM] = highest;
-            Floats(to).at[DIM + 1u] = all;
+            if (word(SPLITS) > 1u && d == 0u) {
+                Floats(to).at[DIM] = highest;
+                Floats(to).at[DIM + 1u] = all;
+            }
         }
     }
 }
 
-// Puts the parts of a head together.
+// Puts the parts of a head together: so many invocations as there are take a number of it, each some of the parts.
 void merge(uint head) {
     uint dim = word(8u);
     uint splits = word(9u);
+    uint lane = gl_LocalInvocationID.x;
     Floats from = Floats(place(4u) + 4ul * (head * splits * (dim + 2u)));
-    float highest = LOWEST;
-    for (uint i = 0u; i < splits; i++) highest = max(highest, from.at[i * (dim + 2u) + dim]);
-    float all = 0.0;
-    for (uint i = 0u; i < splits; i++) all += from.at[i * (dim + 2u) + dim + 1u] * exp(from.at[i * (dim + 2u) + dim] - highest);
-    for (uint d = gl_LocalInvocationID.x; d < dim; d += GROUP) {
+    held_source = NONE;
+    float own_most = lane < splits ? from.at[lane * (dim + 2u) + dim] : LOWEST;
+    float own_sum = lane < splits ? from.at[lane * (dim + 2u) + dim + 1u] : 0.0;
+    float factor = exp(own_most - group_max(own_most));
+    float all = group_sum(own_sum * factor);
+    if (lane < splits) row_scales[lane] = factor;
+    barrier();
+    uint each = max(1u, GROUP / dim);
+    for (uint first = 0u; first < dim; first += GROUP) {
+        uint d = first + (each == 1u ? lane : lane % dim);
+        uint part = each == 1u ? 0u : lane / dim;
         float v = 0.0;
-        for (uint i = 0u; i < splits; i++) v += from.at[i * (dim + 2u) + d] * exp(from.at[i * (dim + 2u) + dim] - highest);
-        Floats(place(6u)).at[head * dim + d] = v / all;
+        if (d < dim && part < each) for (uint i = part; i < splits; i += each) v += row_scales[i] * from.at[i * (dim + 2u) + d];
+        if (each > 1u) {
+            room[lane / 4u][lane % 4u] = floatBitsToUint(v);
+            barrier();
+            v = 0.0;
+            if (lane < dim) for (uint i = 0u; i < each; i++) v += uintBitsToFloat(room[(i * dim + lane) / 4u][(i * dim + lane) % 4u]);
+        }
+        if (d < dim && part == 0u) Floats(place(6u)).at[head * dim + d] = v / all;
     }
 }

@@ -16,8 +16,14 @@ layout(constant_id = 8) const uint BLOCK_B = 0;
 layout(constant_id = 9) const uint MIN_B = 0;
 layout(constant_id = 10) const uint WIDE_B = 0;
 layout(constant_id = 11) const uint FORM_B = 0;
+layout(constant_id = 23) const uint ENCODING_C = 0;
+layout(constant_id = 24) const uint BLOCK_C = 0;
+layout(constant_id = 25) const uint MIN_C = 0;
+layout(constant_id = 26) const uint WIDE_C = 0;
+layout(constant_id = 27) const uint FORM_C = 0;
 #define KIND_A Kind(ENCODING_A, BLOCK_A, MIN_A, WIDE_A, FORM_A)
 #define KIND_B Kind(ENCODING_B, BLOCK_B, MIN_B, WIDE_B, FORM_B)
+#define KIND_C Kind(ENCODING_C, BLOCK_C, MIN_C, WIDE_C, FORM_C)
 Kind kind;
 #define STORED_ROWS
 #define ENCODING kind.encoding
@@ -27,7 +33,7 @@ Kind kind;
 #define FORM kind.form
 #define ROWS 1u
 #define OUTPUTS 2u
-#define AHEAD 4u
+#define AHEAD 2u // chunks of a weight row that a lane has on their way
 #include "weight.glsl"
 struct Rows {
     uint width;
@@ -57,6 +63,7 @@ void bring_rows(uint rows, uint width, uint stride) {
             if (gl_LocalInvocationID.x == 0u) row_scales[row] = forward_scale(most);
         }
         [[unroll]] for (uint j = 0u; j < RUNS; j++) {
+            if (is_behind(j, stride)) continue;
             vec4 v = held[j];
             if (FORM == 2u) {
                 float most = largest_of_block(v);
@@ -82,30 +89,34 @@ Matrix expert_matrix(uint which, uint first) {
                   place(MINIMA + 2u * which) + rows * word(MIN_BYTES), word(DATA_BYTES), word(SCALE_BYTES), word(MIN_BYTES));
 }
 
-// What a team of lanes multiplies at once: the same row of two matrices (gate and up), the halves of one row, or two rows.
+// What a team of lanes multiplies at once: the same row of two matrices (gate and up), the halves of one row, or two rows. Teams are subgroups, or where there are few
+// rows workgroups.
 struct Task {
     uint output_row;
     uint rows; // of the result
     uint chunks;
     uint apart; // the chunk at which the second half begins; 0: no halves
     uint choice; // gate and up of an expert
+    uint lane;
+    uint lanes;
 };
 Task task(uint group) {
     uint choice = word(MODE) == 1u ? group / word(EACH) : 0u;
+    if (word(TASK_ROWS) == 0u) return Task(group, 1u, word(CHUNKS), word(APART), choice, gl_LocalInvocationID.x, GROUP);
     uint row = ((group - choice * word(EACH)) * gl_NumSubgroups + gl_SubgroupID) * word(TASK_ROWS);
-    return Task(row, word(TASK_ROWS), word(CHUNKS), word(APART), choice);
+    return Task(row, word(TASK_ROWS), word(CHUNKS), word(APART), choice, gl_SubgroupInvocationID, gl_SubgroupSize);
 }
 uint second_row(Task t) { return t.rows == 1u ? t.output_row : min(t.output_row + 1u, word(OUT) - 1u); }
 
-// The first chunks of the next task, which are on their way while the one at hand is ended and workgroups meet.
+// The chunks that are multiplied next: on their way while others are multiplied, a task is ended, and workgroups meet.
 uvec4 ahead_chunks[AHEAD * 2u];
 bool ahead_there = false;
 
-void load_chunks(uint64_t first, uint64_t second, Task t, uint begin, out uvec4 raw[AHEAD * 2u]) {
+void load_chunks(uint64_t first, uint64_t second, Task t, uint begin) {
     [[unroll]] for (uint ahead = 0u; ahead < AHEAD; ahead++) {
-        uint chunk = begin + ahead * gl_SubgroupSize;
-        raw[2u * ahead] = FixedQuads(first).at[min(chunk, (t.apart > 0u ? t.apart : t.chunks) - 1u)];
-        raw[2u * ahead + 1u] = FixedQuads(second).at[min(chunk + t.apart, t.chunks - 1u)];
+        uint chunk = begin + ahead * t.lanes;
+        ahead_chunks[2u * ahead] = FixedQuads(first).at[min(chunk, (t.apart > 0u ? t.apart : t.chunks) - 1u)];
+        ahead_chunks[2u * ahead + 1u] = FixedQuads(second).at[min(chunk + t.apart, t.chunks - 1u)];
     }
 }
 
@@ -114,13 +125,14 @@ void look_ahead() {
     if (next_group == NONE) return;
     uint own = current;
     current = next_at;
-    if (word(0u) == 0u && word(MODE) == 0u && ENCODING_A != 4u) {
-        kind = KIND_A;
+    uint encoding = word(0u) == 0u ? ENCODING_A : word(0u) == 1u ? ENCODING_B : word(0u) == 11u ? ENCODING_C : NONE;
+    // int6 has blocks of 24 bytes.
+    if (encoding != NONE && encoding != 4u && word(MODE) == 0u) {
         Task t = task(next_group);
         if (t.output_row < word(OUT)) {
             uint64_t first = place(DATA) + uint64_t(t.output_row) * word(DATA_BYTES);
             uint64_t second = place(word(FUNCTION) != NONE ? DATA + 2u : DATA) + uint64_t(second_row(t)) * word(DATA_BYTES);
-            load_chunks(first, second, t, gl_SubgroupInvocationID, ahead_chunks);
+            load_chunks(first, second, t, t.lane);
         }
         ahead_there = true;
     }
@@ -129,8 +141,6 @@ void look_ahead() {
 
 // The sums of a task with a row of the room: of both weight rows.
 vec2 two_products(Task t, Matrix first, Matrix second, Rows x, uint row, bool last) {
-    uint lane = gl_SubgroupInvocationID;
-    uint lanes = gl_SubgroupSize;
     uvec2 outputs = uvec2(t.output_row, second_row(t));
     uint64_t data[2] = uint64_t[](first.data + uint64_t(outputs.x) * first.data_bytes, second.data + uint64_t(outputs.y) * first.data_bytes);
     uint64_t scales[2] = uint64_t[](first.scales + uint64_t(outputs.x) * first.scale_bytes, second.scales + uint64_t(outputs.y) * first.scale_bytes);
@@ -139,15 +149,18 @@ vec2 two_products(Task t, Matrix first, Matrix second, Rows x, uint row, bool la
     vec2 factors = ENCODING == 3u && BLOCK == 0u ? vec2(FixedFloats(scales[0]).at[0], FixedFloats(scales[1]).at[0]) : vec2(1.0);
     sums[0] = 0.0;
     sums[1] = 0.0;
-    for (uint begin = lane; begin < ends.x; begin += AHEAD * lanes) {
-        uvec4 raw[AHEAD * 2u];
-        if (ENCODING != 4u) {
-            if (begin == lane && ahead_there) raw = ahead_chunks;
-            else load_chunks(data[0], data[1], t, begin, raw);
-        }
+    if (ENCODING != 4u && !ahead_there) load_chunks(data[0], data[1], t, t.lane);
+    ahead_there = false;
+    for (uint base = 0u; base < ends.x; base += AHEAD * t.lanes) {
+        // What is multiplied next is on its way before this is.
+        uvec4 raw[AHEAD * 2u] = ahead_chunks;
+        uint begin = base + t.lane;
+        if (base + AHEAD * t.lanes < ends.x) {
+            if (ENCODING != 4u) load_chunks(data[0], data[1], t, begin + AHEAD * t.lanes);
+        } else if (last) look_ahead();
         [[unroll]] for (uint ahead = 0u; ahead < AHEAD; ahead++) {
             [[unroll]] for (uint slot = 0u; slot < 2u; slot++) {
-                uint chunk = begin + ahead * lanes + slot * t.apart;
+                uint chunk = begin + ahead * t.lanes + slot * t.apart;
                 if (chunk >= ends[slot]) continue;
                 uvec4 own = raw[ahead * 2u + slot];
                 if (ENCODING < 3u) add_floats(own, chunk, slot, row, row + 1u, x);
@@ -156,12 +169,8 @@ vec2 two_products(Task t, Matrix first, Matrix second, Rows x, uint row, bool la
         }
     }
     vec2 all = vec2(sums[0], sums[1]);
-    if (last) {
-        Kind own = kind;
-        look_ahead();
-        kind = own;
-    }
-    if (t.apart > 0u) all = vec2(subgroupAdd(all.x + all.y), 0.0);
+    if (t.lanes > gl_SubgroupSize) all = vec2(group_sum(all.x + all.y), 0.0);
+    else if (t.apart > 0u) all = vec2(subgroupAdd(all.x + all.y), 0.0);
     else all = vec2(subgroupAdd(all.x), subgroupAdd(all.y));
     all *= factors;
     if (FORM == 1u) all *= row_scale(x, row, 0u);
@@ -200,7 +209,7 @@ void product(uint group) {
         vec2 found = two_products(t, expert_matrix(0u, first), expert_matrix(pair ? 1u : 0u, first), x, mode == 2u ? choice : 0u, choice + 1u == last_choice);
         all += mode == 2u ? Floats(place(FACTORS)).at[choice] * found : found;
     }
-    uint lane = gl_SubgroupInvocationID;
+    uint lane = t.lane;
     if (pair) {
         uint at = first + t.output_row;
         if (place(BIAS) != 0ul) all += vec2(Floats(place(BIAS)).at[at], Floats(place(ADDED)).at[at]);

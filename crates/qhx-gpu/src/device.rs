@@ -54,6 +54,8 @@ pub struct Features {
     pub matrix_rows: usize,
     /// Weights that lie in memory of the host are read there, where GPU and CPU share memory; else they are copied.
     pub host_memory: bool,
+    /// Copies to the GPU on a queue of their own, while it computes.
+    pub transfer_queue: bool,
     /// Steps of one row in one dispatch, where that is faster. Absent: not in software, which compiles it for long.
     pub streams: Option<bool>,
     /// The most bytes of one buffer; absent: what the GPU takes.
@@ -70,6 +72,7 @@ impl Default for Features {
             cooperative_matrix: true,
             matrix_rows: 17,
             host_memory: true,
+            transfer_queue: true,
             streams: None,
             max_buffer: None,
             shared_memory: None,
@@ -123,6 +126,9 @@ impl GpuDevice {
         adapter.streams = features.streams.unwrap_or(adapter.streams) && adapter.can_stream();
         adapter.max_allocation = adapter.max_allocation.min(features.max_buffer.unwrap_or(u64::MAX));
         adapter.shared_memory = adapter.shared_memory.min(features.shared_memory.unwrap_or(u32::MAX));
+        if !features.transfer_queue {
+            adapter.copy_in_turn();
+        }
         if !features.host_memory || !adapter.unified {
             adapter.import_alignment = None;
         }
@@ -180,7 +186,7 @@ impl Device for GpuDevice {
 
 impl GpuMachine {
     /// Since the last time it was asked: by shader, how many dispatches there were and how many nanoseconds they took, with what was waited for before each.
-    pub fn profile(&self) -> BTreeMap<&'static str, (u64, f64)> {
+    pub fn profile(&self) -> BTreeMap<String, (u64, f64)> {
         let profile: Profile = self.gpu.take_profile();
         profile
     }
@@ -221,6 +227,7 @@ fn describe(number: usize, adapter: &Adapter, available: u64) -> DeviceInfo {
         (adapter.float16, "f16 arithmetic"),
         (adapter.cooperative_matrix.is_some(), "cooperative matrices"),
         (adapter.unified, "unified memory"),
+        (adapter.copies_apart(), "transfer queue"),
     ];
     let features: Vec<_> = features.iter().filter(|(there, _)| *there).map(|(_, name)| *name).collect();
     let facts = BTreeMap::from([

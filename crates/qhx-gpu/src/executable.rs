@@ -9,15 +9,21 @@ use crate::{
     recorder::{Addresses, Recorder},
     state::{GpuState, SlotLayout},
     stream::{Item, Stream, StreamPlan, most_together},
+    transfers::{Parts, Transfers},
     trial::Trial,
-    vulkan::{Buffer, Command, Gpu, Kind, Recording, Use},
-    weights::{self, DeviceWeights, Upload},
+    vulkan::{Buffer, Command, Gpu, Kind, Recording, Submission, Use},
+    weights::{self, DeviceWeights},
 };
 use qhx_ir::{
-    Bindings, Call, Checked, DType, DeviceError, Executable, Generator, InputData, LoadOptions, RowResult, Segment, State, StateBytes, Tap,
-    Ticket, Want, WeightTensor, Weights,
+    Bindings, Call, Checked, DType, DeviceError, Executable, Generator, InputData, LoadOptions, OpKind, RowResult, Segment, State,
+    StateBytes, Tap, Ticket, Transfer, Want, WeightTensor, Weights,
 };
-use std::{collections::HashMap, ops::Range, sync::Arc, time::Instant};
+use std::{
+    collections::{BTreeSet, HashMap},
+    ops::Range,
+    sync::Arc,
+    time::Instant,
+};
 
 /// A program loaded on a GPU.
 pub(crate) struct GpuExecutable {
@@ -37,6 +43,8 @@ pub(crate) struct GpuExecutable {
     download: Arc<Buffer>,
     /// Where each output begins in it.
     output_offsets: Vec<u64>,
+    /// The largest numbers of parts of wanted rows.
+    partial: Arc<Buffer>,
     recordings: HashMap<Shape, Recorded>,
     /// Workgroups that can meet in the step of one row, once that is known.
     together: Option<usize>,
@@ -48,8 +56,10 @@ pub(crate) struct GpuExecutable {
     /// The call that was submitted and not yet waited for.
     begun: Option<Begun>,
     tickets: u64,
-    /// What brings weights that replace others.
-    upload: Upload,
+    /// What brings weights that replace others, where they can be.
+    transfers: Option<Transfers>,
+    /// The parts of such weights that the call reads.
+    reads: Parts,
     weights: DeviceWeights,
 }
 
@@ -85,7 +95,7 @@ struct Whole {
 
 /// What was submitted.
 struct UnderWay {
-    number: u64,
+    submission: Submission,
     since: Instant,
     /// Whether it is a step in one dispatch.
     whole: bool,
@@ -97,8 +107,8 @@ enum Ending {
     Nothing,
     /// The outputs are copied to where the host reads them.
     Values,
-    /// The same, but of the wanted rows only the largest number and its place.
-    Largest,
+    /// The same, but of the wanted rows only so many of the largest numbers and their places.
+    Top(usize),
 }
 
 /// A call that was begun.
@@ -117,6 +127,9 @@ const STREAM_GROUP: usize = 512;
 const SOFTWARE_GROUP: usize = 128;
 /// Parts of a row whose largest numbers are found side by side.
 const PARTS: usize = 64;
+/// The most that are found of a row, and the rows of which that many are found in one call.
+const MOST_TOP: usize = 64;
+const TOP_ROWS: usize = 16;
 
 impl GpuExecutable {
     pub(crate) fn new(
@@ -157,8 +170,10 @@ impl GpuExecutable {
         }
         let inputs = Buffer::new(gpu, input_bytes, Use::Upload)?;
         let (parameters, copied_parameters) = parameter_buffers(gpu, 1 << 14)?;
-        let download = Arc::new(Buffer::new(gpu, output_bytes + largest_bytes(&limits), Use::Download)?);
+        let download = Arc::new(Buffer::new(gpu, output_bytes + top_bytes(&limits), Use::Download)?);
+        let partial = Arc::new(Buffer::new(gpu, PARTS as u64 * top_bytes(&limits), Use::Device)?);
         let pool = Pool::new(gpu, limits.max_state_bytes);
+        let transfers = limits.replaceable.then(|| Transfers::new(gpu, limits.timeline.is_some()));
         Ok(Self {
             program: program.clone(),
             limits,
@@ -172,6 +187,7 @@ impl GpuExecutable {
             parameters,
             copied_parameters,
             download,
+            partial,
             output_offsets,
             recordings: HashMap::new(),
             together: None,
@@ -180,7 +196,8 @@ impl GpuExecutable {
             errands: Vec::new(),
             begun: None,
             tickets: 0,
-            upload: Upload::new(gpu),
+            transfers,
+            reads: Parts::All,
             weights: loaded,
         })
     }
@@ -200,6 +217,9 @@ impl GpuExecutable {
 
     /// Gets the states of a call ready, and writes what shaders read of it.
     fn begin(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
+        if self.transfers.is_some() {
+            self.reads = parts_read(&self.program, call);
+        }
         let mut entries = Vec::new();
         for segment in call.segments.iter_mut() {
             let Segment { first_row, valid_rows, epoch, partial, .. } = *segment;
@@ -290,10 +310,9 @@ impl GpuExecutable {
         }
         if shape.ending != Ending::Nothing {
             recorder.barrier();
-            let largest = self.program.wanted_output().filter(|_| shape.ending == Ending::Largest);
             for (place, view) in self.lowered.outputs.iter().enumerate() {
-                match largest {
-                    Some((own, width)) if own == place => self.record_largest(&mut recorder, view, width)?,
+                match (shape.ending, self.program.wanted_output()) {
+                    (Ending::Top(count), Some((own, width))) if own == place => self.record_top(&mut recorder, view, width, count)?,
                     _ => self.record_copy(&mut recorder, view, place),
                 }
             }
@@ -309,20 +328,38 @@ impl GpuExecutable {
         }
     }
 
-    /// The largest number of each wanted row and its place, into the end of the download buffer.
-    fn record_largest(&self, recorder: &mut Recorder<'_>, view: &View, width: usize) -> Result<(), DeviceError> {
+    /// The largest numbers of each wanted row and their places, into the end of the download buffer.
+    fn record_top(&self, recorder: &mut Recorder<'_>, view: &View, width: usize, count: usize) -> Result<(), DeviceError> {
         let rows = recorder.bindings.wanted;
-        let (results, partial) = (self.largest_offset(), self.largest_offset() + 8 * self.limits.max_wanted as u64);
-        let (results, partial) = (self.download.address() + results, self.download.address() + partial);
+        let (from, partial, results) = (recorder.address(view.buffer), self.partial.address(), self.download.address() + self.top_offset());
         let parts = width.div_ceil(1024).min(PARTS);
-        let from = recorder.address(view.buffer);
-        recorder.dispatch(kernels::LARGEST, &[0], [parts, rows, 1], &[from, partial], &[width as u32, parts as u32])?;
+        recorder.dispatch(kernels::LARGEST, &[0], [parts, rows, 1], &[from, partial], &[width as u32, parts as u32, count as u32])?;
         recorder.inner_barrier();
-        recorder.dispatch(kernels::LARGEST, &[1], [1, rows, 1], &[partial, results], &[parts as u32, 1])
+        recorder.dispatch(kernels::LARGEST, &[1], [1, rows, 1], &[partial, results], &[(parts * count) as u32, 1, count as u32])
     }
 
-    fn largest_offset(&self) -> u64 {
-        self.download.bytes() - largest_bytes(&self.limits)
+    fn top_offset(&self) -> u64 {
+        self.download.bytes() - top_bytes(&self.limits)
+    }
+
+    /// How a call ends, by what is wanted of its rows.
+    fn ending(&self, call: &Call<'_>) -> Ending {
+        let most = call.wants.iter().try_fold(0, |most, want| match want {
+            Want::Largest => Some(most.max(1)),
+            Want::Top(count) => Some(most.max(*count)),
+            _ => None,
+        });
+        // Few different counts: each is recorded by itself.
+        match most.map(usize::next_power_of_two) {
+            Some(count @ 1..=MOST_TOP)
+                if !call.wants.is_empty()
+                    && call.taps.is_none()
+                    && count * call.wants.len().min(self.limits.max_wanted) <= top_pairs(&self.limits) =>
+            {
+                Ending::Top(count)
+            }
+            _ => Ending::Values,
+        }
     }
 
     fn submit_shape(&mut self, shape: Shape) -> Result<(), DeviceError> {
@@ -336,24 +373,35 @@ impl GpuExecutable {
         let recording = whole.map_or(&recorded.recording, |whole| &whole.recording);
         let recordings: Vec<&Recording> = self.errands.iter().chain([recording]).collect();
         let (whole, since) = (whole.is_some(), Instant::now());
-        self.under_way = Some(UnderWay { number: self.gpu.submit(&recordings)?, since, whole });
+        let copies = self.transfers.as_ref().map(|transfers| transfers.submitted(&self.reads)).transpose()?.flatten();
+        let submission = self.gpu.submit(&recordings, copies)?;
+        if let Some(transfers) = &mut self.transfers {
+            transfers.are_read(&self.reads, submission);
+        }
+        self.under_way = Some(UnderWay { submission, since, whole });
         self.last = Some(shape);
         Ok(())
     }
 
     /// Waits for what was submitted.
     fn settle(&mut self) -> Result<(), DeviceError> {
-        if let Some(UnderWay { number, since, whole }) = self.under_way.take() {
-            self.gpu.wait(number)?;
+        if let Some(UnderWay { submission, since, whole }) = self.under_way.take() {
+            self.gpu.wait(submission)?;
             if let Some(recorded) = self.last.and_then(|shape| self.recordings.get_mut(&shape)) {
-                self.gpu.count_times(recorded.whole.as_ref().filter(|_| whole).map_or(&recorded.recording, |whole| &whole.recording));
+                match recorded.whole.as_ref().filter(|_| whole) {
+                    Some(whole) => {
+                        let times = whole.recording.times();
+                        self.gpu.count_times(whole.stream.times(&times));
+                        self.gpu.count_times(times);
+                    }
+                    None => self.gpu.count_times(recorded.recording.times()),
+                }
                 if let Some(own) = &mut recorded.whole {
                     own.trial.took(whole, since.elapsed());
                     if whole && own.stream.gave_up() {
                         // Nothing that a step reads is changed by it, so that it can be done again.
                         own.trial.failed();
-                        let number = self.gpu.submit(&[&recorded.recording])?;
-                        self.gpu.wait(number)?;
+                        self.gpu.run(&recorded.recording)?;
                     }
                 }
             }
@@ -434,13 +482,19 @@ impl GpuExecutable {
         let wanted = self.program.wanted_output().filter(|_| !wants.is_empty());
         for (place, view) in self.lowered.outputs.iter().enumerate() {
             let own = wanted.filter(|&(own, _)| own == place);
-            if own.is_some() && ending == Ending::Largest {
-                let mut bytes = vec![0; 8 * wants.len()];
-                self.download.read(self.largest_offset(), &mut bytes);
+            if let (Some(_), Ending::Top(count)) = (own, ending) {
+                let mut bytes = vec![0; 8 * count * wants.len()];
+                self.download.read(self.top_offset(), &mut bytes);
                 let word = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-                let answers = bytes.chunks_exact(8).map(|b| {
-                    let value = f32::from_bits(word(&b[4..]));
-                    Some(Ok(RowResult::Largest { id: word(b), value }))
+                let pair = |b: &[u8]| (word(b), f32::from_bits(word(&b[4..])));
+                let answers = wants.iter().zip(bytes.chunks_exact(8 * count)).map(|(want, row)| {
+                    Some(Ok(match want {
+                        Want::Top(count) => RowResult::Top(row.chunks_exact(8).take(*count).map(pair).collect()),
+                        _ => {
+                            let (id, value) = pair(row);
+                            RowResult::Largest { id, value }
+                        }
+                    }))
                 });
                 call.outputs.answer_all(place, wants, answers, &vec![0.0; wants.len()])?;
                 continue;
@@ -482,8 +536,7 @@ impl Executable for GpuExecutable {
         self.begun = None;
         self.settle()?;
         self.begin(call)?;
-        let largest = !call.wants.is_empty() && call.wants.iter().all(|want| matches!(want, Want::Largest)) && call.taps.is_none();
-        let ending = if largest { Ending::Largest } else { Ending::Values };
+        let ending = self.ending(call);
         let submitted = call.taps.is_none() && call.bindings.wanted <= self.limits.max_wanted;
         if submitted {
             let steps = self.lowered.steps.len();
@@ -536,13 +589,20 @@ impl Executable for GpuExecutable {
     }
 
     fn replace_part(&mut self, weight: &str, number: usize, part: &WeightTensor) -> Result<(), DeviceError> {
-        self.weights.replace(&mut self.upload, weight, number, part)
+        let pieces = self.weights.replacement(weight, number, part)?;
+        let none = || DeviceError::Weight { name: weight.into(), reason: "cannot be replaced".into() };
+        self.transfers.as_mut().ok_or_else(none)?.add(weight, number, part.stored_bytes() as u64, pieces)
+    }
+
+    fn take_transfers(&mut self) -> Option<Vec<Transfer>> {
+        self.transfers.as_ref().map(Transfers::take_ended)
     }
 
     fn scratch_bytes(&self) -> u64 {
         self.arena.bytes()
             + self.inputs.bytes()
             + self.download.bytes()
+            + self.partial.bytes()
             + self.parameters.bytes()
             + self.copied_parameters.as_ref().map_or(0, |copied| copied.bytes())
     }
@@ -562,6 +622,18 @@ fn shape(call: &Call<'_>, bindings: &Bindings, steps: Range<usize>, ending: Endi
     Shape { rows, soft_rows, wanted, segments: call.segments.len(), keys, steps: (steps.start, steps.end), ending, single: false }
 }
 
+/// The parts of replaceable weights that a call reads: experts, as far as the caller has chosen them.
+fn parts_read(program: &Checked, call: &Call<'_>) -> Parts {
+    let mut all = BTreeSet::new();
+    for op in program.ops.iter().filter(|op| !op.op.weights().is_empty()) {
+        let OpKind::Experts { experts, .. } = &op.op else { return Parts::All };
+        let chosen = program.inputs.iter().position(|input| input.name == *experts).map(|place| call.inputs[place]);
+        let Some(InputData::I32(chosen)) = chosen else { return Parts::All };
+        all.extend(chosen.iter().map(|&expert| expert.max(0) as usize));
+    }
+    Parts::These(all)
+}
+
 /// Whether a call has one row, which is wanted, and nothing else.
 fn is_single(call: &Call<'_>) -> bool {
     let one = Bindings { rows: 1, soft_rows: 0, wanted: 1 };
@@ -577,9 +649,14 @@ fn parameter_buffers(gpu: &Arc<Gpu>, bytes: u64) -> Result<(Arc<Buffer>, Option<
     Ok((Arc::new(parameters), copied))
 }
 
-/// Bytes for the largest numbers of wanted rows and of their parts.
-fn largest_bytes(limits: &LoadOptions) -> u64 {
-    (8 * limits.max_wanted * (1 + PARTS)) as u64
+/// How many of the largest numbers of all wanted rows there is room for.
+fn top_pairs(limits: &LoadOptions) -> usize {
+    limits.max_wanted.max(MOST_TOP * limits.max_wanted.min(TOP_ROWS))
+}
+
+/// Bytes for them, with their places.
+fn top_bytes(limits: &LoadOptions) -> u64 {
+    8 * top_pairs(limits) as u64
 }
 
 /// Where each of some parts begins, and where the last one ends.

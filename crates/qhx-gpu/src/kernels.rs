@@ -63,6 +63,7 @@ kernels! {
     HADAMARD: "hadamard";
     LARGEST: "largest";
     STEP: "step";
+    STEP_TIMED: "step_timed";
 }
 
 impl Kernel {

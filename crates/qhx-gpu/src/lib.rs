@@ -21,7 +21,9 @@ mod plan;
 mod recorder;
 mod state;
 mod stream;
+mod transfers;
 mod trial;
+mod upload;
 mod vulkan;
 mod weights;
 

@@ -40,6 +40,8 @@ struct Inner {
 /// Regions begin at multiples of this.
 const ALIGNMENT: u64 = 256;
 const LARGEST_SLAB: u64 = 64 << 20;
+/// Regions for which memory is taken at once.
+const MOST_REGIONS: usize = 16;
 
 impl Pool {
     pub(crate) fn new(gpu: &Arc<Gpu>, limit: Option<u64>) -> Arc<Self> {
@@ -52,15 +54,15 @@ impl Pool {
         StateBytes { kv: self.kv.load(Ordering::Relaxed), recurrent: self.recurrent.load(Ordering::Relaxed) }
     }
 
-    /// A region of `bytes` bytes with any content.
-    pub(crate) fn region(self: &Arc<Self>, bytes: u64, content: Content) -> Result<Region, DeviceError> {
+    /// A region of `bytes` bytes with any content, of which a state has `most` at most.
+    pub(crate) fn region(self: &Arc<Self>, bytes: u64, most: usize, content: Content) -> Result<Region, DeviceError> {
         let bytes = bytes.max(4).next_multiple_of(ALIGNMENT);
         let counter = self.counter(content);
         counter.fetch_add(bytes, Ordering::Relaxed);
         let needed = self.bytes().total();
         let found = match self.limit {
             Some(limit) if needed > limit => Err(DeviceError::StatesFull { needed, limit }),
-            _ => self.place(bytes),
+            _ => self.place(bytes, most),
         };
         match found {
             Ok((buffer, offset)) => Ok(Region { pool: self.clone(), buffer, offset, bytes, content }),
@@ -78,7 +80,7 @@ impl Pool {
         }
     }
 
-    fn place(&self, bytes: u64) -> Result<(Arc<Buffer>, u64), DeviceError> {
+    fn place(&self, bytes: u64, most: usize) -> Result<(Arc<Buffer>, u64), DeviceError> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(place) = inner.free.get_mut(&bytes).and_then(Vec::pop) {
             return Ok(place);
@@ -90,7 +92,8 @@ impl Pool {
             return Ok((slab.clone(), *used - bytes));
         }
         // What is left of the last slab is not lost for long: slabs hold many regions of one size.
-        let size = (bytes * 16).clamp(1 << 16, LARGEST_SLAB).max(bytes).min(self.gpu.largest_buffer().max(bytes));
+        let size =
+            (bytes * most.min(MOST_REGIONS) as u64).clamp(1 << 16, LARGEST_SLAB).max(bytes).min(self.gpu.largest_buffer().max(bytes));
         let slab = match Buffer::new(&self.gpu, size, Use::Device) {
             Err(_) if size > bytes => Buffer::new(&self.gpu, bytes, Use::Device)?,
             slab => slab?,

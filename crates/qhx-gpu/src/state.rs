@@ -152,10 +152,10 @@ impl GpuState {
         self.touch(len..len + rows)?;
         for kept in &mut self.recurrent {
             if kept.next.as_mut().is_none_or(|next| Arc::get_mut(next).is_none()) {
-                kept.next = Some(Arc::new(self.pool.region(kept.kind.bytes(), Content::Recurrent)?));
+                kept.next = Some(Arc::new(self.pool.region(kept.kind.bytes(), usize::MAX, Content::Recurrent)?));
             }
             kept.record = match partial && rows > 1 {
-                true => Some(self.pool.region(kept.kind.record_bytes(rows), Content::Recurrent)?),
+                true => Some(self.pool.region(kept.kind.record_bytes(rows), usize::MAX, Content::Recurrent)?),
                 false => None,
             };
         }
@@ -172,12 +172,13 @@ impl GpuState {
         if self.layout.page_bytes == 0 || rows.is_empty() {
             return Ok(());
         }
+        let most = self.ledger.capacity().div_ceil(PAGE_ROWS);
         for number in rows.start / PAGE_ROWS..rows.end.div_ceil(PAGE_ROWS) {
             let shared = self.pages.get_mut(number).map(|page| Arc::get_mut(page).is_none());
             if shared == Some(false) {
                 continue;
             }
-            let own = Arc::new(self.pool.region(self.layout.page_bytes, Content::Kv)?);
+            let own = Arc::new(self.pool.region(self.layout.page_bytes, most, Content::Kv)?);
             match shared {
                 None => self.pages.push(own),
                 Some(_) => {
@@ -337,7 +338,7 @@ impl State for GpuState {
         let place = self.ledger.import(slot, first, data)?;
         match (data, self.layout.held[place]) {
             (SlotData::Recurrent(numbers), Held::Recurrent { kind, number }) => {
-                let region = Arc::new(self.pool.region(kind.bytes(), Content::Recurrent)?);
+                let region = Arc::new(self.pool.region(kind.bytes(), usize::MAX, Content::Recurrent)?);
                 self.upload(&[(&region, 0, bytemuck::cast_slice(numbers).to_vec())])?;
                 self.recurrent[number].current = Some(region);
             }

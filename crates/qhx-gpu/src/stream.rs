@@ -29,10 +29,23 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
+    /// What an instruction's words say that it does, to tell times apart: of a product also its outputs, width and mode, where `step_product.glsl` has them.
+    fn name(words: &[u32]) -> String {
+        let names = ["product", "product", "attend", "attend", "merge", "row", "map", "part", "short_conv", "delta", "route", "product"];
+        match names.get(words[0] as usize) {
+            Some(&"product") => {
+                format!("product {}x{}{}", words[35], words[34], ["", " of experts", " of experts, added"][words[49].min(2) as usize])
+            }
+            Some(name) => (*name).to_owned(),
+            None => "nothing".to_owned(),
+        }
+    }
+
     /// Its number in `step.comp`.
     fn number(self) -> u32 {
         match self {
-            Self::Product(kind) => kind as u32,
+            Self::Product(kind @ 0..2) => kind as u32,
+            Self::Product(_) => 11,
             Self::Attend(kind) => 2 + kind as u32,
             Self::Merge => 4,
             Self::Row => 5,
@@ -92,7 +105,8 @@ pub(crate) struct StreamPlan {
 }
 
 /// Kinds of weights, and of heads, that a step has at most.
-const MOST_KINDS: usize = 2;
+const MOST_KINDS: usize = 3;
+const MOST_HEADS: usize = 2;
 /// Runs of four numbers that an invocation holds of a row, at most.
 const MOST_RUNS: usize = 8;
 /// Bytes of a workgroup's room, at most, and the scales that it holds.
@@ -142,45 +156,49 @@ impl StreamPlan {
         self.take_room(numbers * if form == 0 { 4 } else { 1 });
         self.failed |= (form == 2 && numbers / 32 > ROOM_SCALES) || rows > ROOM_SCALES;
         let [a, b, c, d] = constants;
-        number(&mut self.kinds, [a, b, c, d, form], &mut self.failed)
+        number(&mut self.kinds, [a, b, c, d, form], MOST_KINDS, &mut self.failed)
     }
 
     /// The number of a kind of heads.
     pub(crate) fn attention(&mut self, slot: u32, dim: usize, share: usize) -> usize {
         let octets = dim / 8;
         let lanes = (1 << octets.trailing_zeros()).min(self.subgroup);
-        self.take_room(self.teams().max(share) * dim * 4);
-        self.failed |= share > 16 || octets / lanes > 8 || share * octets / lanes > 32;
-        number(&mut self.heads, [slot, dim as u32, share as u32, lanes as u32], &mut self.failed)
+        // All heads at once at the end, where there is room for them.
+        let at_once = (self.most_room / (self.teams() * dim * 4)).clamp(1, share.max(1));
+        self.take_room((self.teams() * at_once).max(share) * dim * 4);
+        self.failed |= 2 * share * self.teams() > ROOM_SCALES || share > 16 || octets / lanes > 8 || share * octets / lanes > 32;
+        number(&mut self.heads, [slot, dim as u32, share as u32, lanes as u32], MOST_HEADS, &mut self.failed)
     }
 
     /// As `step.comp` numbers its constants.
     fn constants(&self) -> Vec<u32> {
         let mut constants = vec![self.group as u32, self.runs() as u32];
-        for place in 0..MOST_KINDS {
-            constants.extend(self.kinds.get(place).unwrap_or(&[0; 5]));
-        }
-        for place in 0..MOST_KINDS {
+        let kind = |place: usize| self.kinds.get(place).copied().unwrap_or([0; 5]);
+        constants.extend([kind(0), kind(1)].concat());
+        for place in 0..MOST_HEADS {
             constants.extend(self.heads.get(place).unwrap_or(&[2, 8, 1, 1]));
         }
         let most = |of: fn(&[u32; 4]) -> u32| self.heads.iter().map(of).max().unwrap_or(1);
         constants.extend([most(|heads| heads[2]), most(|heads| heads[1] / 8 / heads[3]), self.room.div_ceil(16) as u32]);
+        constants.extend(kind(2));
         constants
     }
 }
 
-fn number<T: PartialEq>(all: &mut Vec<T>, own: T, failed: &mut bool) -> usize {
+fn number<T: PartialEq>(all: &mut Vec<T>, own: T, most: usize, failed: &mut bool) -> usize {
     all.iter().position(|known| *known == own).unwrap_or_else(|| {
-        *failed |= all.len() == MOST_KINDS;
+        *failed |= all.len() == most;
         all.push(own);
-        (all.len() - 1).min(MOST_KINDS - 1)
+        (all.len() - 1).min(most - 1)
     })
 }
 
 /// The instructions of a step on the device.
 pub(crate) struct Stream {
     /// The memory behind the recording.
-    _instructions: Buffer,
+    _instructions: Arc<Buffer>,
+    /// Instructions with the times that it took to follow them, where the device is profiled.
+    timed: Option<Arc<Buffer>>,
     /// Of each run of instructions, after the step: how many workgroups have come to meet, and whether one gave up.
     found: Arc<Buffer>,
     runs: usize,
@@ -205,7 +223,8 @@ impl Stream {
         groups: usize,
     ) -> Result<(Self, Recording), DeviceError> {
         let (parts, words) = assemble(items, groups);
-        let instructions = uploaded(gpu, &words)?;
+        let instructions = Arc::new(uploaded(gpu, &words)?);
+        let kernel = if gpu.is_profiled() && gpu.adapter.clock { kernels::STEP_TIMED } else { kernels::STEP };
         let runs = parts.iter().filter(|part| matches!(part, Part::Run(_))).count();
         let bytes = MEETING_BYTES * runs.max(1) as u64;
         let meetings = Arc::new(Buffer::new(gpu, bytes, Use::Device)?);
@@ -224,13 +243,41 @@ impl Stream {
                 Part::Run(run) => {
                     let (addresses, numbers) = ([call, instructions.address(), place], [run.start as u32, run.end as u32, patience]);
                     place += MEETING_BYTES;
-                    command(gpu, kernels::STEP, &plan.constants(), [groups as u32, 1, 1], &addresses, &numbers)?
+                    command(gpu, kernel, &plan.constants(), [groups as u32, 1, 1], &addresses, &numbers)?
                 }
             });
         }
         commands.extend([Command::Barrier, copy(&meetings, &found)]);
+        let mut timed = None;
+        if gpu.is_profiled() && gpu.adapter.clock {
+            let bytes = instructions.bytes();
+            let to = timed.insert(Arc::new(Buffer::new(gpu, bytes, Use::Download)?)).clone();
+            commands.push(Command::Copy { from: instructions.clone(), from_offset: 0, to, to_offset: 0, bytes });
+        }
         let recording = Recording::new(gpu, commands)?;
-        Ok((Self { _instructions: instructions, found, runs }, recording))
+        Ok((Self { _instructions: instructions, timed, found, runs }, recording))
+    }
+
+    /// Of a step that has ended, where the device is profiled: nanoseconds that the first workgroup took for its part of each kind of instruction, and waited for
+    /// the others. The times of the step's dispatches say how long a tick of its clock is.
+    pub(crate) fn times(&self, dispatches: &[(String, f64)]) -> Vec<(String, f64)> {
+        let Some(timed) = &self.timed else { return Vec::new() };
+        let mut bytes = vec![0; timed.bytes() as usize];
+        timed.read(0, &mut bytes);
+        let words: Vec<u32> = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let mut found: Vec<(String, f64)> = Vec::new();
+        for instruction in words.chunks_exact(WORDS) {
+            let [begun, done, met] = [60, 61, 62].map(|word| instruction[word]);
+            let name = Operation::name(instruction);
+            found.push((format!("step: {name}"), done.wrapping_sub(begun) as f64));
+            if instruction[3] != 0 {
+                found.push((format!("step: waiting after {name}"), met.wrapping_sub(done) as f64));
+            }
+        }
+        let ticks: f64 = found.iter().map(|(_, ticks)| ticks).sum();
+        let nanoseconds: f64 = dispatches.iter().filter(|(name, _)| name.starts_with("step")).map(|(_, time)| time).sum();
+        found.iter_mut().for_each(|(_, time)| *time *= nanoseconds / ticks.max(1.0));
+        found
     }
 
     /// Whether a workgroup gave up: what the step has computed is worth nothing.

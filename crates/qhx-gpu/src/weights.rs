@@ -1,6 +1,10 @@
 //! Weights in the device's memory.
 
-use crate::vulkan::{Buffer, Command, Fault, Gpu, PAGE_BYTES, Recording, Use, pages_of};
+use crate::{
+    transfers::{Content, Piece, Source},
+    upload::Upload,
+    vulkan::{Buffer, Fault, Gpu, PAGE_BYTES, Use, pages_of},
+};
 use qhx_ir::{BlockEncoding, Checked, DeviceError, Encoding, LoadOptions, Name, Quants, ScaleType, WeightTensor, Weights};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -72,41 +76,41 @@ pub(crate) struct DeviceWeights {
 type Located = (Arc<Buffer>, u64);
 
 impl DeviceWeights {
-    /// Replaces one of the parts of a weight by another, before whatever is submitted next.
-    pub(crate) fn replace(&self, upload: &mut Upload, weight: &str, number: usize, part: &WeightTensor) -> Result<(), DeviceError> {
+    /// What has to be written where, so that one of the parts of a weight becomes another.
+    pub(crate) fn replacement(&self, weight: &str, number: usize, part: &WeightTensor) -> Result<Vec<Piece>, DeviceError> {
         let wrong = |reason: String| DeviceError::Weight { name: weight.into(), reason };
         let unfit = || wrong(format!("{} {:?} cannot be its part {number}", part.encoding(), part.shape()));
-        let numbers = self.replaceable_numbers.get(weight);
-        let matrix = self.matrices.get(weight).zip(self.replaceable.get(weight));
-        if let Some((own, places)) = matrix {
+        let mut pieces = Vec::new();
+        if let Some((own, places)) = self.matrices.get(weight).zip(self.replaceable.get(weight)) {
             let (rows, count) = (part.rows(), own.rows / part.rows().max(1));
             if (part.encoding(), part.columns()) != (own.encoding, own.columns) || rows * count != own.rows || number >= count {
                 return Err(unfit());
             }
-            for (place, bytes) in places.iter().zip([part.data(), part.scale(), part.min()]) {
-                if let Some((buffer, offset)) = place {
-                    upload.write(buffer, offset + (number * bytes.len()) as u64, bytes)?;
+            for (content, place) in [Content::Data, Content::Scale, Content::Min].into_iter().zip(places) {
+                if let Some((to, offset)) = place {
+                    let offset = offset + (number * content.of(part).len()) as u64;
+                    pieces.push(Piece { to: to.clone(), offset, content: Source::Stored(part.clone(), content) });
                 }
             }
         }
-        if let Some(((buffer, offset), count)) = numbers {
+        if let Some(((to, offset), count)) = self.replaceable_numbers.get(weight) {
             let part = decoded(part);
             if part.is_empty() || count % part.len() != 0 || number >= count / part.len() {
                 return Err(unfit());
             }
-            upload.write(buffer, offset + 4 * (number * part.len()) as u64, bytemuck::cast_slice(&part))?;
+            let offset = offset + 4 * (number * part.len()) as u64;
+            pieces.push(Piece { to: to.clone(), offset, content: Source::Numbers(part) });
         }
-        if matrix.is_none() && numbers.is_none() {
+        if pieces.is_empty() {
             return Err(wrong("cannot be replaced".into()));
         }
-        upload.flush()
+        Ok(pieces)
     }
 }
 
 /// Parts of weights begin at multiples of this.
 const ALIGNMENT: u64 = 256;
 const LARGEST_SLAB: u64 = 1 << 30;
-const STAGING: u64 = 32 << 20;
 
 /// Loads all weights of a program, and tables of numbers that it needs beside them.
 pub(crate) fn load(
@@ -145,11 +149,11 @@ pub(crate) fn load(
         let reason = format!("program `{}` has {needed} bytes of weights, {available} bytes can be used", program.name);
         return Err(DeviceError::Exhausted { device: "gpu".into(), reason });
     }
-    // What is replaced is copied in the order of submissions, so that no call sees half of it.
-    let purpose = if gpu.adapter.unified && !replaceable { Use::Unified } else { Use::Device };
+    // What is replaced is copied, so that no call sees half of it.
+    let purpose = if gpu.adapter.unified && !replaceable { Use::Unified } else { Use::Weights };
     let buffers = layout.slabs.iter().map(|&bytes| Buffer::new(gpu, bytes, purpose).map(Arc::new));
     let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
-    let mut upload = Upload::new(gpu);
+    let mut upload = Upload::new(gpu, false);
     let address = |place: Place| buffers[place.slab].address() + place.offset;
     let located = |place: Place| (buffers[place.slab].clone(), place.offset);
     let InPlace { addresses, buffers: lent } = imported.unwrap_or_default();
@@ -322,88 +326,5 @@ impl Layout {
 
     fn bytes(&self) -> u64 {
         self.slabs.iter().sum()
-    }
-}
-
-/// Brings bytes to the device: straight where the host sees its memory, else through two staging buffers, one of which is copied while the other is filled.
-pub(crate) struct Upload {
-    gpu: Arc<Gpu>,
-    staging: Vec<Stage>,
-    turn: usize,
-}
-
-struct Stage {
-    buffer: Arc<Buffer>,
-    used: u64,
-    commands: Vec<Command>,
-    under_way: Option<(u64, Recording)>,
-}
-
-impl Upload {
-    pub(crate) fn new(gpu: &Arc<Gpu>) -> Self {
-        Self { gpu: gpu.clone(), staging: Vec::new(), turn: 0 }
-    }
-
-    fn write(&mut self, to: &Arc<Buffer>, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        if to.is_mapped() {
-            to.write(offset, bytes);
-            return Ok(());
-        }
-        if self.staging.is_empty() {
-            for _ in 0..2 {
-                let buffer = Arc::new(Buffer::new(&self.gpu, STAGING, Use::Upload)?);
-                self.staging.push(Stage { buffer, used: 0, commands: Vec::new(), under_way: None });
-            }
-        }
-        let (mut done, mut offset) = (0, offset);
-        while done < bytes.len() {
-            if self.staging[self.turn].used == STAGING {
-                self.flush()?;
-            }
-            self.ready(self.turn)?;
-            let stage = &mut self.staging[self.turn];
-            let size = (bytes.len() - done).min((STAGING - stage.used) as usize);
-            stage.buffer.write(stage.used, &bytes[done..done + size]);
-            let (from, from_offset) = (stage.buffer.clone(), stage.used);
-            stage.commands.push(Command::Copy { from, from_offset, to: to.clone(), to_offset: offset, bytes: size as u64 });
-            stage.used = (stage.used + size as u64).next_multiple_of(16).min(STAGING);
-            (done, offset) = (done + size, offset + size as u64);
-        }
-        Ok(())
-    }
-
-    /// Has what was written copied, and turns to the other buffer.
-    fn flush(&mut self) -> Result<(), DeviceError> {
-        let Some(stage) = self.staging.get_mut(self.turn).filter(|stage| !stage.commands.is_empty()) else { return Ok(()) };
-        let recording = Recording::new(&self.gpu, std::mem::take(&mut stage.commands))?;
-        let number = self.gpu.submit(&[&recording])?;
-        stage.under_way = Some((number, recording));
-        self.turn = 1 - self.turn;
-        Ok(())
-    }
-
-    /// Waits until a buffer is copied, if that is under way.
-    fn ready(&mut self, turn: usize) -> Result<(), DeviceError> {
-        let stage = &mut self.staging[turn];
-        if let Some((number, _)) = &stage.under_way {
-            self.gpu.wait(*number)?;
-            (stage.under_way, stage.used) = (None, 0);
-        }
-        Ok(())
-    }
-
-    /// Waits until all that was written is copied.
-    fn finish(mut self) -> Result<(), DeviceError> {
-        self.flush()?;
-        (0..self.staging.len()).try_for_each(|turn| self.ready(turn))
-    }
-}
-
-impl Drop for Upload {
-    fn drop(&mut self) {
-        // Buffers stay until nothing is copied from them any more; what is lost is left alone.
-        for turn in 0..self.staging.len() {
-            let _ = self.ready(turn);
-        }
     }
 }

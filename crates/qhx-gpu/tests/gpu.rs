@@ -1,7 +1,12 @@
 //! The conformance suite on the GPU that Vulkan offers: in CI, Mesa's software Vulkan with the validation layer. Run by `cargo xtask gpu`.
 
-use qhx_gpu::{Features, GpuDevice, GpuOptions};
-use qhx_ir::{Device, conformance};
+use qhx_gpu::{Features, GpuDevice, GpuOptions, Injected};
+use qhx_ir::{
+    Activation, ActivationForm, Bindings, Call, Checked, DType, Device, DeviceError, Dim, Encoding, Executable, Generator, Input,
+    InputData, LoadOptions, Op, OpKind, Output, Outputs, PROGRAM_VERSION, Program, Segment, Stage, Ticket, Timeline, Weight, WeightTensor,
+    Weights, conformance, reference::ReferenceDevice,
+};
+use std::{collections::HashMap, sync::Arc};
 
 fn options() -> GpuOptions {
     GpuOptions { validate: std::env::var_os("QHX_GPU_NO_VALIDATION").is_none(), ..Default::default() }
@@ -72,4 +77,161 @@ fn agrees_with_the_reference_without_features() {
     let plain =
         Features { subgroups: false, host_memory: false, max_buffer: Some(4 << 20), shared_memory: Some(16 << 10), ..Default::default() };
     without(plain, &[&products[..], &others].concat());
+}
+
+/// Numbers of a row, and of what an expert makes of it: large enough that copies take a while.
+const WIDTH: usize = 256;
+const SLOTS: usize = 4;
+const ROWS: usize = 32;
+
+/// Experts that rows are given to by the caller.
+fn experts() -> Checked {
+    let input = |name: &str, dtype, width: usize| Input {
+        name: name.into(),
+        dtype,
+        shape: vec![Dim::T, width.into()],
+        generator: Generator::Carried,
+    };
+    let weight = || Weight { encoding: Encoding::F32, shape: vec![SLOTS, WIDTH, WIDTH] };
+    let op = OpKind::Experts {
+        x: "x".into(),
+        experts: "experts".into(),
+        weights: "factors".into(),
+        gate: "gate".into(),
+        up: "up".into(),
+        down: "down".into(),
+        activation: Activation::Silu,
+        form: ActivationForm::F32,
+        bias: None,
+    };
+    let program = Program {
+        program_version: PROGRAM_VERSION,
+        name: "experts".into(),
+        inputs: vec![input("x", DType::F32, WIDTH), input("experts", DType::I32, 1), input("factors", DType::F32, 1)],
+        outputs: vec![Output { name: "sum".into(), value: "experts.sum".into() }],
+        slots: Default::default(),
+        epochs: Vec::new(),
+        rotaries: Default::default(),
+        stages: vec![Stage { name: "experts".into(), tap: None, rotated: false, centred: false }],
+        weights: WEIGHTS.map(|name| (name.into(), weight())).into(),
+        ops: vec![Op { path: "experts.sum".into(), op }],
+    };
+    Checked::new(program).unwrap()
+}
+
+const WEIGHTS: [&str; 3] = ["gate", "up", "down"];
+
+/// One of the weights of an expert, by its number: all differ.
+fn part(expert: usize, which: usize) -> WeightTensor {
+    let number = |place: usize| ((place * (2 * expert + 3) + 7 * which) % 31) as f32 / 256.0 - 0.06;
+    WeightTensor::from_f32(&[WIDTH, WIDTH], &(0..WIDTH * WIDTH).map(number).collect::<Vec<_>>()).unwrap()
+}
+
+fn load(device: &dyn Device, timeline: Option<Timeline>) -> Result<Box<dyn Executable>, DeviceError> {
+    let stack = |which| WeightTensor::stacked(&(0..SLOTS).map(|slot| part(slot, which)).collect::<Vec<_>>()).unwrap();
+    let weights: HashMap<String, WeightTensor> = (0..3).map(|which| (WEIGHTS[which].to_owned(), stack(which))).collect();
+    let weights: Arc<dyn Weights> = Arc::new(weights);
+    device.load(&experts(), &weights, &LoadOptions { max_rows: ROWS, replaceable: true, timeline, ..Default::default() })
+}
+
+/// Rows, each for one of some slots.
+struct Rows {
+    x: Vec<f32>,
+    slots: Vec<i32>,
+    factors: Vec<f32>,
+    outputs: Outputs,
+}
+
+impl Rows {
+    fn new(slots: &[usize], round: usize) -> Self {
+        let number = |place: usize| ((place * 13 + round) % 17) as f32 / 8.0 - 1.0;
+        Self {
+            x: (0..ROWS * WIDTH).map(number).collect(),
+            slots: (0..ROWS).map(|row| slots[row % slots.len()] as i32).collect(),
+            factors: vec![0.5; ROWS],
+            outputs: Outputs::new(),
+        }
+    }
+
+    fn call<R>(&mut self, run: impl FnOnce(&mut Call<'_>) -> R) -> R {
+        let inputs = [InputData::F32(&self.x), InputData::I32(&self.slots), InputData::F32(&self.factors)];
+        let bindings = Bindings { rows: ROWS, soft_rows: 0, wanted: 0 };
+        run(&mut Call::new(bindings, &inputs, &mut [Segment::new(None, 0, ROWS)], &mut self.outputs))
+    }
+
+    fn submit(&mut self, executable: &mut dyn Executable) -> Result<Ticket, DeviceError> {
+        self.call(|call| executable.submit(call))
+    }
+
+    fn wait(&mut self, executable: &mut dyn Executable, ticket: Ticket) -> Result<Vec<f32>, DeviceError> {
+        self.call(|call| executable.wait(ticket, call))?;
+        Ok(self.outputs.value("sum").unwrap().to_vec())
+    }
+}
+
+/// Experts take the place of others while a call is under way, also of those that it reads; calls see each at once and whole, whether or not copies have a queue of their own.
+#[test]
+#[ignore = "needs Vulkan: cargo xtask gpu"]
+fn weights_are_replaced_while_it_computes() {
+    for transfer_queue in [true, false] {
+        let device = GpuDevice::new(GpuOptions { features: Features { transfer_queue, ..Default::default() }, ..options() });
+        let mut gpu = load(&device, Some(Timeline::default())).unwrap();
+        let mut reference = load(&ReferenceDevice, None).unwrap();
+        let (mut transfers, mut expert) = (Vec::new(), SLOTS);
+        for round in 0..24 {
+            let slots = [round % SLOTS, (round + 1) % SLOTS];
+            let mut rows = Rows::new(&slots, round);
+            let ticket = rows.submit(&mut *gpu).unwrap();
+            let expected = {
+                let mut rows = Rows::new(&slots, round);
+                let ticket = rows.submit(&mut *reference).unwrap();
+                rows.wait(&mut *reference, ticket).unwrap()
+            };
+            // One that the call reads, one that the next reads, and the same once more.
+            for slot in [round % SLOTS, (round + 2) % SLOTS, (round + 2) % SLOTS] {
+                for (which, name) in WEIGHTS.into_iter().enumerate() {
+                    gpu.replace_part(name, slot, &part(expert, which)).unwrap();
+                    reference.replace_part(name, slot, &part(expert, which)).unwrap();
+                }
+                expert += 1;
+            }
+            let found = rows.wait(&mut *gpu, ticket).unwrap();
+            let largest = expected.iter().fold(0.0f32, |most, number| most.max(number.abs()));
+            let differs = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(largest > 0.0 && differs <= 1e-4 * largest, "round {round}: differs by {differs} of {largest}");
+            transfers.extend(gpu.take_transfers().unwrap());
+        }
+        let unfit = WeightTensor::from_f32(&[WIDTH, 1], &[0.0; WIDTH]).unwrap();
+        for (weight, slot, part) in [("gate", 0, unfit), ("gate", SLOTS, part(0, 0)), ("gates", 0, part(0, 0))] {
+            let error = gpu.replace_part(weight, slot, &part).unwrap_err();
+            assert!(matches!(&error, DeviceError::Weight { name, .. } if **name == *weight), "{error}");
+        }
+        // One after the other, each with its bytes.
+        assert!(transfers.len() > 100, "{} transfers", transfers.len());
+        assert!(transfers.iter().all(|transfer| transfer.began <= transfer.ended && transfer.bytes == (4 * WIDTH * WIDTH) as u64));
+        assert!(transfers.windows(2).all(|pair| pair[0].ended <= pair[1].began), "{transfers:?}");
+        let messages = device.machine().unwrap().messages();
+        assert!(messages.is_empty(), "the validation layer says: {messages:#?}");
+    }
+}
+
+/// A transfer that fails behind the caller's back is an error of a later call, never a call with old weights.
+#[test]
+#[ignore = "needs Vulkan: cargo xtask gpu"]
+fn a_failed_transfer_is_told() {
+    for first in 2..8 {
+        let device = GpuDevice::new(GpuOptions { fault: Some((Injected::Loss, first)), ..options() });
+        let mut gpu = load(&device, None).unwrap();
+        let step = |gpu: &mut dyn Executable, round: usize| -> Result<(), DeviceError> {
+            for (which, name) in WEIGHTS.into_iter().enumerate() {
+                gpu.replace_part(name, round % SLOTS, &part(SLOTS + round, which))?;
+            }
+            let mut rows = Rows::new(&[round % SLOTS], round);
+            let ticket = rows.submit(gpu)?;
+            rows.wait(gpu, ticket).map(drop)
+        };
+        let error = (0..4).map(|round| step(&mut *gpu, round)).find_map(Result::err);
+        assert!(matches!(error, Some(DeviceError::Lost { .. })), "{first}: {error:?}");
+        assert!(step(&mut *gpu, 0).is_err());
+    }
 }

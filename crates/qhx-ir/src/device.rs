@@ -11,7 +11,7 @@ use std::{
     ops::Add,
     path::PathBuf,
     sync::{Arc, atomic::AtomicBool},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// What is known of a kind of hardware that runs programs.
@@ -355,9 +355,15 @@ pub trait Executable: Send {
     }
 
     /// Replaces one of the parts of a weight ([`WeightTensor::part`]): that of an expert by that of another. Calls that are submitted later see it; a call that is under way must not read that part.
+    /// Where the device transfers behind the caller's back, an error may come from a later call.
     /// Needs [`LoadOptions::replaceable`].
     fn replace_part(&mut self, weight: &str, _number: usize, _part: &WeightTensor) -> Result<(), DeviceError> {
         Err(DeviceError::Weight { name: weight.into(), reason: "cannot be replaced on this device".into() })
+    }
+
+    /// What [`Executable::replace_part`] brought to the device since this was asked the last time, as far as it is there. None: the device brings nothing behind the caller's back.
+    fn take_transfers(&mut self) -> Option<Vec<Transfer>> {
+        None
     }
 
     /// What became of the chosen experts in all calls so far, where only some of them lie on the device with the rest of the program.
@@ -367,6 +373,19 @@ pub trait Executable: Send {
 
     /// Bytes of memory in addition to weights and states (activations, packed panels).
     fn scratch_bytes(&self) -> u64;
+}
+
+/// A part of a weight that was brought to a device while it could do other things.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// The weight's name.
+    pub weight: String,
+    /// What is stored of it.
+    pub bytes: u64,
+    /// When it began.
+    pub began: Instant,
+    /// When it was there.
+    pub ended: Instant,
 }
 
 /// A call that was begun: the device's own number for it.

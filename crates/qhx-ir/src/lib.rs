@@ -38,7 +38,7 @@ pub use call::{Call, InputData, Outputs, Phase, Segment, Tap};
 pub use check::{CheckError, Checked, ValueType};
 pub use device::{
     Artifact, Device, DeviceInfo, Executable, ExpertCache, Fact, LoadOptions, LoadProgress, Machine, Piece, Planned, StateBytes, Target,
-    Ticket, Traffic, Weights, WeightsRead, all_rows,
+    Ticket, Traffic, Transfer, Weights, WeightsRead, all_rows,
 };
 pub use dim::{Bindings, Dim, Shape, Symbol};
 pub use encoding::{BlockEncoding, Encoding, RowBytes, SCALES_AT_ONCE, ScaleType, WeightTensor};

@@ -1,6 +1,7 @@
 //! Programs: typed lists of ops over named values, with named weights, rotaries and state slots.
 
 use crate::{Encoding, Name, Op, Shape};
+use half::f16;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -110,6 +111,15 @@ pub enum Generator {
     /// The row indexes in the call at which chained rows are placed, `[R]`. Of drafting programs.
     #[serde(rename = "chained_rows_at")]
     ChainedRowsAt,
+    /// The index in the session of the id behind each row, `[1, T]`. Of drafting programs.
+    #[serde(rename = "positions.next")]
+    PositionsNext,
+    /// What the text program's slot of this name holds as keys of the rows, `[T, kv_heads, head_dim]`. Of drafting programs, which have a slot of the same name for them.
+    #[serde(rename = "text_keys")]
+    TextKeys(Name),
+    /// The same for values.
+    #[serde(rename = "text_values")]
+    TextValues(Name),
     /// A value computed by another part of a program that was cut.
     #[serde(rename = "carried")]
     Carried,
@@ -203,6 +213,14 @@ impl KvType {
         match self {
             Self::F32 => 4,
             Self::F16 => 2,
+        }
+    }
+
+    /// The numbers of little-endian elements.
+    pub fn numbers(self, bytes: &[u8]) -> Vec<f32> {
+        match self {
+            Self::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+            Self::F16 => bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
         }
     }
 }

@@ -43,7 +43,12 @@ impl Default for Timeline {
 impl Timeline {
     /// Adds what began at `started` and ends now.
     pub fn add(&self, lane: &str, name: &str, started: Instant, facts: Vec<(&'static str, u64)>) {
-        let (start, length) = (started.saturating_duration_since(self.0.start), started.elapsed());
+        self.add_ended(lane, name, (started, Instant::now()), facts);
+    }
+
+    /// Adds what began and ended at these times.
+    pub fn add_ended(&self, lane: &str, name: &str, (started, ended): (Instant, Instant), facts: Vec<(&'static str, u64)>) {
+        let (start, length) = (started.saturating_duration_since(self.0.start), ended.saturating_duration_since(started));
         let mut spans = self.0.spans.lock().unwrap_or_else(PoisonError::into_inner);
         if spans.len() < MOST {
             spans.push(Span { lane: lane.to_owned(), name: name.to_owned(), start, length, facts });

@@ -11,6 +11,8 @@ pub enum Want<'a> {
     Largest,
     /// The largest logit and its id among those that a mask allows. A grammar may compute the mask while the device computes the logits.
     LargestAllowed(&'a OnceLock<IdMask>),
+    /// So many of the largest logits, at least one, and their ids: what sampling from the most probable needs.
+    Top(usize),
     /// The log probability of an id, and the most probable ids.
     LogProbs {
         /// The id whose log probability is wanted.
@@ -55,6 +57,8 @@ pub enum RowResult {
         /// The logit.
         value: f32,
     },
+    /// Ids and logits of the largest, the largest first, the first of equal ones before others; a NaN is larger than all numbers.
+    Top(Vec<(u32, f32)>),
     /// Natural logarithms of probabilities.
     LogProbs {
         /// Of the target.
@@ -68,6 +72,9 @@ impl Want<'_> {
     /// Whether it can be answered for rows of `width` logits.
     pub(crate) fn check(&self, width: usize) -> Result<(), String> {
         match *self {
+            Self::Top(count) if !(1..=width).contains(&count) => {
+                Err(format!("the {count} largest logits are wanted, but there are {width} ids"))
+            }
             Self::LogProbs { target, top } if target as usize >= width || top > width => {
                 Err(format!("the log probabilities of id {target} and the {top} most probable are wanted, but there are {width} ids"))
             }
@@ -84,6 +91,7 @@ impl Want<'_> {
                 Some(mask) => largest_allowed(logits, mask),
                 None => Err("its mask has not arrived".into()),
             },
+            Self::Top(count) => Ok(RowResult::Top(top(logits, *count))),
             Self::LogProbs { target, top } => Ok(log_probs(logits, *target, *top)),
         })
     }
@@ -123,20 +131,38 @@ fn largest_allowed(logits: &[f32], mask: &IdMask) -> Result<RowResult, String> {
     best.map(|(id, value)| RowResult::Largest { id, value }).ok_or_else(|| "its mask allows no id".into())
 }
 
+/// In one pass: up to twice as many as are wanted are held, and the least of the best of them is the bar for all that follow.
+fn top(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
+    let rank = |&(a, x): &(u32, f32), &(b, y): &(u32, f32)| {
+        let by_value = y.partial_cmp(&x).unwrap_or_else(|| y.is_nan().cmp(&x.is_nan()));
+        by_value.then(a.cmp(&b))
+    };
+    let mut best: Vec<(u32, f32)> = Vec::with_capacity(2 * count);
+    let mut bar = None;
+    for (id, &logit) in logits.iter().enumerate() {
+        // One that equals the bar stands behind it.
+        if bar.is_some_and(|bar| logit <= bar) {
+            continue;
+        }
+        best.push((id as u32, logit));
+        if best.len() == 2 * count {
+            best.select_nth_unstable_by(count - 1, rank);
+            best.truncate(count);
+            bar = Some(best[count - 1].1);
+        }
+    }
+    best.sort_unstable_by(rank);
+    best.truncate(count);
+    best
+}
+
 /// Sums in f64, in order of the ids.
 fn log_probs(logits: &[f32], target: u32, count: usize) -> RowResult {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
     let sum: f64 = logits.iter().map(|&x| (x as f64 - max).exp()).sum();
     let log_prob = |id: u32| (logits[id as usize] as f64 - max - sum.ln()) as f32;
-    // By falling logit, then by rising id.
-    let before = |a: u32, b: u32| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b));
-    let mut top: Vec<u32> = (0..logits.len() as u32).collect();
-    if count < top.len() && count > 0 {
-        top.select_nth_unstable_by(count - 1, |&a, &b| before(a, b));
-    }
-    top.truncate(count);
-    top.sort_unstable_by(|&a, &b| before(a, b));
-    RowResult::LogProbs { target: log_prob(target), top: top.into_iter().map(|id| (id, log_prob(id))).collect() }
+    let top = if count > 0 { top(logits, count) } else { Vec::new() };
+    RowResult::LogProbs { target: log_prob(target), top: top.into_iter().map(|(id, _)| (id, log_prob(id))).collect() }
 }
 
 #[cfg(test)]
@@ -156,6 +182,17 @@ mod tests {
         assert_eq!(allowed.of(&logits), Some(Ok(RowResult::Largest { id: 0, value: 1.0 })));
         let nothing = OnceLock::from(IdMask::none(5));
         assert!(Want::LargestAllowed(&nothing).of(&logits).unwrap().unwrap_err().contains("allows no id"));
+        assert_eq!(Want::Top(3).of(&logits), Some(Ok(RowResult::Top(vec![(1, 3.0), (3, 3.0), (0, 1.0)]))));
+        assert!(Want::Top(0).check(5).is_err() && Want::Top(5).check(5).is_ok() && Want::Top(6).check(5).is_err());
+        let Some(Ok(RowResult::Top(first))) = Want::Top(2).of(&[1.0, -f32::NAN, f32::INFINITY, 9.0]) else { panic!() };
+        assert!(first[0].0 == 1 && first[0].1.is_nan() && first[1] == (2, f32::INFINITY), "a NaN is not hidden: {first:?}");
+        // Against sorting everything, with many equal ones.
+        let many: Vec<f32> = (0..1000).map(|i| ((i * 7919 % 613) / 9) as f32 - 30.0).collect();
+        let mut sorted: Vec<(u32, f32)> = (0..).zip(many.iter().copied()).collect();
+        sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        for count in [1, 2, 40, 999, 1000] {
+            assert_eq!(Want::Top(count).of(&many), Some(Ok(RowResult::Top(sorted[..count].to_vec()))), "{count}");
+        }
         let Some(Ok(RowResult::LogProbs { target, top })) = (Want::LogProbs { target: 0, top: 3 }).of(&logits) else { panic!() };
         let sum = (1f64.exp() + 2.0 * 3f64.exp() + (-2f64).exp()).ln();
         assert!((target as f64 - (1.0 - sum)).abs() < 1e-6);

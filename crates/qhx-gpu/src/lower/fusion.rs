@@ -3,9 +3,12 @@
 use super::{
     Lowering, Prepared, View, buffers,
     simple::function,
-    single::{Product, Row},
+    single::{Product, Row, is_one_row},
 };
-use crate::{kernels, recorder::Resource};
+use crate::{
+    kernels,
+    recorder::{Recorder, Resource},
+};
 use qhx_ir::{ActivationForm, Clip, Dim, Name, OpKind};
 
 /// What is done with a row before it is stored.
@@ -17,6 +20,8 @@ pub(super) struct RowWork {
     pub(super) weight: u64,
     pub(super) bias: u64,
     pub(super) eps: f32,
+    /// What is done with it then.
+    pub(super) sum: Option<Sum>,
     /// Where the row itself goes.
     pub(super) result: Option<usize>,
     /// In which form it goes to products.
@@ -25,10 +30,30 @@ pub(super) struct RowWork {
     pub(super) product: Option<Product>,
 }
 
+/// Another value that is added to a row, and by what both are scaled.
+#[derive(Clone, Copy)]
+pub(super) struct Sum {
+    added: usize,
+    /// A weight of one number, or 0.
+    factor: u64,
+    scale: f32,
+}
+
+impl Sum {
+    /// As shaders take them.
+    pub(super) fn addresses(sum: Option<Self>, r: &Recorder<'_>) -> [u64; 2] {
+        sum.map_or([0; 2], |sum| [r.address(sum.added), sum.factor])
+    }
+
+    pub(super) fn scale(sum: Option<Self>) -> u32 {
+        sum.map_or(1.0, |sum| sum.scale).to_bits()
+    }
+}
+
 impl RowWork {
     /// The row as it is.
     pub(super) fn plain() -> Self {
-        Self { gate: None, norm: 0, weight: 0, bias: 0, eps: 0.0, result: None, form: None, product: None }
+        Self { gate: None, norm: 0, weight: 0, bias: 0, eps: 0.0, sum: None, result: None, form: None, product: None }
     }
 }
 
@@ -63,11 +88,19 @@ impl Lowering<'_> {
         let [low, high] = work.form.map_or([f32::NEG_INFINITY, f32::INFINITY], |(_, clip)| clip);
         let (from, up, result) = (x.buffer, work.gate.map(|(_, up)| up), work.result);
         let (weight, bias, eps) = (work.weight, work.bias, work.eps);
-        let (row, product) = (Row::of(from, &work), work.product);
-        let reads = [from].into_iter().chain(up).map(Resource::Buffer).chain(product.iter().flat_map(Product::reads)).collect();
+        let (row, product, sum) = (Row::of(from, &work), work.product, work.sum);
+        let reads = [from]
+            .into_iter()
+            .chain(up)
+            .chain(sum.map(|sum| sum.added))
+            .map(Resource::Buffer)
+            .chain(product.iter().flat_map(Product::reads))
+            .collect();
         let made = prepared.map(|p| [Some(p.numbers), p.scales]).into_iter().flatten().flatten().chain(product.map(|product| product.to));
         let writes = result.into_iter().chain(made).map(Resource::Buffer).collect();
-        if prepared.is_none() {
+        // Products of one row bring it into its form themselves.
+        let alone = result.filter(|_| prepared.is_none() || is_one_row(&outer));
+        if alone.is_some() {
             self.single.row(width);
         }
         self.step(reads, writes, move |r| {
@@ -76,14 +109,15 @@ impl Lowering<'_> {
                 r.instruct(product.instruction(r));
                 return Ok(());
             }
-            if let (Some(result), None, true) = (result, prepared, r.is_single()) {
-                r.instruct(row.instruction(r, rows, width, None, result));
+            if let (Some(result), true) = (alone, r.is_single()) {
+                r.instruct(row.instruction(r, rows, width, sum, result));
                 return Ok(());
             }
             let place = |buffer: Option<usize>| buffer.map_or(0, |buffer| r.address(buffer));
             let (numbers, scales) = (place(prepared.map(|p| p.numbers)), place(prepared.and_then(|p| p.scales)));
-            let addresses = [r.address(from), place(up), weight, bias, place(result), numbers, scales];
-            let arguments = [rows as u32, width as u32, eps.to_bits(), low.to_bits(), high.to_bits()];
+            let [added, factor] = Sum::addresses(sum, r);
+            let addresses = [r.address(from), place(up), weight, bias, added, factor, place(result), numbers, scales];
+            let arguments = [rows as u32, width as u32, eps.to_bits(), low.to_bits(), high.to_bits(), Sum::scale(sum)];
             r.flat(kernels::ROW, &constants, rows, 1, &addresses, &arguments)
         });
         if let (Some(prepared), Some((form, clip)), Some(result)) = (prepared, work.form, result) {
@@ -167,6 +201,24 @@ impl Lowering<'_> {
         let view = self.values.get(other).filter(|_| a != b)?.clone();
         self.done.insert(reader);
         Some((op.path.clone(), view))
+    }
+
+    /// The sum that alone reads a row, and the scaling by one number that alone reads that: both are done with the row. Also the name of what comes out.
+    pub(super) fn sum(&mut self, row: &Name) -> Option<(Name, Sum)> {
+        let (name, other) = self.added(row)?;
+        let mut sum = Sum { added: other.buffer, factor: 0, scale: 1.0 };
+        if self.program.is_output(&name) || !self.program.stages_shown_by(&name).is_empty() {
+            return Some((name, sum));
+        }
+        let [reader] = *self.program.readers(&name) else { return Some((name, sum)) };
+        let op = &self.program.ops[reader];
+        let OpKind::Scale { factor, weight, .. } = &op.op else { return Some((name, sum)) };
+        if weight.as_ref().is_some_and(|weight| self.program.weights[weight].shape.iter().product::<usize>() != 1) {
+            return Some((name, sum));
+        }
+        (sum.factor, sum.scale) = (self.plain(weight.as_ref()), *factor);
+        self.done.insert(reader);
+        Some((op.path.clone(), sum))
     }
 
     /// Rows as they enter a product: as they are where that will do, else made once for all products that read them so.

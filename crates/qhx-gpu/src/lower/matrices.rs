@@ -190,19 +190,20 @@ impl Lowering<'_> {
     }
 
     /// Adds the steps from the gated rows on.
-    pub(super) fn ungroup(&mut self, grouped: Grouped, x: Prepared, factors: usize, y: usize) {
+    pub(super) fn ungroup(&mut self, grouped: Grouped, x: Prepared, factors: usize, added: Option<usize>, y: usize) {
         let Mixture { down, rows, choices, .. } = grouped.mixture;
         let width = down.rows / grouped.mixture.count;
         let pairs = bind(rows, &self.max) * choices;
         let result = self.buffer(4 * (pairs * width) as u64);
         let reads = reads_of(x).into_iter().chain([Resource::Buffer(grouped.groups)]).collect();
         self.many_rows(reads, result, move |r| if grouped.takes(r) { grouped.product(r, 2, x, 1, result) } else { Ok(()) });
-        self.many_rows(buffers([result, factors]), y, move |r| {
+        let reads = [result, factors].into_iter().chain(added).map(Resource::Buffer).collect();
+        self.many_rows(reads, y, move |r| {
             if !grouped.takes(r) {
                 return Ok(());
             }
             let count = r.bind(rows) * width;
-            let addresses = [r.address(result), r.address(factors), r.address(y)];
+            let addresses = [r.address(result), r.address(factors), added.map_or(0, |added| r.address(added)), r.address(y)];
             r.flat(kernels::COMBINE, &[], count, 256, &addresses, &[count, width, choices].map(|n| n as u32))
         });
     }

@@ -33,8 +33,8 @@ struct SingleHeads {
 
 /// Columns of a state that a workgroup takes in `step_recurrent.glsl`.
 const DELTA_COLUMNS: usize = 16;
-/// Keys that a workgroup takes where others could help.
-const SPLIT_KEYS: usize = 128;
+/// Numbers of keys that a workgroup takes at least, where others could help.
+const SPLIT_NUMBERS: usize = 1 << 13;
 /// Workgroups that share the keys of one row.
 const SINGLE_GROUPS: usize = 128;
 
@@ -47,8 +47,12 @@ impl SingleHeads {
 
     fn instruct(&self, r: &mut Recorder<'_>, t: &Tiles, parts: usize) {
         let keys = if t.window > 0 { r.keys.min(t.window) } else { r.keys };
-        let splits =
-            if keys <= 2 * SPLIT_KEYS { 1 } else { keys.div_ceil(SPLIT_KEYS).min(SINGLE_GROUPS / t.kv_heads).clamp(1, MOST_SPLITS) };
+        // A workgroup takes as many keys as its lanes do at once, or twice.
+        let split_keys = (SPLIT_NUMBERS / t.dim).max(1);
+        let splits = match keys <= 4 * split_keys {
+            true => 1,
+            false => keys.div_ceil(split_keys).min(SINGLE_GROUPS / t.kv_heads).clamp(1, MOST_SPLITS),
+        };
         // Where the numbers are, the norm's weight, turns, roles; flags and the number under the root.
         let turned = |turned: Option<Turned>, own: usize| match turned {
             None => ([r.address(own), 0, 0, 0], [0, 0]),

@@ -178,12 +178,15 @@ impl Lowering<'_> {
         }
         let steps = self.steps.len();
         let p = self.prepared(&inner, *form, None);
+        let added = self.added(path);
+        let path = added.as_ref().map_or(path, |(sum, _)| sum);
         let y = self.result(path);
+        let added = added.as_ref().map(|(_, view)| view.buffer);
         let (by, to) = (factors.buffer, y.buffer);
         chosen_experts.factors = Some(by);
         let single = single.and_then(|_| self.single_product(&inner, down, *form, free, choices, to));
-        let single = single.map(|product| Product { outputs: hidden, experts: Some(chosen_experts), ..product });
-        let mut reads: Vec<Resource> = [p.numbers, at, by].into_iter().chain(p.scales).map(Resource::Buffer).collect();
+        let single = single.map(|product| Product { outputs: hidden, experts: Some(chosen_experts), added, ..product });
+        let mut reads: Vec<Resource> = [p.numbers, at, by].into_iter().chain(p.scales).chain(added).map(Resource::Buffer).collect();
         if let Some(product) = &single {
             reads.extend(product.reads());
             self.steps[steps..].iter_mut().for_each(|step| step.left_out = true);
@@ -207,7 +210,7 @@ impl Lowering<'_> {
                 0,
                 r.address(at),
                 r.address(by),
-                0,
+                added.map_or(0, |added| r.address(added)),
                 r.address(to),
             ];
             let (ahead, team) = shape_of_work(r, 1, hidden, r.bind(rows));
@@ -218,7 +221,7 @@ impl Lowering<'_> {
             r.dispatch(kernels::EXPERTS, &constants, [hidden.div_ceil(team), b, c], &addresses, &numbers)
         });
         if let Some(grouped) = grouped {
-            self.ungroup(grouped, p, by, to);
+            self.ungroup(grouped, p, by, added, to);
         }
         self.define(path, y);
         Ok(())

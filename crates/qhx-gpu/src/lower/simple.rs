@@ -120,16 +120,19 @@ impl Lowering<'_> {
         if self.norm_before_rope(path, op) {
             return Ok(());
         }
-        let (x, y) = (self.view(x), self.result(path));
+        let x = self.view(x);
+        let sum = self.sum(path);
+        let path = sum.as_ref().map_or(path, |(name, _)| name);
+        let (y, sum) = (self.result(path), sum.as_ref().map(|(_, sum)| *sum));
         let wanted = self.wanted_form(path, x.width());
-        let result = Some(y.buffer).filter(|_| wanted.is_none_or(|(_, others)| others));
+        let result = Some(y.buffer).filter(|_| sum.is_some() || wanted.is_none_or(|(_, others)| others));
         let form = wanted.map(|(form, _)| (form, [f32::NEG_INFINITY, f32::INFINITY]));
         let (weight, bias) = (self.plain(weight), self.plain(bias));
-        let work = RowWork { norm, weight, bias, eps, result, form, ..RowWork::plain() };
+        let work = RowWork { norm, weight, bias, eps, sum, result, form, ..RowWork::plain() };
         let row = Row::of(x.buffer, &work);
         let prepared = self.row_step(&x, work);
         let step = self.steps.len() - 1;
-        self.steps[step].left_out = self.note_row(path, &y, row);
+        self.steps[step].left_out = sum.is_none() && self.note_row(path, &y, row);
         if let Some((form, _)) = wanted {
             self.remember(&y, form, prepared);
         }

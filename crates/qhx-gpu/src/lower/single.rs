@@ -3,7 +3,11 @@
 //! A norm or gate is done by the products that read it, the products of gate and up are one, a rotary embedding and the keeping of keys and values are parts of
 //! attention, and slices are views. Steps whose work is done so are left out where a call has one row.
 
-use super::{Lowering, View, fusion::RowWork, products::form_constant};
+use super::{
+    Lowering, View,
+    fusion::{RowWork, Sum},
+    products::form_constant,
+};
 use crate::{
     recorder::{Aliases, Recorder, Resource},
     stream::{Instruction, Operation, StreamPlan},
@@ -83,6 +87,8 @@ pub(super) struct Experts {
 const NONE: u32 = u32::MAX;
 /// With so few outputs, lanes take halves of weight rows, so that all of the GPU is busy.
 const FEW_OUTPUTS: usize = 4096;
+/// With so few, workgroups take them.
+const VERY_FEW_OUTPUTS: usize = 64;
 
 impl Row {
     /// The row as it is.
@@ -108,11 +114,10 @@ impl Row {
         [r.address(self.x), self.gate.map_or(0, |(_, up)| r.address(up)), self.weight, self.bias]
     }
 
-    /// Rows of `width` numbers, with those of another value added.
-    pub(super) fn instruction(&self, r: &Recorder<'_>, rows: usize, width: usize, added: Option<usize>, to: usize) -> Instruction {
-        let more = [added.map_or(0, |added| r.address(added)), r.address(to)];
-        let addresses = [&self.addresses(r)[..], &more].concat();
-        Instruction::new(Operation::Row, rows, &addresses, &[width as u32, self.eps.to_bits(), self.flags()])
+    /// Rows of `width` numbers.
+    pub(super) fn instruction(&self, r: &Recorder<'_>, rows: usize, width: usize, sum: Option<Sum>, to: usize) -> Instruction {
+        let addresses = [&self.addresses(r)[..], &Sum::addresses(sum, r), &[r.address(to)]].concat();
+        Instruction::new(Operation::Row, rows, &addresses, &[width as u32, self.eps.to_bits(), self.flags(), Sum::scale(sum)])
     }
 }
 
@@ -130,8 +135,9 @@ impl Product {
         let choices = experts.map_or(1, |experts| experts.choices);
         let chunks = self.width.div_ceil(a.chunk_columns());
         let halves = self.pair.is_none() && self.outputs <= FEW_OUTPUTS && chunks > 1;
+        let wide = halves && mode == 0 && self.outputs <= VERY_FEW_OUTPUTS;
         let task_rows = if self.pair.is_some() || halves { 1 } else { 2 };
-        let each = self.outputs.div_ceil(self.teams * task_rows);
+        let each = if wide { self.outputs } else { self.outputs.div_ceil(self.teams * task_rows) };
         let [low, high, in_low, in_high] = [self.clip[0], self.clip[1], self.bounds[0], self.bounds[1]].map(f32::to_bits);
         let numbers = [
             self.width as u32,
@@ -152,7 +158,7 @@ impl Product {
             mode,
             chunks as u32,
             if halves { chunks.div_ceil(2) as u32 } else { 0 },
-            task_rows as u32,
+            if wide { 0 } else { task_rows as u32 },
             each as u32,
         ];
         let groups = if mode == 1 { each * choices } else { each };
@@ -197,7 +203,7 @@ impl Single {
 }
 
 /// Whether a value of this shape, without the last dimension, is one row where the call has one.
-fn is_one_row(outer: &[Dim]) -> bool {
+pub(super) fn is_one_row(outer: &[Dim]) -> bool {
     outer.iter().all(|dim| matches!(dim, Dim::Fixed(1) | Dim::Symbol(Symbol::T | Symbol::L)))
 }
 

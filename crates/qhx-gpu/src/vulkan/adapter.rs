@@ -1,5 +1,6 @@
 //! Finding Vulkan and the devices that it offers.
 
+use super::queues::Queues;
 use ash::{ext, khr, vk};
 use std::{
     ffi::{CStr, c_void},
@@ -61,11 +62,16 @@ pub(crate) struct Adapter {
     /// Whether steps of one row may be done in one dispatch.
     pub(crate) streams: bool,
     pub(super) memory_model: bool,
+    /// Whether shaders can read a clock.
+    pub(crate) clock: bool,
     /// Invocations of a workgroup.
     pub(crate) max_group: u32,
     pub(crate) shared_memory: u32,
     pub(crate) max_allocation: u64,
-    pub(super) queue_family: u32,
+    /// None: it cannot compute.
+    pub(super) queues: Option<Queues>,
+    /// Bits of a time that its queues write and the host can compare with its own; none where that cannot be had.
+    pub(super) time_bits: Option<u32>,
     /// Nanoseconds of a tick of its clock.
     pub(super) tick_ns: f32,
     /// Why it cannot be used.
@@ -76,6 +82,16 @@ impl Adapter {
     /// Whether it has what `step.comp` needs.
     pub(crate) fn can_stream(&self) -> bool {
         self.memory_model && self.subgroups && self.integer_dot && self.max_group >= 128
+    }
+
+    /// Whether copies can be made while shaders run.
+    pub(crate) fn copies_apart(&self) -> bool {
+        self.queues.is_some_and(|queues| queues.are_apart())
+    }
+
+    /// Has copies made in turn with shaders.
+    pub(crate) fn copy_in_turn(&mut self) {
+        self.queues = self.queues.map(Queues::one);
     }
 }
 
@@ -175,10 +191,7 @@ impl Driver {
         };
         let version = properties.api_version;
         let number = |v: u32| format!("{}.{}.{}", vk::api_version_major(v), vk::api_version_minor(v), vk::api_version_patch(v));
-        let queue_family = families
-            .iter()
-            .position(|f| f.queue_flags.contains(vk::QueueFlags::COMPUTE) && !f.queue_flags.contains(vk::QueueFlags::GRAPHICS))
-            .or_else(|| families.iter().position(|f| f.queue_flags.contains(vk::QueueFlags::COMPUTE)));
+        let queues = Queues::choose(&families);
         let heaps = &memory.memory_heaps[..memory.memory_heap_count as usize];
         let types = &memory.memory_types[..memory.memory_type_count as usize];
         let own = heaps.iter().enumerate().filter(|(_, heap)| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL));
@@ -192,8 +205,17 @@ impl Driver {
         };
         let visible = vk::MemoryPropertyFlags::DEVICE_LOCAL | vk::MemoryPropertyFlags::HOST_VISIBLE;
         let unified = matches!(kind, Kind::Integrated | Kind::Software) && types.iter().any(|t| t.property_flags.contains(visible));
-        let (mut lacks, mut subgroup_control, mut integer_dot, mut float16, mut storage16, mut cooperative_matrix, mut memory_model) =
-            (None, false, false, false, false, None, false);
+        let mut time_bits = None;
+        let (
+            mut lacks,
+            mut subgroup_control,
+            mut integer_dot,
+            mut float16,
+            mut storage16,
+            mut cooperative_matrix,
+            mut memory_model,
+            mut clock,
+        ) = (None, false, false, false, false, None, false, false);
         if version < vk::API_VERSION_1_2 {
             lacks = Some(format!("Vulkan {} is too old: 1.2 or newer is needed", number(version)));
         } else {
@@ -210,15 +232,24 @@ impl Driver {
             if newest || has(khr::shader_integer_dot_product::NAME) {
                 features = features.push_next(&mut dot);
             }
+            let mut clocks = vk::PhysicalDeviceShaderClockFeaturesKHR::default();
+            if has(khr::shader_clock::NAME) {
+                features = features.push_next(&mut clocks);
+            }
             if has(khr::cooperative_matrix::NAME) {
                 features = features.push_next(&mut matrix);
             }
             // SAFETY: as above.
             unsafe { self.instance.get_physical_device_features2(handle, &mut features) };
             let wide = features.features.shader_int64 == vk::TRUE;
+            time_bits = queues.filter(|_| v12.host_query_reset == vk::TRUE).map(|queues| {
+                let bits = queues.families().into_iter().map(|(family, _)| families[family as usize].timestamp_valid_bits);
+                bits.min().unwrap_or(0)
+            });
             subgroup_control = control.subgroup_size_control == vk::TRUE && newest;
             integer_dot = dot.shader_integer_dot_product == vk::TRUE && newest;
             memory_model = v12.vulkan_memory_model == vk::TRUE && v12.vulkan_memory_model_device_scope == vk::TRUE;
+            clock = clocks.shader_subgroup_clock == vk::TRUE;
             float16 = v12.shader_float16 == vk::TRUE;
             storage16 = v11.storage_buffer16_bit_access == vk::TRUE;
             let usable = matrix.cooperative_matrix == vk::TRUE
@@ -232,7 +263,7 @@ impl Driver {
                 (v12.buffer_device_address == vk::TRUE, "buffer device addresses"),
                 (v12.timeline_semaphore == vk::TRUE, "timeline semaphores"),
                 (wide, "64-bit integers in shaders"),
-                (queue_family.is_some(), "a queue for compute"),
+                (queues.is_some(), "a queue for compute"),
             ];
             let missing: Vec<_> = needed.iter().filter(|(there, _)| !there).map(|(_, what)| *what).collect();
             if !missing.is_empty() {
@@ -265,13 +296,15 @@ impl Driver {
             cooperative_matrix,
             streams: memory_model && kind != Kind::Software,
             memory_model,
+            clock,
             max_group: properties.limits.max_compute_work_group_invocations.min(properties.limits.max_compute_work_group_size[0]),
             shared_memory: properties.limits.max_compute_shared_memory_size,
             max_allocation: match maintenance4.max_buffer_size {
                 0 => maintenance.max_memory_allocation_size,
                 most => most.min(maintenance.max_memory_allocation_size),
             },
-            queue_family: queue_family.unwrap_or(0) as u32,
+            queues,
+            time_bits: time_bits.filter(|&bits| bits > 0 && has(ext::calibrated_timestamps::NAME)),
             tick_ns: properties.limits.timestamp_period,
             lacks,
         }

@@ -1,6 +1,6 @@
 //! Buffers with their memory.
 
-use super::{Fault, Gpu};
+use super::{Fault, Gpu, Lane};
 use ash::vk;
 use qhx_ir::WeightTensor;
 use std::{
@@ -15,10 +15,14 @@ use std::{
 pub(crate) enum Use {
     /// Read and written by shaders.
     Device,
-    /// The same, and written by the host, where memory is shared.
+    /// The same, and copied to while shaders run.
+    Weights,
+    /// Read and written by shaders, and written by the host, where memory is shared.
     Unified,
     /// Written by the host, read by shaders or copied from.
     Upload,
+    /// Written by the host, copied from while shaders run.
+    Staging,
     /// Written by shaders or copies, read by the host.
     Download,
 }
@@ -71,7 +75,7 @@ impl Buffer {
     pub(crate) fn new(gpu: &Arc<Gpu>, bytes: u64, purpose: Use) -> Result<Self, Fault> {
         use vk::{BufferUsageFlags as Usage, MemoryPropertyFlags as Memory};
         let bytes = bytes.max(256);
-        let own = matches!(purpose, Use::Device | Use::Unified);
+        let own = matches!(purpose, Use::Device | Use::Weights | Use::Unified);
         if own {
             gpu.count(bytes)?;
         }
@@ -82,15 +86,21 @@ impl Buffer {
             fault
         };
         let usage = Usage::STORAGE_BUFFER | Usage::SHADER_DEVICE_ADDRESS | Usage::TRANSFER_SRC | Usage::TRANSFER_DST;
-        let create = vk::BufferCreateInfo::default().size(bytes).usage(usage).sharing_mode(vk::SharingMode::EXCLUSIVE);
+        let mut create = vk::BufferCreateInfo::default().size(bytes).usage(usage).sharing_mode(vk::SharingMode::EXCLUSIVE);
+        let families = [Lane::Compute, Lane::Transfer].map(|lane| gpu.family(lane));
+        if purpose == Use::Weights && families[0] != families[1] {
+            create = create.sharing_mode(vk::SharingMode::CONCURRENT).queue_family_indices(&families);
+        }
         // SAFETY: the device lives, held by `gpu`; what is created is destroyed by `drop`, or below where a later step fails.
         unsafe {
             let handle = gpu.device.create_buffer(&create, None).map_err(|e| uncount(Fault::of("creating a buffer", e)))?;
             let needs = gpu.device.get_buffer_memory_requirements(handle);
             let visible = Memory::HOST_VISIBLE | Memory::HOST_COHERENT;
             let preferences: &[Memory] = match purpose {
-                Use::Device => &[Memory::DEVICE_LOCAL, Memory::empty()],
+                Use::Device | Use::Weights => &[Memory::DEVICE_LOCAL, Memory::empty()],
                 Use::Unified | Use::Upload => &[Memory::DEVICE_LOCAL | visible, visible],
+                // Not the device's own memory: bringing bytes there is what the copy is for.
+                Use::Staging => &[visible],
                 Use::Download => &[visible | Memory::HOST_CACHED, visible],
             };
             let mut result = Err(vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
@@ -111,7 +121,7 @@ impl Buffer {
             let device = &gpu.device;
             device.bind_buffer_memory(handle, memory, 0).map_err(|e| Fault::of("binding memory", e))?;
             buffer.address = device.get_buffer_device_address(&vk::BufferDeviceAddressInfo::default().buffer(handle));
-            if purpose != Use::Device {
+            if !matches!(purpose, Use::Device | Use::Weights) {
                 let mapped = device.map_memory(memory, 0, vk::WHOLE_SIZE, vk::MemoryMapFlags::empty());
                 buffer.mapped = NonNull::new(mapped.map_err(|e| Fault::of("mapping memory", e))?.cast());
             }

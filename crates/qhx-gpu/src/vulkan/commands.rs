@@ -1,8 +1,8 @@
 //! Command buffers: recorded once, submitted any number of times.
 
-use super::{Buffer, Fault, Gpu, Pipeline};
+use super::{Buffer, Fault, Gpu, Lane, Pipeline};
 use ash::vk;
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 /// One command.
 #[derive(Clone)]
@@ -23,9 +23,10 @@ pub(crate) enum Command {
 /// A recorded command buffer. It keeps its pipelines and the buffers that it copies.
 pub(crate) struct Recording {
     gpu: Arc<Gpu>,
+    pub(super) lane: Lane,
     pool: vk::CommandPool,
     pub(super) buffer: vk::CommandBuffer,
-    /// Times after each dispatch, where the device is profiled.
+    /// Times after each dispatch, where the device is profiled; of copies, before and after all of them.
     times: Option<vk::QueryPool>,
     commands: Vec<Command>,
 }
@@ -33,29 +34,48 @@ pub(crate) struct Recording {
 impl Recording {
     /// Records commands. A submission sees what earlier ones wrote, and the host sees what it writes.
     pub(crate) fn new(gpu: &Arc<Gpu>, commands: Vec<Command>) -> Result<Self, Fault> {
+        let dispatches = commands.iter().filter(|command| matches!(command, Command::Dispatch { .. })).count() as u32;
+        Self::record(gpu, Lane::Compute, commands, (gpu.is_profiled() && dispatches > 0).then_some(dispatches + 1))
+    }
+
+    /// Records copies that are made while shaders run; `timed`: [`Recording::span`] is asked for.
+    pub(crate) fn of_copies(gpu: &Arc<Gpu>, copies: Vec<Command>, timed: bool) -> Result<Self, Fault> {
+        assert!(copies.iter().all(|command| !matches!(command, Command::Dispatch { .. })), "shaders among copies");
+        Self::record(gpu, Lane::Transfer, copies, (timed && gpu.tells_time()).then_some(2))
+    }
+
+    /// With so many times.
+    fn record(gpu: &Arc<Gpu>, lane: Lane, commands: Vec<Command>, times: Option<u32>) -> Result<Self, Fault> {
         let wrong = |e| Fault::of("recording commands", e);
         let device = &gpu.device;
         // SAFETY: the device lives, held by `gpu`; the pool is destroyed by `drop`; offsets of copies are checked here.
         unsafe {
-            let pool = vk::CommandPoolCreateInfo::default().queue_family_index(gpu.queue_family);
+            let pool = vk::CommandPoolCreateInfo::default().queue_family_index(gpu.family(lane));
             let pool = device.create_command_pool(&pool, None).map_err(wrong)?;
-            let mut recording = Self { gpu: gpu.clone(), pool, buffer: vk::CommandBuffer::null(), times: None, commands: Vec::new() };
+            let mut recording = Self { gpu: gpu.clone(), lane, pool, buffer: vk::CommandBuffer::null(), times: None, commands: Vec::new() };
             let allocate = vk::CommandBufferAllocateInfo::default().command_pool(pool).command_buffer_count(1);
             let buffer = device.allocate_command_buffers(&allocate).map_err(wrong)?[0];
             recording.buffer = buffer;
             device.begin_command_buffer(buffer, &vk::CommandBufferBeginInfo::default()).map_err(wrong)?;
-            let dispatches = commands.iter().filter(|command| matches!(command, Command::Dispatch { .. })).count() as u32;
-            if gpu.is_profiled() && dispatches > 0 {
-                let create = vk::QueryPoolCreateInfo::default().query_type(vk::QueryType::TIMESTAMP).query_count(dispatches + 1);
+            if let Some(times) = times {
+                let create = vk::QueryPoolCreateInfo::default().query_type(vk::QueryType::TIMESTAMP).query_count(times);
                 let pool = device.create_query_pool(&create, None).map_err(wrong)?;
                 recording.times = Some(pool);
-                device.cmd_reset_query_pool(buffer, pool, 0, dispatches + 1);
+                match lane {
+                    Lane::Compute => device.cmd_reset_query_pool(buffer, pool, 0, times),
+                    // Submitted once, to a queue that may not be able to.
+                    Lane::Transfer => device.reset_query_pool(pool, 0, times),
+                }
             }
-            barrier(gpu, buffer);
+            barrier(gpu, lane, buffer);
             let mut stamps = 0;
             let mut stamp = |times: Option<vk::QueryPool>| {
                 if let Some(pool) = times {
-                    device.cmd_write_timestamp(buffer, vk::PipelineStageFlags::BOTTOM_OF_PIPE, pool, stamps);
+                    let stage = match lane {
+                        Lane::Compute => vk::PipelineStageFlags::BOTTOM_OF_PIPE,
+                        Lane::Transfer => vk::PipelineStageFlags::TRANSFER,
+                    };
+                    device.cmd_write_timestamp(buffer, stage, pool, stamps);
                     stamps += 1;
                 }
             };
@@ -73,7 +93,7 @@ impl Recording {
                         device.cmd_dispatch(buffer, groups[0], groups[1], groups[2]);
                         stamp(recording.times);
                     }
-                    Command::Barrier => barrier(gpu, buffer),
+                    Command::Barrier => barrier(gpu, lane, buffer),
                     Command::Copy { from, from_offset, to, to_offset, bytes } => {
                         assert!(from_offset + bytes <= from.bytes() && to_offset + bytes <= to.bytes(), "a copy beyond a buffer");
                         let region = vk::BufferCopy::default().src_offset(*from_offset).dst_offset(*to_offset).size(*bytes);
@@ -81,11 +101,11 @@ impl Recording {
                     }
                 }
             }
-            let to_host = vk::MemoryBarrier::default()
-                .src_access_mask(vk::AccessFlags::SHADER_WRITE | vk::AccessFlags::TRANSFER_WRITE)
-                .dst_access_mask(vk::AccessFlags::HOST_READ);
-            let work = vk::PipelineStageFlags::COMPUTE_SHADER | vk::PipelineStageFlags::TRANSFER;
-            device.cmd_pipeline_barrier(buffer, work, vk::PipelineStageFlags::HOST, Default::default(), &[to_host], &[], &[]);
+            if lane == Lane::Transfer {
+                stamp(recording.times);
+            }
+            let to_host = vk::MemoryBarrier::default().src_access_mask(lane.writes()).dst_access_mask(vk::AccessFlags::HOST_READ);
+            device.cmd_pipeline_barrier(buffer, lane.stages(), vk::PipelineStageFlags::HOST, Default::default(), &[to_host], &[], &[]);
             device.end_command_buffer(buffer).map_err(wrong)?;
             recording.commands = commands;
             Ok(recording)
@@ -93,10 +113,10 @@ impl Recording {
     }
 
     /// Of a submission that has ended: the name of each dispatch's shader, and the nanoseconds from the end of the one before to its own.
-    pub(super) fn times(&self) -> Vec<(&'static str, f64)> {
+    pub(crate) fn times(&self) -> Vec<(String, f64)> {
         let Some(pool) = self.times else { return Vec::new() };
         let names = self.commands.iter().filter_map(|command| match command {
-            Command::Dispatch { pipeline, .. } => Some(pipeline.name),
+            Command::Dispatch { pipeline, .. } => Some(pipeline.name.to_owned()),
             _ => None,
         });
         let names: Vec<_> = names.collect();
@@ -111,14 +131,22 @@ impl Recording {
     }
 }
 
+impl Recording {
+    /// Of copies whose submission has ended: when the device began with them, and when it was done, where it tells.
+    pub(crate) fn span(&self) -> Option<[Instant; 2]> {
+        let pool = self.times.filter(|_| self.lane == Lane::Transfer)?;
+        let mut ticks = [0u64; 2];
+        // SAFETY: the pool has two queries, both of them written, and lives as long as the recording.
+        unsafe { self.gpu.device.get_query_pool_results(pool, 0, &mut ticks, vk::QueryResultFlags::TYPE_64) }.ok()?;
+        self.gpu.at(ticks)
+    }
+}
+
 /// # Safety
 /// The command buffer is being recorded.
-unsafe fn barrier(gpu: &Gpu, buffer: vk::CommandBuffer) {
-    use vk::{AccessFlags as Access, PipelineStageFlags as Stage};
-    let work = Stage::COMPUTE_SHADER | Stage::TRANSFER;
-    let memory = vk::MemoryBarrier::default()
-        .src_access_mask(Access::SHADER_WRITE | Access::TRANSFER_WRITE)
-        .dst_access_mask(Access::SHADER_READ | Access::SHADER_WRITE | Access::TRANSFER_READ | Access::TRANSFER_WRITE);
+unsafe fn barrier(gpu: &Gpu, lane: Lane, buffer: vk::CommandBuffer) {
+    let work = lane.stages();
+    let memory = vk::MemoryBarrier::default().src_access_mask(lane.writes()).dst_access_mask(lane.reads() | lane.writes());
     // SAFETY: as the caller promises.
     unsafe { gpu.device.cmd_pipeline_barrier(buffer, work, work, Default::default(), &[memory], &[], &[]) };
 }

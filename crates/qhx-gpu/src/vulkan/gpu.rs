@@ -1,6 +1,9 @@
-//! An opened device: its queue, its pipelines, and waiting for it.
+//! An opened device: its pipelines, submitting work to its queues, and waiting for it.
 
-use super::{Adapter, Driver, Fault, Injected, Recording};
+use super::{
+    Adapter, Driver, Fault, Injected, Lane, Recording, Submission,
+    queues::{Line, QueuePlace},
+};
 use crate::cache;
 use ash::{ext, khr, vk};
 use std::{
@@ -23,10 +26,10 @@ pub(crate) struct Gpu {
     pub(crate) adapter: Adapter,
     pub(super) device: ash::Device,
     pub(super) layout: vk::PipelineLayout,
-    pub(super) queue_family: u32,
-    queue: Mutex<Queue>,
-    /// Counts submissions that have ended.
-    done: vk::Semaphore,
+    /// By [`Lane`].
+    lines: [Line; 2],
+    /// Of both lanes.
+    submissions: AtomicU64,
     memory: vk::PhysicalDeviceMemoryProperties,
     pipeline_cache: vk::PipelineCache,
     pipelines: Mutex<Pipelines>,
@@ -41,6 +44,8 @@ pub(crate) struct Gpu {
     fault: Option<(Injected, u64)>,
     /// Buffers that were made so far.
     buffers: AtomicU64,
+    /// To compare its times with the host's.
+    calibrated: Option<ext::calibrated_timestamps::Device>,
     /// To use memory of the host in place.
     pub(super) import: Option<ext::external_memory_host::Device>,
     cache_folder: Option<PathBuf>,
@@ -64,12 +69,7 @@ pub(crate) struct Conduct {
 type Pipelines = HashMap<(&'static str, Vec<u32>), Arc<Pipeline>>;
 
 /// By shader.
-pub(crate) type Profile = BTreeMap<&'static str, (u64, f64)>;
-
-struct Queue {
-    handle: vk::Queue,
-    submitted: u64,
-}
+pub(crate) type Profile = BTreeMap<String, (u64, f64)>;
 
 /// A shader that is ready to run.
 pub(crate) struct Pipeline {
@@ -84,12 +84,18 @@ impl Gpu {
         let Conduct { memory_limit, patience, fault, cache_folder, profiled } = conduct;
         let wrong = |e| Fault::of("opening the device", e);
         let newest = adapter.vulkan.split('.').nth(1).and_then(|minor| minor.parse::<u32>().ok()).is_some_and(|minor| minor >= 3);
-        let priorities = [1.0];
-        let queues = [vk::DeviceQueueCreateInfo::default().queue_family_index(adapter.queue_family).queue_priorities(&priorities)];
+        let Some(queues) = adapter.queues else { return Err(wrong(vk::Result::ERROR_FEATURE_NOT_PRESENT)) };
+        let priorities = [1.0; 2];
+        let created: Vec<_> = queues
+            .families()
+            .into_iter()
+            .map(|(family, count)| vk::DeviceQueueCreateInfo::default().queue_family_index(family).queue_priorities(&priorities[..count]))
+            .collect();
         let mut v11 = vk::PhysicalDeviceVulkan11Features::default().storage_buffer16_bit_access(adapter.storage16);
         let mut v12 = vk::PhysicalDeviceVulkan12Features::default()
             .buffer_device_address(true)
             .timeline_semaphore(true)
+            .host_query_reset(adapter.time_bits.is_some())
             .shader_float16(adapter.float16)
             .shader_int8(adapter.cooperative_matrix.is_some())
             .vulkan_memory_model(adapter.memory_model)
@@ -99,16 +105,24 @@ impl Gpu {
             .compute_full_subgroups(adapter.subgroup_control)
             .shader_integer_dot_product(adapter.integer_dot);
         let mut matrix = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
+        let mut clock = vk::PhysicalDeviceShaderClockFeaturesKHR::default().shader_subgroup_clock(true);
         let mut extensions = Vec::new();
-        let mut create = vk::DeviceCreateInfo::default().queue_create_infos(&queues).push_next(&mut v11).push_next(&mut v12);
+        let mut create = vk::DeviceCreateInfo::default().queue_create_infos(&created).push_next(&mut v11).push_next(&mut v12);
         if newest {
             create = create.push_next(&mut v13);
         }
         if adapter.tells_budget {
             extensions.push(ext::memory_budget::NAME.as_ptr());
         }
+        if adapter.time_bits.is_some() {
+            extensions.push(ext::calibrated_timestamps::NAME.as_ptr());
+        }
         if adapter.import_alignment.is_some() {
             extensions.push(ext::external_memory_host::NAME.as_ptr());
+        }
+        if adapter.clock && profiled {
+            extensions.push(khr::shader_clock::NAME.as_ptr());
+            create = create.push_next(&mut clock);
         }
         if adapter.cooperative_matrix.is_some() {
             extensions.push(khr::cooperative_matrix::NAME.as_ptr());
@@ -119,12 +133,18 @@ impl Gpu {
         // SAFETY: the instance lives, held by `driver`; all structures live through their calls.
         unsafe {
             let device = driver.instance.create_device(adapter.handle, &create, None).map_err(wrong)?;
-            let queue = device.get_device_queue(adapter.queue_family, 0);
+            let queue = |place: QueuePlace| Arc::new(Mutex::new(device.get_device_queue(place.family, place.index)));
+            let compute = queue(queues.compute);
+            let transfer = if queues.are_apart() { queue(queues.transfer) } else { compute.clone() };
             let range = [vk::PushConstantRange::default().stage_flags(vk::ShaderStageFlags::COMPUTE).size(128)];
             let layout = vk::PipelineLayoutCreateInfo::default().push_constant_ranges(&range);
             let layout = device.create_pipeline_layout(&layout, None).map_err(wrong)?;
-            let mut timeline = vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
-            let done = device.create_semaphore(&vk::SemaphoreCreateInfo::default().push_next(&mut timeline), None).map_err(wrong)?;
+            let line = |family: u32, queue| {
+                let mut timeline = vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
+                let done = device.create_semaphore(&vk::SemaphoreCreateInfo::default().push_next(&mut timeline), None).map_err(wrong)?;
+                Ok::<_, Fault>(Line::new(family, queue, done))
+            };
+            let lines = [line(queues.compute.family, compute)?, line(queues.transfer.family, transfer)?];
             let stored = cache::load(cache_folder.as_deref(), &adapter.identity);
             let initial = vk::PipelineCacheCreateInfo::default().initial_data(&stored);
             let pipeline_cache = device
@@ -133,12 +153,12 @@ impl Gpu {
                 .map_err(wrong)?;
             let memory = driver.instance.get_physical_device_memory_properties(adapter.handle);
             let import = adapter.import_alignment.map(|_| ext::external_memory_host::Device::new(&driver.instance, &device));
+            let calibrated = adapter.time_bits.map(|_| ext::calibrated_timestamps::Device::new(&driver.instance, &device));
             Ok(Arc::new(Self {
                 device,
                 layout,
-                queue_family: adapter.queue_family,
-                queue: Mutex::new(Queue { handle: queue, submitted: 0 }),
-                done,
+                lines,
+                submissions: AtomicU64::new(0),
                 memory,
                 pipeline_cache,
                 pipelines: Mutex::default(),
@@ -148,6 +168,7 @@ impl Gpu {
                 lost: AtomicBool::new(false),
                 fault,
                 buffers: AtomicU64::new(0),
+                calibrated,
                 import,
                 cache_folder,
                 profile: profiled.then(Mutex::default),
@@ -242,43 +263,68 @@ impl Gpu {
         }
     }
 
-    /// Begins to run recordings, in order, after everything that was submitted before. Returns the number to wait for.
-    pub(crate) fn submit(&self, recordings: &[&Recording]) -> Result<u64, Fault> {
+    fn line(&self, lane: Lane) -> &Line {
+        &self.lines[lane as usize]
+    }
+
+    /// The family of a lane's queue.
+    pub(super) fn family(&self, lane: Lane) -> u32 {
+        self.line(lane).family
+    }
+
+    /// Begins to run recordings of one lane, in order, after everything that was submitted to it before, and after one submission to the other if there is one to wait for.
+    pub(crate) fn submit(&self, recordings: &[&Recording], after: Option<Submission>) -> Result<Submission, Fault> {
         self.check_alive()?;
+        let lane = recordings.first().map_or(Lane::Compute, |recording| recording.lane);
+        assert!(recordings.iter().all(|recording| recording.lane == lane), "recordings of two lanes");
         let buffers: Vec<_> = recordings.iter().map(|recording| recording.buffer).collect();
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let number = queue.submitted + 1;
-        if self.fails(Injected::Loss, number) {
+        let line = self.line(lane);
+        let queue = line.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = line.next();
+        if self.fails(Injected::Loss, 1 + self.submissions.fetch_add(1, Ordering::Relaxed)) {
             self.lost.store(true, Ordering::Relaxed);
             return Err(Fault::Lost(INJECTED.into()));
         }
-        let (after, semaphores) = ([number], [self.done]);
-        let mut values = vk::TimelineSemaphoreSubmitInfo::default().signal_semaphore_values(&after);
-        let submit = vk::SubmitInfo::default().signal_semaphores(&semaphores).command_buffers(&buffers).push_next(&mut values);
+        let (signals, signal_values) = ([line.done], [number]);
+        let waits: Vec<_> = after.iter().map(|after| self.line(after.lane).done).collect();
+        let (wait_values, stages): (Vec<_>, Vec<_>) = after.iter().map(|after| (after.number, lane.stages())).unzip();
+        let mut values =
+            vk::TimelineSemaphoreSubmitInfo::default().signal_semaphore_values(&signal_values).wait_semaphore_values(&wait_values);
+        let submit = vk::SubmitInfo::default()
+            .wait_semaphores(&waits)
+            .wait_dst_stage_mask(&stages)
+            .signal_semaphores(&signals)
+            .command_buffers(&buffers)
+            .push_next(&mut values);
         // SAFETY: the queue is locked; recordings live until their owners have waited.
-        let result = unsafe { self.device.queue_submit(queue.handle, &[submit], vk::Fence::null()) };
+        let result = unsafe { self.device.queue_submit(*queue, &[submit], vk::Fence::null()) };
         result.map_err(|e| self.fault("submitting work", e))?;
-        queue.submitted = number;
-        Ok(number)
+        line.count(number);
+        Ok(Submission { lane, number })
+    }
+
+    /// Whether a submission has ended.
+    pub(crate) fn has_ended(&self, submission: Submission) -> Result<bool, Fault> {
+        // SAFETY: the semaphore lives as long as the device.
+        let done = unsafe { self.device.get_semaphore_counter_value(self.line(submission.lane).done) };
+        done.map(|done| done >= submission.number).map_err(|e| self.fault("waiting for the device", e))
     }
 
     /// Waits until a submission has ended; one that takes too long counts as the loss of the device.
-    pub(crate) fn wait(&self, number: u64) -> Result<(), Fault> {
+    pub(crate) fn wait(&self, submission: Submission) -> Result<(), Fault> {
         // Short work is over before a sleeping thread would wake up.
         let began = Instant::now();
         while began.elapsed() < AWAKE {
-            // SAFETY: the semaphore lives as long as the device.
-            match unsafe { self.device.get_semaphore_counter_value(self.done) } {
-                Ok(done) if done >= number => return Ok(()),
-                Ok(_) => std::hint::spin_loop(),
-                Err(e) => return Err(self.fault("waiting for the device", e)),
+            if self.has_ended(submission)? && !self.fails(Injected::Hang, submission.number) {
+                return Ok(());
             }
+            std::hint::spin_loop();
         }
-        let (semaphores, values) = ([self.done], [number]);
+        let (semaphores, values) = ([self.line(submission.lane).done], [submission.number]);
         let wait = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
         // SAFETY: the semaphore lives as long as the device.
         match unsafe { self.device.wait_semaphores(&wait, self.patience.as_nanos() as u64) } {
-            Ok(()) if !self.fails(Injected::Hang, number) => Ok(()),
+            Ok(()) if !self.fails(Injected::Hang, self.submissions.load(Ordering::Relaxed)) => Ok(()),
             Ok(()) | Err(vk::Result::TIMEOUT) => {
                 self.lost.store(true, Ordering::Relaxed);
                 Err(Fault::Lost(format!("it did not end its work within {} s", self.patience.as_secs_f32())))
@@ -294,7 +340,7 @@ impl Gpu {
 
     /// Runs a recording to its end.
     pub(crate) fn run(&self, recording: &Recording) -> Result<(), Fault> {
-        self.submit(&[recording]).and_then(|number| self.wait(number))
+        self.submit(&[recording], None).and_then(|submission| self.wait(submission))
     }
 
     fn fault(&self, action: &str, result: vk::Result) -> Fault {
@@ -305,15 +351,35 @@ impl Gpu {
         fault
     }
 
-    pub(super) fn is_profiled(&self) -> bool {
+    /// Whether [`Gpu::at`] knows the times that its queues write.
+    pub(super) fn tells_time(&self) -> bool {
+        self.calibrated.is_some()
+    }
+
+    /// When its clock had been at these times, which lie in the past.
+    pub(super) fn at(&self, ticks: [u64; 2]) -> Option<[Instant; 2]> {
+        let mask = u64::MAX >> (64 - self.adapter.time_bits?.clamp(1, 64));
+        let device = [vk::CalibratedTimestampInfoEXT::default().time_domain(vk::TimeDomainEXT::DEVICE)];
+        // SAFETY: the device has the extension.
+        let (now, _) = unsafe { self.calibrated.as_ref()?.get_calibrated_timestamps(&device) }.ok()?;
+        let (now, host) = (*now.first()?, Instant::now());
+        let at = |tick: u64| {
+            let ago = (now.wrapping_sub(tick) & mask) as f64 * f64::from(self.adapter.tick_ns);
+            host.checked_sub(Duration::from_nanos(ago as u64))
+        };
+        let [first, last] = ticks.map(at);
+        Some([first?, last?])
+    }
+
+    pub(crate) fn is_profiled(&self) -> bool {
         self.profile.is_some()
     }
 
-    /// Counts the times of a recording's last submission, which has ended.
-    pub(crate) fn count_times(&self, recording: &Recording) {
+    /// Counts times, in nanoseconds.
+    pub(crate) fn count_times(&self, times: impl IntoIterator<Item = (String, f64)>) {
         let Some(profile) = &self.profile else { return };
         let mut profile = profile.lock().unwrap_or_else(PoisonError::into_inner);
-        for (name, time) in recording.times() {
+        for (name, time) in times {
             let entry = profile.entry(name).or_default();
             *entry = (entry.0 + 1, entry.1 + time);
         }
@@ -356,7 +422,7 @@ impl Drop for Gpu {
                 self.device.destroy_shader_module(pipeline.module, None);
             }
             self.device.destroy_pipeline_cache(self.pipeline_cache, None);
-            self.device.destroy_semaphore(self.done, None);
+            self.lines.iter().for_each(|line| self.device.destroy_semaphore(line.done, None));
             self.device.destroy_pipeline_layout(self.layout, None);
             self.device.destroy_device(None);
         }

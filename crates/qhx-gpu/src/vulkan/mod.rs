@@ -8,11 +8,14 @@ mod adapter;
 mod buffer;
 mod commands;
 mod gpu;
+mod queues;
 
 pub(crate) use adapter::{Adapter, Driver, Kind, SmallMatrices};
 pub(crate) use buffer::{Buffer, PAGE_BYTES, Use, pages_of};
 pub(crate) use commands::{Command, Recording};
 pub(crate) use gpu::{Conduct, Gpu, Pipeline, Profile};
+use queues::Lane;
+pub(crate) use queues::Submission;
 
 use ash::vk;
 
@@ -28,7 +31,7 @@ pub enum Injected {
 }
 
 /// What went wrong below.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Fault {
     /// There is not enough memory.
     Memory(String),

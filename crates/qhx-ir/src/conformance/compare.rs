@@ -1,8 +1,7 @@
 //! Comparison of results, and its bounds.
 
 use super::session::Made;
-use crate::{KvType, Program, Slot, SlotData};
-use half::f16;
+use crate::{Program, Slot, SlotData};
 
 /// Largest accepted differences, relative to the larger of a row's largest value and the case's usual magnitude (1 unless the case says
 /// otherwise). An f32 device meets these with room; [`super::Options::tolerance_factor`] widens all of them for a coarser device.
@@ -102,23 +101,13 @@ pub(crate) fn slot_rows(program: &Program, name: &str, data: &SlotData, len: usi
                 return Err(format!("slot `{name}`: exported {rows} rows of {found:?} in {bytes:?} bytes, expected {len} of {dtype:?}"));
             }
             let dead = window.map_or(0, |w| len.saturating_sub(w - 1)) * width * dtype.bytes();
-            let made = |what: &str, bytes: &[u8]| Made {
-                name: format!("{what} of slot `{name}`"),
-                width,
-                numbers: decode(&bytes[dead..], *dtype),
-            };
+            let made =
+                |what: &str, bytes: &[u8]| Made { name: format!("{what} of slot `{name}`"), width, numbers: dtype.numbers(&bytes[dead..]) };
             Ok(vec![made("keys", keys), made("values", values)])
         }
         (Slot::Fifo { channels: width, .. } | Slot::Delta { value_dim: width, .. }, SlotData::Recurrent(numbers)) => {
             Ok(vec![Made { name: format!("slot `{name}`"), width: *width, numbers: numbers.clone() }])
         }
         _ => Err(format!("slot `{name}`: the export is of the wrong kind for {slot:?}")),
-    }
-}
-
-fn decode(bytes: &[u8], dtype: KvType) -> Vec<f32> {
-    match dtype {
-        KvType::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
-        KvType::F16 => bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
     }
 }

@@ -54,6 +54,8 @@ const DEMANDS: &[(&str, Demand)] = &[
     ("an epoch that does not exist", |s| s.call(|c| c.epoch = 1)),
     ("a want too many", |s| s.call(|c| c.wants = vec![Want::Largest; 2])),
     ("the probability of an id that does not exist", |s| s.call(|c| c.wants = vec![Want::LogProbs { target: WIDTH as u32, top: 1 }])),
+    ("more of the largest than there are", |s| s.call(|c| c.wants = vec![Want::Top(WIDTH + 1)])),
+    ("the largest none", |s| s.call(|c| c.wants = vec![Want::Top(0)])),
     ("more of the most probable than there are", |s| s.call(|c| c.wants = vec![Want::LogProbs { target: 0, top: WIDTH + 1 }])),
     ("a mask that never arrives", |s| {
         static MASK: OnceLock<IdMask> = OnceLock::new();

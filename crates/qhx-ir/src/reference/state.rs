@@ -161,7 +161,7 @@ impl State for ReferenceState {
             (SlotData::Kv { dtype, keys: new_keys, values: new_values, .. }, Some(Content::Kv { keys, values })) => {
                 for (all, new) in [(keys, new_keys), (values, new_values)] {
                     all.truncate(first * row);
-                    all.extend(from_bytes(new, *dtype));
+                    all.extend(dtype.numbers(new));
                 }
             }
             (SlotData::Recurrent(numbers), Some(Content::Recurrent(own))) => own.clone_from(numbers),
@@ -206,13 +206,6 @@ fn to_bytes(numbers: &[f32], dtype: KvType) -> Vec<u8> {
     match dtype {
         KvType::F32 => numbers.iter().flat_map(|x| x.to_le_bytes()).collect(),
         KvType::F16 => numbers.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
-    }
-}
-
-fn from_bytes(bytes: &[u8], dtype: KvType) -> Vec<f32> {
-    match dtype {
-        KvType::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
-        KvType::F16 => bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
     }
 }
 
