@@ -2,7 +2,7 @@
 
 usage: drafts.py QHX SMOLLM2.gguf [--rounds N] [--threads N] [--new N]
 
-SmolLM2 is the GGUF file that `cargo xtask demo` fetches; the demo models are those of this repository. Each task is one prompt, answered with `--draft none` and with the default, in turns; the ids must be the same. The table
+SmolLM2 is the GGUF file that `cargo xtask demo` fetches; the demo models are those of this repository. Each task is one prompt, answered with `--draft none` and with the default or the source that the task names, in turns; the ids must be the same. The table
 has medians of the decode speed, and replaces the one between the markers in docs/benchmarks.md.
 """
 
@@ -61,10 +61,15 @@ TASKS = {
 }
 PROSE = "prose"
 STORY_REQUEST = "Tell me a story about a fox and a lantern."
+SHORT_REQUEST = "What is the capital of France?"
+MTP = "`--draft mtp`"
 WORDS = "apple bird Felix bread chair cloud Olga door fish flower garden Bruno house lamp moon mountain Clara music orange paper river Theo star table tree Greta water window"
 DEMOS = {
     "phimoe": {"repeat": f"Repeat: {WORDS}.", PROSE: STORY_REQUEST},
-    "qwen3_5": {PROSE: STORY_REQUEST},
+    "qwen3_5": {
+        PROSE: STORY_REQUEST, f"{PROSE}, {MTP}": STORY_REQUEST, f"other prose, {MTP}": "Tell me a story about an owl and a bell.",
+        "short answer": SHORT_REQUEST, f"short answer, {MTP}": SHORT_REQUEST,
+    },
 }
 SMOLLM2_FLAGS = ["--ignore-eos"]
 PROSE_FLAGS = ["--temperature", 0.9, "--seed", 3]
@@ -90,19 +95,20 @@ def main():
             run(options.qhx, "forge", source, "--out", bundle, "--precision", precision, "--gate", "none")
             for task, prompt in tasks.items():
                 own = TASK_FLAGS.get(task, []) if source == options.smollm2 else []
-                rows.append((name, task, *measured(options, bundle, [*own, *flags, prompt])))
+                draft = "mtp" if task.endswith(MTP) else "auto"
+                rows.append((name, task, *measured(options, bundle, draft, [*own, *flags, prompt])))
                 print(rows[-1], file=sys.stderr, flush=True)
     text = table(rows)
     print(text)
     publish(text)
 
 
-def measured(options, bundle: Path, asked: list):
-    """Median tokens per second without drafts and with them, the median of the rounds' ratios, and the drafts of an answer: right ones, all."""
+def measured(options, bundle: Path, draft: str, asked: list):
+    """Median tokens per second without drafts and with those of a source, the median of the rounds' ratios, and the drafts of an answer: right ones, all."""
     plain, drafted, timing = [], [], None
     for _ in range(options.rounds):
         answers = []
-        for source, speeds in (("none", plain), ("auto", drafted)):
+        for source, speeds in (("none", plain), (draft, drafted)):
             limits = ["--max-new", options.new, "--device", "cpu", "--threads", options.threads]
             answers.append(json.loads(run(options.qhx, "generate", bundle, *limits, "--draft", source, "--json", *asked)))
             timing = answers[-1]["timing"]

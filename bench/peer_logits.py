@@ -1,13 +1,12 @@
 """llama.cpp's quantisations of an f32 GGUF file: their size, and how far their predictions of texts are from those of the f32 model."""
 
-import ctypes
 import hashlib
 import math
+import subprocess
 from functools import cached_property
 from pathlib import Path
 
 import gguf
-import llama_cpp
 import numpy as np
 import torch
 from tokenizers import Tokenizer
@@ -22,11 +21,6 @@ class Wrong(Exception):
     """Something was not as it has to be; the text says what."""
 
 
-def file_type(name: str):
-    """llama.cpp's number of a type; none if it has no such type."""
-    return getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{name}", None)
-
-
 def transformers_model(folder: Path, threads: int):
     logging.disable_progress_bar()
     torch.set_num_threads(threads)
@@ -37,7 +31,9 @@ class Peer:
     """llama.cpp's runs of the texts."""
 
     def __init__(self, options, place: Path, texts: dict):
-        self.options, self.place, self.texts, self.version = options, place, texts, llama_cpp.__version__
+        self.options, self.place, self.texts = options, place, texts
+        # Its libraries are named after their version.
+        self.version = next(path.name.split(".so")[0].removeprefix("libllama.") for path in options.llama_logits.parent.glob("libllama.v*.so"))
 
     @cached_property
     def windows(self) -> dict:
@@ -70,23 +66,22 @@ class Peer:
 
     def logits(self, path: Path) -> dict:
         """For each text and window the logits after each token but the last."""
-        f32, window, threads = llama_cpp.GGML_TYPE_F32, self.options.window, self.options.threads
-        size = {"n_ctx": window, "n_batch": window, "n_ubatch": window, "n_threads": threads, "n_threads_batch": threads}
-        model = llama_cpp.Llama(str(path), logits_all=True, type_k=f32, type_v=f32, verbose=False, **size)
-        found = {name: [] for name in self.windows}
-        for name, of_text in self.windows.items():
-            for window in of_text:
-                model.reset()
-                model.eval(window)
-                found[name].append(np.array(model.scores[: len(window) - 1], dtype=np.float32))
-        model.close()
+        found = {}
+        for name, windows in self.windows.items():
+            ids, out = self.place / "ids", self.place / "logits"
+            np.array([id for window in windows for id in window], dtype=np.int32).tofile(ids)
+            run(self.options.llama_logits, "logits", path, ids, out, self.options.window, self.options.threads)
+            rows = [len(window) - 1 for window in windows]
+            logits = np.fromfile(out, dtype=np.float32).reshape(sum(rows), -1)
+            found[name] = np.split(logits, np.cumsum(rows)[:-1])
+            out.unlink()
         return found
 
     def quantised(self, name: str) -> dict:
         """Bytes of the weights in a type, and the divergence from f32 on each text."""
         path = self.place / f"{name}.gguf"
         try:
-            quantise(self.place / "f32.gguf", path, name, self.options.threads)
+            run(self.options.quantize, self.place / "f32.gguf", path, name, self.options.threads)
             texts = {text: summary(*divergence(self.f32[text], rows)) for text, rows in self.logits(path).items()}
             return {"bytes": sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors), "texts": texts, "note": ""}
         finally:
@@ -97,19 +92,17 @@ def windows(options, place: Path, text: Path) -> list:
     """A text's tokens in the windows of `qhx eval`: ids without any in front, cut every so many. llama.cpp must make the same."""
     words = text.read_text()
     ids = Tokenizer.from_file(str(place / "checkpoint/tokenizer.json")).encode(words).ids
-    theirs = llama_cpp.Llama(str(place / "f32.gguf"), vocab_only=True, verbose=False).tokenize(words.encode(), add_bos=False, special=False)
-    if theirs != ids:
+    run(options.llama_logits, "tokens", place / "f32.gguf", text, place / "ids")
+    if np.fromfile(place / "ids", dtype=np.int32).tolist() != ids:
         raise Wrong(f"llama.cpp makes other tokens of {text} than the tokenizer of the checkpoint")
     found = [ids[first : first + options.window] for first in range(0, len(ids), options.window)]
     return [window for window in found if len(window) > 1]
 
 
-def quantise(source: Path, path: Path, name: str, threads: int):
-    parameters = llama_cpp.llama_model_quantize_default_params()
-    parameters.ftype = file_type(name)
-    parameters.nthread = threads
-    if llama_cpp.llama_model_quantize(str(source).encode(), str(path).encode(), ctypes.byref(parameters)) != 0:
-        raise Wrong(f"llama.cpp could not quantise {source} to {name}")
+def run(*command):
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    if result.returncode != 0:
+        raise Wrong(f"{' '.join(str(part) for part in command)}: {result.stderr.strip()}")
 
 
 def divergence(expected: list, found: list):

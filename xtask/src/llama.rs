@@ -15,6 +15,27 @@ const LIBRARIES: [&str; 4] = ["libllama-common.so", "libllama.v0.5.0.so", "libgg
 
 /// The tool whose source is in `tools/NAME`, beside the libraries. Needs npm, git, tar and a C++ compiler the first time.
 pub(crate) fn tool(name: &str) -> Result<PathBuf, Failure> {
+    let (source, libraries) = fetched()?;
+    let tools = source.join("tools").join(name);
+    let files = fs::read_dir(&tools).map_err(|e| format!("{}: {e}", tools.display()))?;
+    let files = files.filter_map(Result::ok).map(|file| file.path()).filter(|path| path.extension().is_some_and(|end| end == "cpp"));
+    compiled(&source, &libraries, name, files.collect())
+}
+
+/// A program of ours that uses its libraries, from one source file: compiled anew where that is newer.
+pub(crate) fn program(file: &Path) -> Result<PathBuf, Failure> {
+    let (source, libraries) = fetched()?;
+    let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let changed = |path: &Path| fs::metadata(path).and_then(|facts| facts.modified());
+    let old = libraries.join(&name);
+    if changed(file).is_ok_and(|ours| changed(&old).is_ok_and(|theirs| theirs < ours)) {
+        fs::remove_file(&old).map_err(|e| format!("{}: {e}", old.display()))?;
+    }
+    compiled(&source, &libraries, &name, vec![file.to_owned()])
+}
+
+/// The source and the libraries.
+fn fetched() -> Result<(PathBuf, PathBuf), Failure> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return Err("llama.cpp's prebuilt libraries are fetched for Linux on x86-64 only".into());
     }
@@ -23,7 +44,11 @@ pub(crate) fn tool(name: &str) -> Result<PathBuf, Failure> {
         eprintln!("fetching llama.cpp (47 MB) …");
         fetch(&folder)?;
     }
-    let (source, libraries) = (folder.join("source"), folder.join("libraries/package/bins/linux-x64"));
+    Ok((folder.join("source"), folder.join("libraries/package/bins/linux-x64")))
+}
+
+/// A program that is compiled where it is not there yet.
+fn compiled(source: &Path, libraries: &Path, name: &str, files: Vec<PathBuf>) -> Result<PathBuf, Failure> {
     let tool = libraries.join(name);
     if !tool.exists() {
         eprintln!("compiling llama.cpp's {name} …");
@@ -32,10 +57,7 @@ pub(crate) fn tool(name: &str) -> Result<PathBuf, Failure> {
         for headers in ["include", "ggml/include", "common", "vendor"] {
             compiler.arg("-I").arg(source.join(headers));
         }
-        let tools = source.join("tools").join(name);
-        let files = fs::read_dir(&tools).map_err(|e| format!("{}: {e}", tools.display()))?;
-        compiler.args(files.filter_map(Result::ok).map(|file| file.path()).filter(|path| path.extension().is_some_and(|end| end == "cpp")));
-        compiler.arg("-L").arg(&libraries).args(LIBRARIES.map(|library| format!("-l:{library}")));
+        compiler.args(files).arg("-L").arg(libraries).args(LIBRARIES.map(|library| format!("-l:{library}")));
         run(&mut compiler)?;
         fs::rename(libraries.join(format!("{name}.partial")), &tool).map_err(|e| format!("{}: {e}", tool.display()))?;
     }

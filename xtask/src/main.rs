@@ -38,6 +38,8 @@ const HELP: &str = "cargo xtask COMMAND
                   the same for several sessions at once
   bench-server …  the same for the server and its clients
   bench-busy …    the same next to busy processes
+  bench-quantisation …
+                  what precisions lose, beside llama.cpp's quantisations of the same weights; needs oracle/setup.sh
   bench-gpu [NAME…] [--peer FOLDER] …
                   speed on this machine's GPU, of the full-size models with random weights; beside llama.cpp where FOLDER has it
   bench-split [--memory 1GiB,2GiB,3GiB] …
@@ -69,6 +71,7 @@ fn main() -> ExitCode {
         ["bench-sessions", ref arguments @ ..] => peers::bench_sessions(arguments),
         ["bench-server", ref arguments @ ..] => peers::bench_server(arguments),
         ["bench-busy", ref arguments @ ..] => peers::bench_busy(arguments),
+        ["bench-quantisation", ref arguments @ ..] => peers::bench_quantisation(arguments),
         ["bench-gpu", ref arguments @ ..] => peers::bench_gpu("bench/gpu.py", arguments),
         ["bench-split", ref arguments @ ..] => peers::bench_gpu("bench/split.py", arguments),
         ["package"] => package::package(),

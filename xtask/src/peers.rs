@@ -24,6 +24,16 @@ pub(crate) fn bench_server(arguments: &[&str]) -> Result<(), Failure> {
     run(Command::new(python).arg(root().join("bench/server.py")).arg(qhx()?).args([bench, model]).args(arguments))
 }
 
+/// What quantisation costs (`bench/quantisation.py`). Needs the oracle's environment.
+pub(crate) fn bench_quantisation(arguments: &[&str]) -> Result<(), Failure> {
+    let python = target().join("oracle-venv/bin/python");
+    if !python.exists() {
+        return Err("the oracle's environment is missing: run `sh oracle/setup.sh` (1.7 GB)".into());
+    }
+    let (model, quantise, logits) = (assets::smollm2()?, llama::tool("quantize")?, llama::program(&root().join("bench/llama_logits.cpp"))?);
+    run(Command::new(python).arg(root().join("bench/quantisation.py")).arg(qhx()?).args([quantise, logits, model]).args(arguments))
+}
+
 /// Beside busy processes (`bench/busy.py`).
 pub(crate) fn bench_busy(arguments: &[&str]) -> Result<(), Failure> {
     let (model, bench) = (assets::smollm2()?, llama::tool("llama-bench")?);
