@@ -87,6 +87,8 @@ def qwen3_5(ids: dict[str, int]) -> dict:
         "mamba_ssm_dtype": "float32",
         "max_position_embeddings": 4096,
         "model_type": "qwen3_5_text",
+        "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False,
         "num_attention_heads": 4,
         "num_hidden_layers": layers,
         "num_key_value_heads": 2,

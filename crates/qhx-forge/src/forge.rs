@@ -117,6 +117,11 @@ impl Material {
         Ok(Self::Checkpoint(Box::new(Checkpoint::open(source)?)))
     }
 
+    /// The same with the drafter that was published beside it, a small checkpoint that guesses tokens from what the model makes of its rows.
+    pub fn open_with_drafter(source: &Path, drafter: &Path) -> Result<Self, ForgeError> {
+        Ok(Self::Checkpoint(Box::new(Checkpoint::open(source)?.with_drafter(drafter)?)))
+    }
+
     /// Makes a bundle of it. No gate is applied.
     pub fn forge(&self, options: &mut ForgeOptions<'_>) -> Result<Forged, ForgeError> {
         let plan = mixture::plan(self, options)?;

@@ -7,7 +7,7 @@ use common::{
     simulated::{Simulated, Traits, VirtualClock},
 };
 use qhx_runtime::{
-    Cancel, DeviceChoice, LoadOptions, Model, ModelParts,
+    Cancel, DeviceChoice, LoadOptions, Model, ModelParts, Wanted,
     memory::MemoryEstimate,
     placement::Rules,
     planner::{Clock, Pair, Way},
@@ -34,7 +34,7 @@ fn options(device: DeviceChoice) -> LoadOptions {
 fn request(model: &Model, clock: &dyn Clock) -> f64 {
     let ids: Vec<u32> = (0..256).map(|n| n * 7 % 50).collect();
     let mut session = model.session().unwrap();
-    session.want_largest_only(true);
+    session.want(Wanted::Largest);
     let started = clock.now();
     session.append(&ids, &Cancel::new()).unwrap();
     for id in 0..128 {
@@ -85,6 +85,9 @@ fn the_planner_finds_the_best_way() {
             let choice = model.choice().unwrap().clone();
             let (way, taken) = (choice.way.unwrap(), request(&model, &*clock));
             let tried = choice.measured.unwrap().ways;
+            // The room of the embedding table is for experts.
+            let mut hot = tried.iter().filter(|tried| tried.way.rules.hot_experts.is_some());
+            assert!(hot.all(|tried| tried.way.rules.stages.contains_key("embed.embed_tokens")), "{tried:?}");
             let fitting = tried.iter().filter(|tried| tried.predicted.is_some());
             let all: Vec<(String, f64)> =
                 fitting.map(|tried| (tried.way.name.clone(), request(&in_one_way(parts, &pair, &tried.way), &*clock))).collect();

@@ -2,19 +2,17 @@
 
 mod common;
 
-use common::{Fixture, Overlay, Running, cpu, relative_difference};
+use common::{
+    Fixture, Overlay, Running, cpu,
+    drafted::{check_answers, options},
+    relative_difference,
+};
 use qhx_forge::Precision;
 use qhx_ir::{
     Bindings, Call, Checked, Device, Executable, Generator, InputData, LoadOptions, OpKind, Outputs, Program, Segment, State,
     reference::ReferenceDevice,
 };
-use qhx_runtime::{
-    Cancel, DeviceChoice, DraftParts, GenerateOptions, Generation, Model, ModelParts, Prompt,
-    draft::DraftSource,
-    engine::{Engine, EngineOptions, Request},
-    generate,
-    sample::random::uniform,
-};
+use qhx_runtime::{Cancel, DraftParts, Model, ModelParts, Prompt, draft::DraftSource, generate};
 
 /// A drafting program with its state.
 struct Drafting {
@@ -137,52 +135,12 @@ fn mistakes_are_seen() {
     }
 }
 
-const CONTEXT: usize = 700;
-
-fn load(fixture: &Fixture, device: DeviceChoice, sessions: usize) -> Model {
-    let options = qhx_runtime::LoadOptions { device, threads: Some(2), context: Some(CONTEXT), chunk: 64, sessions, ..Default::default() };
-    Model::from_parts(ModelParts::of(fixture.bundle()).unwrap(), &options).unwrap()
-}
-
-fn options(draft: DraftSource) -> GenerateOptions {
-    GenerateOptions { max_new: 60, ignore_eos: true, draft, ..GenerateOptions::default() }
-}
-
-fn answer(model: &Model, prompt: &[u32], draft: DraftSource) -> Generation {
-    let mut session = model.session().unwrap();
-    generate(&mut session, &Prompt::from_ids(prompt.to_vec()), &options(draft), &Cancel::new(), &mut |_| {}).unwrap()
-}
-
-fn ids(seed: u64, count: usize) -> Vec<u32> {
-    (0..count as u64).map(|n| (uniform(seed, n) * 300.0) as u32).collect()
-}
-
-/// At every precision, alone and four at a time, behind prompts that are shorter and longer than what is read before the first guess.
+/// At every precision, behind prompts that are shorter and longer than what is read before the first guess.
 #[test]
 fn answers_are_those_without() {
-    let mut drafted = 0;
-    for precision in [Precision::F32, Precision::F16, Precision::W8, Precision::W4] {
-        let fixture = Fixture::forge_at(&common::fixtures().join("qwen3_5"), precision);
-        let model = load(&fixture, DeviceChoice::Cpu, 4);
-        let engine = Engine::start(model.clone(), EngineOptions::default()).unwrap();
-        let prompts: Vec<Vec<u32>> = [1, 2, 40, 64, 65, 600].iter().map(|&n| ids(n, n as usize)).collect();
-        let expected: Vec<_> = prompts.iter().map(|prompt| answer(&model, prompt, DraftSource::None).ids).collect();
-        for (prompt, expected) in prompts.iter().zip(&expected) {
-            let found = answer(&model, prompt, DraftSource::Mtp);
-            assert_eq!((&found.ids, found.note), (expected, None), "{precision}, {} tokens", prompt.len());
-            drafted += found.timing.drafted;
-        }
-        // The second time from what was kept of the first.
-        for _ in 0..2 {
-            let request = |prompt: &Vec<u32>| Request::new(Prompt::from_ids(prompt.clone())).with_options(options(DraftSource::Mtp));
-            let answers: Vec<_> = prompts.iter().map(|prompt| engine.submit(request(prompt)).unwrap()).collect();
-            for (found, expected) in answers.into_iter().zip(&expected) {
-                let found = found.finish().unwrap();
-                assert_eq!((&found.ids, found.note), (expected, None), "{precision}");
-                drafted += found.timing.drafted;
-            }
-        }
-    }
+    let forged = |precision| Fixture::forge_at(&common::fixtures().join("qwen3_5"), precision);
+    let precisions = [Precision::F32, Precision::F16, Precision::W8, Precision::W4];
+    let drafted: usize = precisions.map(|precision| check_answers(&forged(precision), &[1, 2, 40, 64, 65, 600], 0)).iter().sum();
     assert!(drafted > 0, "a first guess is always tried");
 }
 

@@ -95,6 +95,36 @@ fn a_split_changes_no_bit() {
     }
 }
 
+/// Copies that go both ways, and round: a placement says only where an op runs, values and slots always go from an earlier op to a later one, so each copy has its rows before it is read.
+#[test]
+fn copies_that_go_round_change_no_bit() {
+    let fixture = Fixture::forge(&common::fixtures().join("gemma4"));
+    let ids: Vec<u32> = fixture.prompts.iter().find(|p| p.ids.len() == 63).unwrap().ids.iter().map(|&id| id as u32).collect();
+    let expected = logits(&model(&fixture, None), &ids);
+    let (both_ways, round) = ("layers 5 and 6 read the slot of layer 3, layer 7 that of layer 4", "a slot that comes home");
+    for (what, rules, copies) in [
+        (
+            both_ways,
+            "[stages]\n\"layers.4\" = \"other\"\n\"layers.5\" = \"other\"",
+            &[("layers.3.kv", "cpu", "other"), ("layers.3.kv", "cpu", "cpu"), ("layers.4.kv", "other", "cpu")][..],
+        ),
+        (
+            round,
+            "prefill = \"other\"\ndecode = \"cpu\"\n[stages]\n\"layers.3\" = \"cpu\"\n\"layers.7\" = \"other\"",
+            &[("layers.3.kv", "cpu", "other"), ("layers.4.kv", "other", "cpu"), ("layers.4.kv", "cpu", "other")],
+        ),
+    ] {
+        let model = model(&fixture, Some(Rules::from_toml(rules).unwrap()));
+        let found = &model.placement().copies;
+        for (slot, from, to) in copies {
+            assert!(found.iter().any(|copy| (&*copy.slot, &*copy.from, &*copy.to) == (*slot, *from, *to)), "{what}: {found:?}");
+        }
+        for (step, (found, expected)) in logits(&model, &ids).iter().zip(&expected).enumerate() {
+            assert!(found == expected, "{what}, step {step}");
+        }
+    }
+}
+
 #[test]
 fn what_ran_where_is_told() {
     let fixture = Fixture::forge(&common::fixtures().join("gemma4"));

@@ -44,6 +44,6 @@ macro_rules! files {
 
 /// The files of the bundle in `builtin/`, which `cargo xtask builtin` makes from `demo/qwen3_5`.
 #[cfg(feature = "builtin")]
-static FILES: [(&str, &[u8]); 7] = files! {
-    "qhx.json" "programs/text.json" "weights/00001-of-00001.safetensors" "tokenizer.json" "chat_template.jinja" "parity.json" "parity.html"
+static FILES: [(&str, &[u8]); 8] = files! {
+    "qhx.json" "programs/mtp.json" "programs/text.json" "weights/00001-of-00001.safetensors" "tokenizer.json" "chat_template.jinja" "parity.json" "parity.html"
 };

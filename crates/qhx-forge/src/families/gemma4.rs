@@ -4,6 +4,7 @@
 use super::{
     Family, Programs,
     gemma4_audio::{self, Gemma4Audio},
+    gemma4_drafter::{self, Drafter},
     gemma4_vision::{self, Gemma4Vision},
 };
 use crate::{
@@ -14,21 +15,29 @@ use crate::{
     rotary::{RopeConfig, frequencies, one_block},
     rotate::Rotations,
 };
-use qhx_bundle::media::Media;
+use qhx_bundle::{manifest::DraftEntry, media::Media};
 use qhx_ir::{Activation::GeluTanh, Dim, Mask, Rotary};
 
-pub(super) const FAMILY: Family = Family { name: "Gemma 4", model_types: &["gemma4", "gemma4_text"], write, media };
+pub(super) const FAMILY: Family =
+    Family { name: "Gemma 4", model_types: &["gemma4", "gemma4_text"], drafters: &["gemma4_assistant"], write, media };
 
-struct Gemma4 {
-    vocabulary: usize,
-    hidden: usize,
-    layers: Vec<Layer>,
+/// Rotary embeddings where the configuration says nothing: form, theta and the share of a head that turns.
+pub(super) const SLIDING: (&str, f64, f64) = ("default", 1e4, 1.0);
+pub(super) const FULL: (&str, f64, f64) = ("proportional", 1e6, 0.25);
+
+/// Where the tensors of the text are.
+pub(super) const ROOTS: [&str; 2] = ["model.language_model.", "model."];
+
+pub(super) struct Gemma4 {
+    pub(super) vocabulary: usize,
+    pub(super) hidden: usize,
+    pub(super) layers: Vec<Layer>,
     heads: usize,
-    kv_heads: usize,
+    pub(super) kv_heads: usize,
     /// Width of the per-layer embeddings, and rows of their table.
     per_layer: usize,
     per_layer_rows: usize,
-    eps: f64,
+    pub(super) eps: f64,
     softcap: Option<f64>,
     context: usize,
     sliding: Rotary,
@@ -36,13 +45,13 @@ struct Gemma4 {
 }
 
 /// What differs from layer to layer.
-struct Layer {
-    sliding: bool,
-    head_dim: usize,
-    mask: Mask,
+pub(super) struct Layer {
+    pub(super) sliding: bool,
+    pub(super) head_dim: usize,
+    pub(super) mask: Mask,
     ffn: usize,
     /// The layer whose keys and values it reads; itself for most.
-    donor: usize,
+    pub(super) donor: usize,
 }
 
 impl Gemma4 {
@@ -69,8 +78,8 @@ impl Gemma4 {
             eps: c.number("rms_norm_eps")?,
             softcap: c.number_if_any("final_logit_softcapping")?,
             context: c.length("max_position_embeddings")?,
-            sliding: rotary(c, "sliding_attention", c.size("head_dim")?, ("default", 1e4, 1.0))?,
-            full: rotary(c, "full_attention", full_dim, ("proportional", 1e6, 0.25))?,
+            sliding: rotary(c, "sliding_attention", c.size("head_dim")?, SLIDING)?,
+            full: rotary(c, "full_attention", full_dim, FULL)?,
             layers,
         })
     }
@@ -78,25 +87,14 @@ impl Gemma4 {
 
 fn layers(c: Config<'_>) -> Result<Vec<Layer>, ForgeError> {
     let count = c.repeats("num_hidden_layers")?;
-    let types = match c.texts_if_any("layer_types")? {
-        Some(types) if types.len() != count => {
-            return Err(c.error("layer_types", format!("has {} entries for {count} layers", types.len())));
-        }
-        Some(types) => types,
-        None => (0..count).map(|n| if (n + 1) % 6 == 0 { "full_attention" } else { "sliding_attention" }).collect(),
-    };
+    let types = layer_types(c, count)?;
     let shared = c.count_or("num_kv_shared_layers", 0)?;
     let first_shared = count.checked_sub(shared).filter(|&n| n > 0).ok_or_else(|| c.error("num_kv_shared_layers", "leaves no layer"))?;
     let (head_dim, ffn, window) = (c.size("head_dim")?, c.size("intermediate_size")?, c.length("sliding_window")?);
     let double = c.flag_or("use_double_wide_mlp", false)?;
     let mut layers = Vec::new();
     for (n, kind) in types.iter().enumerate() {
-        // The last layer is a full one, whatever the list says.
-        let sliding = match *kind {
-            "full_attention" => false,
-            "sliding_attention" => n + 1 != count,
-            other => return Err(c.error("layer_types", format!("has `{other}`; known are sliding_attention and full_attention"))),
-        };
+        let sliding = is_sliding(c, kind, n + 1 == count)?;
         let is_shared = n >= first_shared;
         let donor = match is_shared {
             false => n,
@@ -115,8 +113,26 @@ fn layers(c: Config<'_>) -> Result<Vec<Layer>, ForgeError> {
     Ok(layers)
 }
 
+/// The types of so many layers.
+pub(super) fn layer_types<'a>(c: Config<'a>, count: usize) -> Result<Vec<&'a str>, ForgeError> {
+    match c.texts_if_any("layer_types")? {
+        Some(types) if types.len() != count => Err(c.error("layer_types", format!("has {} entries for {count} layers", types.len()))),
+        Some(types) => Ok(types),
+        None => Ok((0..count).map(|n| if (n + 1) % 6 == 0 { "full_attention" } else { "sliding_attention" }).collect()),
+    }
+}
+
+/// Whether a layer of this type is a sliding one. The last layer is a full one, whatever the list says.
+pub(super) fn is_sliding(c: Config<'_>, kind: &str, is_last: bool) -> Result<bool, ForgeError> {
+    match kind {
+        "full_attention" => Ok(false),
+        "sliding_attention" => Ok(!is_last),
+        other => Err(c.error("layer_types", format!("has `{other}`; known are sliding_attention and full_attention"))),
+    }
+}
+
 /// `global_head_dim` in published files; transformers 5 writes an override per layer, under keys such as `"05"`.
-fn full_head_dim(c: Config<'_>, layer: usize) -> Result<usize, ForgeError> {
+pub(super) fn full_head_dim(c: Config<'_>, layer: usize) -> Result<usize, ForgeError> {
     if let Some(overrides) = c.section("per_layer_config") {
         let keys = [format!("{layer}"), format!("{layer:02}"), format!("{layer:03}")];
         let own = keys.iter().find_map(|key| overrides.section(key));
@@ -127,7 +143,7 @@ fn full_head_dim(c: Config<'_>, layer: usize) -> Result<usize, ForgeError> {
 }
 
 /// `proportional`: frequencies of the whole head, of which only the first part turns (the rest have frequency 0).
-fn rotary(c: Config<'_>, kind: &'static str, head_dim: usize, default: (&str, f64, f64)) -> Result<Rotary, ForgeError> {
+pub(super) fn rotary(c: Config<'_>, kind: &'static str, head_dim: usize, default: (&str, f64, f64)) -> Result<Rotary, ForgeError> {
     let (form, theta, factor) = match RopeConfig::of_layer_type(c, kind) {
         Some(rope) => (rope.kind()?, rope.theta()?, rope.partial_factor(c, 1.0)?),
         None if c.get("rope_parameters").is_none() => default,
@@ -144,7 +160,7 @@ fn rotary(c: Config<'_>, kind: &'static str, head_dim: usize, default: (&str, f6
 
 fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) -> Result<Programs, ForgeError> {
     let c = Gemma4::read(config.section_or_self("text_config"))?;
-    let m = Pen::new("text", precision, tensors, &["model.language_model.", "model."], "embed_tokens.weight");
+    let m = Pen::new("text", precision, tensors, &ROOTS, "embed_tokens.weight");
     m.rotary("sliding", c.sliding.clone());
     m.rotary("full", c.full.clone());
     let (ids, positions) = (m.ids_media_as_pad(), m.positions());
@@ -179,7 +195,12 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
     });
     m.output("logits", &logits);
     let mut programs = vec![m.finish()?];
+    let drafter = Drafter::read(config, &c)?;
+    if let Some(drafter) = &drafter {
+        programs.push(drafter.write(&c, precision, tensors)?);
+    }
     let mut unused = vec!["lm_head."];
+    unused.extend(gemma4_drafter::UNUSED);
     match &vision {
         Some(tower) => programs.push(tower.write(precision, tensors)?),
         None => unused.extend(["model.vision_tower.", "model.embed_vision."]),
@@ -193,7 +214,8 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
         vocabulary: c.vocabulary,
         hidden: c.hidden,
         context: c.context,
-        draft: None,
+        // The rows before the final norm.
+        draft: drafter.map(|_| DraftEntry { program: gemma4_drafter::NAME.into(), stage: format!("layers.{}.ffn", c.layers.len() - 1) }),
         rotations: Rotations::default(),
         ignored: Box::new(move |tensor| {
             // Published files hold keys and values for the layers that share, too; they must not be used.

@@ -10,7 +10,7 @@ use crate::{
 };
 use qhx_ir::{Activation::Silu, Mask, Rotary};
 
-pub(super) const FAMILY: Family = Family { name: "Llama", model_types: &["llama"], write, media: no_media };
+pub(super) const FAMILY: Family = Family { name: "Llama", model_types: &["llama"], drafters: &[], write, media: no_media };
 
 struct Llama {
     vocabulary: usize,

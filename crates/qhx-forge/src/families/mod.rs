@@ -2,6 +2,7 @@
 
 mod gemma4;
 mod gemma4_audio;
+mod gemma4_drafter;
 mod gemma4_vision;
 mod llama;
 mod phimoe;
@@ -14,6 +15,7 @@ use crate::{
     media::MediaFiles,
     pen::Written,
     precision::{Precision, StoredTensors},
+    read::checkpoint::DRAFTER,
     rotate::Rotations,
 };
 use qhx_bundle::{manifest::DraftEntry, media::Media};
@@ -24,6 +26,8 @@ pub struct Family {
     pub name: &'static str,
     /// The `model_type`s of `config.json` that it reads.
     pub model_types: &'static [&'static str],
+    /// The `model_type`s of drafters that were published beside its models, as checkpoints of their own: see [`crate::read::Checkpoint::with_drafter`].
+    pub drafters: &'static [&'static str],
     /// Writes the programs. Everything wrong in the configuration is found here, before any weight is read.
     pub write: fn(Config<'_>, Precision, &dyn StoredTensors) -> Result<Programs, ForgeError>,
     /// The front ends of the towers that were written.
@@ -66,10 +70,25 @@ pub const FAMILIES: &[Family] = &[llama::FAMILY, qwen3::FAMILY, qwen3::VL_FAMILY
 /// The family that reads this configuration.
 pub fn of(config: Config<'_>) -> Result<&'static Family, ForgeError> {
     let model_type = config.text_if_any("model_type")?.ok_or_else(|| config.error("model_type", "is missing"))?;
-    FAMILIES.iter().find(|f| f.model_types.contains(&model_type)).ok_or_else(|| {
+    if let Some(family) = FAMILIES.iter().find(|f| f.drafters.contains(&model_type)) {
+        let reason = format!(
+            "is `{model_type}`, a drafter for models of the family {}: forge such a model with this folder as its drafter",
+            family.name
+        );
+        return Err(config.error("model_type", reason));
+    }
+    let family = FAMILIES.iter().find(|f| f.model_types.contains(&model_type)).ok_or_else(|| {
         let known: Vec<_> = FAMILIES.iter().flat_map(|f| f.model_types).copied().collect();
         config.error("model_type", format!("is `{model_type}`; known are {}", known.join(", ")))
-    })
+    })?;
+    if let Some(drafter) = config.section(DRAFTER) {
+        let found = drafter.text_if_any("model_type")?.unwrap_or_default();
+        if !family.drafters.contains(&found) {
+            let known = if family.drafters.is_empty() { "none".into() } else { family.drafters.join(", ") };
+            return Err(drafter.error("model_type", format!("is `{found}`; the family {} takes as its drafter: {known}", family.name)));
+        }
+    }
+    Ok(family)
 }
 
 #[cfg(test)]

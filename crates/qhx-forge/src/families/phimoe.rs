@@ -12,7 +12,7 @@ use crate::{
 };
 use qhx_ir::{Activation::Silu, Mask, Rotary, RotaryVariant, Routing};
 
-pub(super) const FAMILY: Family = Family { name: "PhiMoE", model_types: &["phimoe"], write, media: no_media };
+pub(super) const FAMILY: Family = Family { name: "PhiMoE", model_types: &["phimoe"], drafters: &[], write, media: no_media };
 
 struct PhiMoe {
     vocabulary: usize,

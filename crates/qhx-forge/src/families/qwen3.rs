@@ -15,9 +15,14 @@ use crate::{
 };
 use qhx_ir::{Activation::Silu, Mask, Rotary};
 
-pub(super) const FAMILY: Family = Family { name: "Qwen3", model_types: &["qwen3"], write: write_qwen3, media: no_media };
-pub(super) const VL_FAMILY: Family =
-    Family { name: "Qwen3-VL", model_types: &["qwen3_vl", "qwen3_vl_text"], write: write_qwen3_vl, media: qwen_vision::media };
+pub(super) const FAMILY: Family = Family { name: "Qwen3", model_types: &["qwen3"], drafters: &[], write: write_qwen3, media: no_media };
+pub(super) const VL_FAMILY: Family = Family {
+    name: "Qwen3-VL",
+    model_types: &["qwen3_vl", "qwen3_vl_text"],
+    drafters: &[],
+    write: write_qwen3_vl,
+    media: qwen_vision::media,
+};
 
 struct Qwen3 {
     vocabulary: usize,

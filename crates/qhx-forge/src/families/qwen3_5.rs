@@ -21,7 +21,8 @@ use qhx_ir::{
     Mask, Rotary,
 };
 
-pub(super) const FAMILY: Family = Family { name: "Qwen3.5", model_types: &["qwen3_5", "qwen3_5_text"], write, media: qwen_vision::media };
+pub(super) const FAMILY: Family =
+    Family { name: "Qwen3.5", model_types: &["qwen3_5", "qwen3_5_text"], drafters: &[], write, media: qwen_vision::media };
 
 const ROOTS: [&str; 2] = ["model.language_model.", "model."];
 /// The program of multi-token prediction, and what the names of its tensors begin with.

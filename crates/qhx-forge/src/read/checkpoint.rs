@@ -10,6 +10,9 @@ const MAX_CONFIG: u64 = 32 << 20;
 /// The longest `tokenizer.json` that is read; the largest real ones have about 35 MB.
 const MAX_TOKENIZER: u64 = 512 << 20;
 
+/// The section of a configuration that is the one of a drafter, and the name before those of its tensors.
+pub(crate) const DRAFTER: &str = "drafter";
+
 /// Everything that the forge takes from a checkpoint, in the Hugging Face spelling whatever the file was.
 #[derive(Debug)]
 pub struct Checkpoint {
@@ -49,6 +52,14 @@ impl Checkpoint {
             }
             _ => Self::from_gguf(Mapping::open(path)?),
         }
+    }
+
+    /// The same with the drafter that was published beside it, a checkpoint of its own: its configuration becomes the section `drafter` of this one, and its tensors are named `drafter.…`.
+    pub fn with_drafter(mut self, path: &Path) -> Result<Self, ReadError> {
+        let drafter = Self::open(path)?;
+        self.config[DRAFTER] = drafter.config;
+        self.tensors = self.tensors.with(drafter.tensors, &format!("{DRAFTER}."));
+        Ok(self)
     }
 
     /// Reads a GGUF file that is already mapped.

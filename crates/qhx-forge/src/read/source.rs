@@ -180,6 +180,17 @@ impl TensorSource {
         Self { files, entries, by_name }
     }
 
+    /// The same with all tensors of another, their names behind `prefix`, which no name here begins with.
+    pub(crate) fn with(mut self, other: Self, prefix: &str) -> Self {
+        let files = self.files.len();
+        self.files.extend(other.files);
+        self.entries.extend(other.entries.into_iter().map(|mut entry| {
+            entry.info.name.insert_str(0, prefix);
+            Entry { file: files + entry.file, ..entry }
+        }));
+        Self::new(self.files, self.entries)
+    }
+
     /// All tensors, in the order of the files.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
         self.entries.iter().map(|entry| &entry.info)

@@ -11,6 +11,7 @@
 //! * `inputs`: the inputs of products behind a gate, and behind the norms of a stream that cannot be rotated, at run time.
 //!
 //! A program that drafts has a few small matrices of its own, which stay as they are; it turns what it looks up in a `shared` table, and what it multiplies a shared head with.
+//! Values of the text that it reads are not rotated.
 
 mod inputs;
 mod residual;
@@ -25,7 +26,7 @@ use crate::{
     families::Programs,
     pen::{Folded, Recipe, Side, Written},
 };
-use qhx_ir::{ActivationForm, Checked, Dim, Encoding, ExpertBias, Name, Op, OpKind, Program, Weight};
+use qhx_ir::{ActivationForm, Checked, Dim, Encoding, ExpertBias, Generator, Name, Op, OpKind, Program, Weight};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// What is rotated where a program allows it.
@@ -67,7 +68,11 @@ pub fn rotate(programs: &mut Programs, rotations: Rotations) -> Result<(), Forge
     let place = programs.programs.iter().position(|written| Some(&*written.program.name) == name);
     let mut drafting = place.map(|place| programs.programs.remove(place));
     let shared = drafting.iter().flat_map(|written| written.program.weights.keys().cloned()).collect();
-    rotate_others(programs, rotations, &shared)?;
+    let read = drafting.iter().flat_map(|written| &written.program.inputs).filter_map(|input| match &input.generator {
+        Generator::TextValues(slot) => Some(slot.clone()),
+        _ => None,
+    });
+    rotate_others(programs, rotations, &shared, &read.collect())?;
     if let (Some(written), Some(text)) = (&mut drafting, programs.programs.first()) {
         shared::follow(written, text)?;
     }
@@ -78,11 +83,11 @@ pub fn rotate(programs: &mut Programs, rotations: Rotations) -> Result<(), Forge
     programs.programs.iter_mut().try_for_each(with_row_scales)
 }
 
-/// Rotates all programs but the one that drafts, which has the `shared` weights.
-fn rotate_others(programs: &mut Programs, rotations: Rotations, shared: &BTreeSet<Name>) -> Result<(), ForgeError> {
+/// Rotates all programs but the one that drafts, which has the `shared` weights and reads the slots in `read`.
+fn rotate_others(programs: &mut Programs, rotations: Rotations, shared: &BTreeSet<Name>, read: &BTreeSet<Name>) -> Result<(), ForgeError> {
     for written in &mut programs.programs {
         if rotations.values {
-            values::rotate(written)?;
+            values::rotate(written, read)?;
         }
         if rotations.gated {
             inputs::rotate(written, inputs::is_gated)?;

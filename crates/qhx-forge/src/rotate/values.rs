@@ -4,13 +4,15 @@
 use super::{Draft, is_plain_product, only_reader, uses, width};
 use crate::{ForgeError, pen::Written};
 use qhx_ir::{Checked, Name, Op, OpKind, hadamard};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
-pub(super) fn rotate(written: &mut Written) -> Result<(), ForgeError> {
+/// Rotates all but what others read: the slots in `kept`.
+pub(super) fn rotate(written: &mut Written, kept: &BTreeSet<Name>) -> Result<(), ForgeError> {
     let uses = uses([&*written]);
     let program = written.program.clone();
     let mut draft = Draft::new(written);
-    for attends in sharing(&program) {
+    let is_kept = |op: &&Op| op.op.slot().is_some_and(|slot| kept.contains(slot));
+    for attends in sharing(&program).into_iter().filter(|attends| !attends.iter().any(is_kept)) {
         let found: Option<Vec<Pair<'_>>> = attends.into_iter().map(|attend| Pair::of(&program, attend, &uses)).collect();
         for Pair { block, writer, reader } in found.into_iter().flatten() {
             writer.iter().for_each(|writer| draft.rotate_output(writer, block));

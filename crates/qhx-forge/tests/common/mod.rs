@@ -2,13 +2,14 @@
 
 #![allow(dead_code)] // each test binary uses its part
 
+pub(crate) mod drafted;
 pub(crate) mod media;
 pub(crate) mod mistakes;
 pub(crate) mod simulated;
 
 use qhx_bundle::Bundle;
 use qhx_forge::{
-    Calibration, ForgeOptions, Precision, forge_checkpoint,
+    Calibration, ForgeOptions, Material, Precision,
     read::{TensorSource, safetensors},
 };
 use qhx_ir::{
@@ -73,13 +74,22 @@ impl Fixture {
         Self::forge_for(folder, Precision::F32, None, "mtp")
     }
 
+    /// With the drafter beside the checkpoint, and what it guesses in transformers: a prompt is the rows' ids and the one behind them, and its answer what is guessed, each from the one before.
+    pub(crate) fn forge_drafter(folder: &Path, precision: Precision) -> Self {
+        Self::forge_for(folder, precision, None, "drafter")
+    }
+
     fn forge_for(folder: &Path, precision: Precision, calibration: Option<Calibration>, oracle: &str) -> Self {
         let name = folder.file_name().unwrap().to_string_lossy().into_owned();
         let temporary = tempfile::tempdir().unwrap();
         let out = temporary.path().join(&name);
         // The oracle rounded tables as it did matrices.
         let mut options = ForgeOptions { row_tables: true, calibration, ..ForgeOptions::new(&out, precision) };
-        forge_checkpoint(folder, &mut options).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let material = match oracle {
+            "drafter" => Material::open_with_drafter(folder, &folder.join(oracle)),
+            _ => Material::open(folder),
+        };
+        material.and_then(|material| material.forge(&mut options)).unwrap_or_else(|e| panic!("{name}: {e}"));
         let bundle = Bundle::open(&out).unwrap_or_else(|e| panic!("{name}: {e}"));
         let record: Value = serde_json::from_str(&std::fs::read_to_string(folder.join(format!("{oracle}.json"))).unwrap()).unwrap();
         let ids = |prompt: &Value, field: &str| prompt[field].as_array().unwrap().iter().map(|id| id.as_i64().unwrap() as i32).collect();
