@@ -1,4 +1,6 @@
 //! An answer from a model that another process has loaded: `qhx serve`, or any server with the chat API of OpenAI. Several clients share one model and one schedule.
+//!
+//! A server that is lost in the middle is asked again, if there is one: that of `qhx serve --isolate` is started again. Its answer is the same, and goes on where the first broke off.
 
 use crate::{
     failure::Failure,
@@ -10,8 +12,9 @@ use qhx_runtime::MediaKind;
 use serde_json::{Value, json};
 use std::{
     env,
-    io::{BufRead, BufReader, Read},
+    io::{self, BufRead, BufReader, Read},
     path::{Path, PathBuf},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -23,6 +26,9 @@ const MAX_LINE: u64 = 16 << 20;
 const MAX_MEDIUM: u64 = 256 << 20;
 /// How long a server may take to be reached.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a server that was lost may take to load its model again, and how often it is asked meanwhile.
+const BACK_WITHIN: Duration = Duration::from_secs(300);
+const ASKED_EVERY: Duration = Duration::from_millis(200);
 
 /// What is asked.
 pub(crate) struct Question<'a> {
@@ -42,30 +48,67 @@ impl Question<'_> {
     /// Asks, prints the answer as it comes, and what it cost.
     pub(crate) fn ask(&self, interrupt: &Interrupt) -> Result<(), Failure> {
         let started = Instant::now();
-        let mut answer = Answer::default();
+        let body = self.body()?;
+        let cancelled = || Failure::work("cancelled: the answer is incomplete");
+        let mut received = Received::default();
         let mut stream = Stream::new();
-        self.events(&self.body()?, &mut |event| {
-            if interrupt.is_set() {
-                return Err(Failure::work("cancelled: the answer is incomplete"));
-            }
-            let piece = answer.take(event)?;
-            if !piece.is_empty() && answer.first.is_none() {
-                answer.first = Some(started.elapsed());
-            }
-            match self.json || stream.push(&piece) {
-                true => Ok(()),
-                false => Err(Failure::work("cancelled: the answer is incomplete")),
-            }
-        })?;
-        if self.json {
-            return output::print_json(&answer.json());
+        let mut answer = Answer::default();
+        let mut lost: Option<Loss> = None;
+        loop {
+            let done = self.events(&body, &mut |event| {
+                if interrupt.is_set() {
+                    return Err(cancelled());
+                }
+                let piece = answer.take(event);
+                if !piece.is_empty() && answer.first.is_none() {
+                    answer.first = Some(started.elapsed());
+                }
+                let new = received.add(&piece).ok_or_else(|| self.differs())?;
+                if self.json || stream.push(new) { Ok(()) } else { Err(cancelled()) }
+            });
+            let Err(trouble) = done else { break };
+            let len = answer.len();
+            lost = match (trouble, lost) {
+                // What ends a server twice at the same place would do so again.
+                (Trouble::Lost(failure), before) if before.as_ref().is_none_or(|before| len > before.len) => {
+                    Some(Loss { failure, len, at: Instant::now() })
+                }
+                (Trouble::NotReady(_), Some(loss)) if loss.at.elapsed() < BACK_WITHIN && !interrupt.is_set() => {
+                    thread::sleep(ASKED_EVERY);
+                    Some(loss)
+                }
+                // Nobody has started it again.
+                (Trouble::NotReady(_) | Trouble::Unreachable(_), Some(loss)) => return Err(loss.failure),
+                (Trouble::Lost(it) | Trouble::NotReady(it) | Trouble::Unreachable(it) | Trouble::Failed(it), _) => return Err(it),
+            };
+            answer = Answer { first: answer.first, ..Answer::default() };
+            received.repeated = 0;
         }
-        stream.finish()?;
+        if received.repeated < received.text.len() {
+            return Err(self.differs());
+        }
+        if self.json {
+            output::print_json(&answer.json())?
+        } else {
+            stream.finish()?
+        }
+        if lost.is_some() {
+            output::dim_note("note: the server was lost in the middle of the answer and asked again");
+        }
+        if self.json {
+            return Ok(());
+        }
         if answer.finish_reason.as_deref() == Some("length") {
             output::dim_note("note: the answer was cut off at its limit of tokens (--max-new)");
         }
         output::dim_note(&answer.cost(started.elapsed()));
         Ok(())
+    }
+
+    fn differs(&self) -> Failure {
+        let message =
+            format!("{} was lost in the middle of the answer, and then answered differently: what was printed is incomplete", self.server);
+        Failure::work(message).hint("ask again")
     }
 
     fn body(&self) -> Result<Value, Failure> {
@@ -91,10 +134,10 @@ impl Question<'_> {
     }
 
     /// Sends the request and hands out the events of its stream. One that ends before it says so is an error.
-    fn events(&self, body: &Value, take: &mut dyn FnMut(&Value) -> Result<(), Failure>) -> Result<(), Failure> {
+    fn events(&self, body: &Value, take: &mut dyn FnMut(&Value) -> Result<(), Failure>) -> Result<(), Trouble> {
         let server = self.server.trim_end_matches('/');
         if !["http://", "https://"].iter().any(|scheme| server.starts_with(scheme)) {
-            return Err(Failure::usage(format!("--connect {server}: expected an address such as http://127.0.0.1:8080")));
+            return Err(Failure::usage(format!("--connect {server}: expected an address such as http://127.0.0.1:8080")).into());
         }
         let url = format!("{}/v1/chat/completions", server.trim_end_matches("/v1"));
         let agent: ureq::Agent =
@@ -103,24 +146,30 @@ impl Question<'_> {
         if let Ok(key) = env::var(API_KEY) {
             request = request.header("authorization", format!("Bearer {key}"));
         }
-        let unreachable = |error: ureq::Error| {
-            Failure::work(format!("cannot reach {server}: {error}")).hint("`qhx serve MODEL` starts a server; it says where it listens")
+        let died = |why: &str| Failure::work(format!("{server} ended in the middle of the answer{why}: what was printed is incomplete"));
+        let not_sent = |error: ureq::Error| match error {
+            ureq::Error::Io(error) if is_loss(&error) => Trouble::Lost(died(&format!(" ({error})"))),
+            error => Trouble::Unreachable(
+                Failure::work(format!("cannot reach {server}: {error}"))
+                    .hint("`qhx serve MODEL` starts a server; it says where it listens"),
+            ),
         };
-        let mut response = request.send(body.to_string()).map_err(unreachable)?;
+        let mut response = request.send(body.to_string()).map_err(not_sent)?;
         let status = response.status();
         let reader = response.body_mut().as_reader();
         if !status.is_success() {
             let mut text = String::new();
             let _ = reader.take(MAX_LINE).read_to_string(&mut text);
-            return Err(refused(server, status.as_u16(), &text));
+            let refused = refused(server, status.as_u16(), &text);
+            return Err(if status.as_u16() == NOT_READY { Trouble::NotReady(refused) } else { refused.into() });
         }
-        let died = |why: &str| Failure::work(format!("{server} ended in the middle of the answer{why}: what was printed is incomplete"));
         let mut lines = BufReader::new(reader);
         loop {
             let mut line = Vec::new();
-            let read = (&mut lines).take(MAX_LINE).read_until(b'\n', &mut line).map_err(|error| died(&format!(" ({error})")))?;
-            if read == 0 {
-                return Err(died(""));
+            let read = (&mut lines).take(MAX_LINE).read_until(b'\n', &mut line);
+            let read = read.map_err(|error| Trouble::Lost(died(&format!(" ({error})"))))?;
+            if !line.ends_with(b"\n") && (read as u64) < MAX_LINE {
+                return Err(Trouble::Lost(died("")));
             }
             // Comments keep the connection alive.
             let line = String::from_utf8_lossy(&line);
@@ -130,10 +179,69 @@ impl Question<'_> {
             }
             let event: Value = serde_json::from_str(data).map_err(|error| died(&format!(" (its event is not JSON: {error})")))?;
             if let Some(error) = event.get("error") {
-                return Err(Failure::work(format!("{server}: {}", message(error))));
+                return Err(Failure::work(format!("{server}: {}", message(error))).into());
             }
             take(&event)?;
         }
+    }
+}
+
+/// Why an answer did not come to its end.
+enum Trouble {
+    /// The connection ended.
+    Lost(Failure),
+    /// The server is starting or stopping.
+    NotReady(Failure),
+    /// There is no server.
+    Unreachable(Failure),
+    /// Anything that asking again does not change.
+    Failed(Failure),
+}
+
+impl From<Failure> for Trouble {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+/// The status of a server that is starting or stopping.
+const NOT_READY: u16 = 503;
+
+/// Whether a connection that there was has ended.
+fn is_loss(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
+}
+
+/// A server that was lost.
+struct Loss {
+    /// What is told if there is none again.
+    failure: Failure,
+    /// How much of the answer there was.
+    len: usize,
+    at: Instant,
+}
+
+/// The text that was printed, of which an answer that is asked for again repeats the beginning.
+#[derive(Default)]
+struct Received {
+    text: String,
+    /// So many bytes of it have come from the server that answers now.
+    repeated: usize,
+}
+
+impl Received {
+    /// What of a piece is new; none if it differs from what was received before.
+    fn add<'a>(&mut self, piece: &'a str) -> Option<&'a str> {
+        let known = &self.text.as_bytes()[self.repeated..];
+        let both = known.len().min(piece.len());
+        if known[..both] != piece.as_bytes()[..both] {
+            return None;
+        }
+        let new = piece.get(both..)?;
+        self.repeated += piece.len();
+        self.text += new;
+        Some(new)
     }
 }
 
@@ -152,7 +260,7 @@ struct Answer {
 
 impl Answer {
     /// Takes an event; returns the new text.
-    fn take(&mut self, event: &Value) -> Result<String, Failure> {
+    fn take(&mut self, event: &Value) -> String {
         if let Some(model) = event["model"].as_str() {
             self.model = model.to_owned();
         }
@@ -168,7 +276,12 @@ impl Answer {
         self.reasoning += delta["reasoning_content"].as_str().unwrap_or_default();
         let piece = delta["content"].as_str().unwrap_or_default();
         self.text += piece;
-        Ok(piece.to_owned())
+        piece.to_owned()
+    }
+
+    /// How much there is, with what is not printed.
+    fn len(&self) -> usize {
+        self.text.len() + self.reasoning.len()
     }
 
     fn json(&self) -> Value {
@@ -222,4 +335,20 @@ fn refused(server: &str, status: u16, text: &str) -> Failure {
 
 fn message(error: &Value) -> String {
     error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Received;
+
+    #[test]
+    fn an_answer_that_is_asked_for_again_goes_on_behind_what_was_received() {
+        let mut received = Received::default();
+        assert_eq!((received.add("Lis"), received.add("bon é")), (Some("Lis"), Some("bon é")));
+        received.repeated = 0;
+        assert_eq!((received.add("Lisbo"), received.add("n "), received.add("é a")), (Some(""), Some(""), Some(" a")));
+        assert_eq!((received.add(" capital"), &*received.text), (Some(" capital"), "Lisbon é a capital"));
+        received.repeated = 0;
+        assert_eq!((received.add("Lisbon"), received.add(" è")), (Some(""), None), "another letter that begins with the same byte");
+    }
 }

@@ -34,6 +34,12 @@ impl Failure {
         Self { code: Self::NOBODY_READS, ..Self::usage("") }
     }
 
+    /// The exit code of a process whose work this was, and which has said why.
+    #[cfg(unix)]
+    pub(crate) fn told(code: u8) -> Self {
+        Self { code, ..Self::usage("") }
+    }
+
     /// What to do about it.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
@@ -54,7 +60,7 @@ impl Failure {
 
     /// Whether there is nothing to tell.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.code == Self::NOBODY_READS
+        self.message.is_empty()
     }
 
     /// The first line.

@@ -153,7 +153,7 @@ pub(crate) struct GpuFlags {
     /// GPU memory to use at most, such as 2GiB or 900MiB [default: what is free]
     #[arg(long, value_name = "SIZE", value_parser = read_bytes)]
     gpu_memory: Option<u64>,
-    /// Run the GPU's driver in a process of its own: if that crashes, the answer is continued on the CPU
+    /// Run the GPU's driver in a process of its own, and with `serve` the server too: what crashes is started again, or the GPU's work continued on the CPU, and the answer goes on
     #[arg(long)]
     isolate: bool,
     /// Measure again what runs fastest where, for --device auto and split
@@ -221,7 +221,7 @@ pub(crate) struct DecodingFlags {
     #[arg(long, value_name = "FILE.lark")]
     grammar: Option<PathBuf>,
     /// Where guesses at the next tokens come from, which are computed together where that is faster and never change an answer: `lookup` (what followed the same words before),
-    /// `mtp` (multi-token prediction, where the bundle has it), `auto` (both), `none`, or a smaller model with the same tokenizer
+    /// `mtp` (multi-token prediction or a drafter, where the bundle has it), `auto` (both), `none`, or a smaller model with the same tokenizer
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub(crate) draft: DraftChoice,
 }

@@ -30,6 +30,8 @@ mod progress;
 mod published;
 mod sessions;
 mod settings;
+#[cfg(unix)]
+mod supervise;
 mod table;
 mod targets;
 mod texts;

@@ -2,7 +2,7 @@
 
 use crate::{failure::Failure, output, progress::LoadBar};
 use qhx_bundle::{Bundle, manifest::TEXT_PROGRAM, parity::REJECTED};
-use qhx_runtime::{LoadOptions, LoadPlan, Model, verify::verdict};
+use qhx_runtime::{LoadOptions, LoadPlan, Model, placement::Fallback, verify::verdict};
 use std::path::Path;
 
 /// Loads a bundle's text program. What it will need is told before, what runs elsewhere than preferred after.
@@ -21,11 +21,15 @@ pub(crate) fn load_model(bundle: &Bundle, options: &LoadOptions) -> Result<Model
     if let Some(cost) = model.choice().and_then(|choice| choice.cost.as_ref()) {
         output::note(&format!("note: {cost}"));
     }
-    for fallback in &model.placement().fallbacks {
-        let (stage, from, to, reason) = (&fallback.stage, &fallback.from, &fallback.to, &fallback.reason);
+    tell(&model.placement().fallbacks);
+    Ok(model)
+}
+
+/// What runs elsewhere than preferred, a line for each stage.
+pub(crate) fn tell(fallbacks: &[Fallback]) {
+    for Fallback { stage, from, to, reason } in fallbacks {
         output::note(&format!("fallback: stage {stage} runs on {to} instead of {from}: {reason}"));
     }
-    Ok(model)
 }
 
 /// One line where the bundle failed its gate when it was made: by its own verdict, or by the name of the folder that a failed one is left in.

@@ -278,6 +278,19 @@ fn flags_that_are_wrong() {
     for (arguments, code, expected) in cases {
         fail(["generate", place, "--max-new", "2"].iter().chain(*arguments), *code, expected);
     }
+    // A placement file that names what is not there.
+    let folder = scratch();
+    let file = folder.path().join("placement.toml");
+    for (rules, code, expected) in [
+        ("[stages]\n\"layers.99\" = \"cpu\"", 2, "no stage is called `layers.99`: under `layers` there are 0, 1"),
+        ("[stages]\n\"layers.1\" = \"tpu\"", 2, "there is no device `tpu`"),
+        ("[stages]\n\"layers.1\" = \"gpu:7\"", 1, "device `gpu` cannot be used"),
+        ("decode = \"npu\"", 1, "device `npu` cannot be used"),
+    ] {
+        fs::write(&file, rules).unwrap();
+        let told = fail(["generate", place, "--ids", "1", "--placement", file.to_str().unwrap()], code, &[expected]).stderr;
+        assert!(told.matches("error:").count() == 1 && !told.contains("cause:"), "one line: {told}");
+    }
     fail(["frobnicate"], 2, &["unrecognized subcommand 'frobnicate'"]);
     fail(["run"], 2, &["the prompt is missing", "hint: qhx run MODEL \"PROMPT\""]);
     fail(["run", place], 2, &["the prompt is missing:", "is a model"]);

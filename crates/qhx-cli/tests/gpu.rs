@@ -3,14 +3,14 @@
 
 mod common;
 
-use common::{bundle, failed, json, qhx, ran, succeed};
+use common::{bundle, child_of, failed, json, qhx, ran, succeed};
 use serde_json::Value;
 use std::{
     collections::BTreeSet,
     fs,
     io::Read,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -61,7 +61,7 @@ fn an_answer_outlives_the_process_of_its_gpu() {
             let mut dead = String::new();
             for _ in 0..deaths {
                 let worker = loop {
-                    let worker = worker_of(&child);
+                    let worker = child_of(&child);
                     if worker != dead {
                         break worker;
                     }
@@ -85,23 +85,42 @@ fn an_answer_outlives_the_process_of_its_gpu() {
     // A process that ends well takes its worker with it.
     let mut child = qhx(&isolated).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     child.stdout.as_mut().unwrap().read_exact(&mut [0; 20]).unwrap();
-    let worker = worker_of(&child);
+    let worker = child_of(&child);
     assert!(child.wait_with_output().unwrap().status.success());
     assert!(!fs::exists(format!("/proc/{worker}/status")).unwrap(), "the worker is gone");
 }
 
-/// The only child of a process.
-fn worker_of(child: &Child) -> String {
-    let began = Instant::now();
-    loop {
-        let tasks = fs::read_dir(format!("/proc/{}/task", child.id())).unwrap().map(|task| task.unwrap().path().join("children"));
-        let children: String = tasks.filter_map(|file| fs::read_to_string(file).ok()).collect();
-        match children.split_whitespace().collect::<Vec<_>>()[..] {
-            [only] => return only.to_owned(),
-            ref all => assert!(all.is_empty() && began.elapsed() < Duration::from_secs(60), "{all:?}"),
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
+/// The same where it is killed before the first token, whether it starts, weights are on their way, or the prompt is being computed.
+#[test]
+#[ignore = "needs Vulkan: cargo xtask gpu"]
+fn a_prompt_outlives_the_process_of_its_gpu() {
+    let (model, prompt) = (bundle("qwen3"), "hello there ".repeat(60));
+    let arguments = ["run", model.to_str().unwrap(), &prompt, "--max-new", "8", "--ignore-eos", "--context", "1024"];
+    let expected = succeed([&arguments[..], &["--device", "cpu"]].concat());
+    // Later and later: the first ones die early, and one dies in the prompt.
+    let killed_in_prompt = (1..30).any(|tries| {
+        let mut child = qhx([&arguments[..], &["--device", "gpu", "--isolate"]].concat())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = child.stdout.take().unwrap();
+        let reader = thread::spawn(move || {
+            let mut first = [0];
+            let begun = output.read(&mut first).unwrap();
+            let (at, mut answer) = (Instant::now(), first[..begun].to_vec());
+            output.read_to_end(&mut answer).unwrap();
+            (at, String::from_utf8(answer).unwrap())
+        });
+        thread::sleep(Duration::from_millis(40 * tries));
+        let (worker, killed) = (child_of(&child), Instant::now());
+        Command::new("kill").args(["-9", &worker]).status().unwrap();
+        let (begun, answer) = reader.join().unwrap();
+        let found = ran(child.wait_with_output().unwrap());
+        assert_eq!((found.code, &answer), (Some(0), &expected), "killed after {} ms: {found:?}", 40 * tries);
+        begun > killed && found.stderr.contains("gpu was lost: its process is gone")
+    });
+    assert!(killed_in_prompt, "no process was killed between loading and the first token");
 }
 
 /// What `auto` measured is shown by `inspect`, and measured again when asked for.

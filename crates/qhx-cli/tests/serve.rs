@@ -38,7 +38,7 @@ fn ask(address: &str, request: &str) -> String {
 #[cfg(unix)]
 #[test]
 fn sigterm_ends_it_and_logs_have_no_prompts() {
-    for (arguments, is_told) in [(&[][..], false), (&["--log-prompts"][..], true)] {
+    for (arguments, is_told) in [(&[][..], false), (&["--log-prompts"][..], true), (&["--isolate"], false)] {
         let (mut server, mut lines, address) = listening(arguments);
         let body = r#"{"prompt": "A secret word", "max_tokens": 1}"#;
         let head = format!("POST /v1/completions HTTP/1.1\r\nHost: HOST\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
@@ -46,10 +46,24 @@ fn sigterm_ends_it_and_logs_have_no_prompts() {
         let ended = Command::new("kill").args(["-TERM", &server.id().to_string()]).status().unwrap();
         assert!(ended.success() && server.wait().unwrap().success(), "it ends well");
         let mut log = String::new();
+        // To the end: until no process of it is left.
         lines.read_to_string(&mut log).unwrap();
         assert!(log.contains("/v1/completions") && log.contains("status=200"), "{log}");
         assert_eq!(log.contains("secret"), is_told, "{log}");
     }
+}
+
+/// With `--isolate`, the process that serves is gone when the one that watches over it is; what it says itself is said once.
+#[cfg(unix)]
+#[test]
+fn two_processes_end_as_one() {
+    let (mut server, mut lines, _) = listening(&["--isolate"]);
+    server.kill().unwrap();
+    server.wait().unwrap();
+    lines.read_to_string(&mut String::new()).unwrap();
+    let Output { status, stderr, .. } = serve(&["--isolate", "no-such-model"]).output().unwrap();
+    let message = String::from_utf8(stderr).unwrap();
+    assert!(status.code() == Some(1) && message.matches("error:").count() == 1 && message.contains("no-such-model"), "{message}");
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! How fast a model reads and writes, in the usual notation: `pp512` reads a prompt of 512 tokens, `tg64` writes 64 one by one.
 
 use crate::{
-    Cancel, Error, GenerateOptions, Generation, Model, Prompt, Session,
+    Cancel, Error, GenerateOptions, Generation, Model, Prompt, Session, Wanted,
     draft::DraftSource,
     engine::{Engine, EngineOptions, Request},
     generate, memory,
+    placement::Fallback,
     sample::random::uniform,
     timing::ExpertCacheUse,
 };
@@ -99,6 +100,9 @@ pub struct BenchReport {
     /// What became of chosen experts in the measured runs, where only some of them lie on the device with the rest of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expert_cache: Option<ExpertCacheUse>,
+    /// What ran elsewhere than it was placed: results are those of the device that took its place.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub fallbacks: Vec<Fallback>,
 }
 
 /// Which experts the tokens of a test chose.
@@ -140,7 +144,7 @@ pub fn bench(
     }
     let most = options.sessions.iter().copied().max().unwrap_or(1);
     let mut sessions = (0..most).map(|_| model.session()).collect::<Result<Vec<_>, _>>()?;
-    sessions.iter_mut().for_each(|session| session.want_largest_only(!options.all_logits));
+    sessions.iter_mut().for_each(|session| session.want(if options.all_logits { Wanted::Logits } else { Wanted::Largest }));
     let mut results = Vec::new();
     let mut reading = Reading::default();
     let mut cache = ExpertCache::default();
@@ -209,6 +213,7 @@ pub fn bench(
         bandwidth_share: if read_bandwidth > 0.0 { fastest * weight_bytes_per_token as f64 / read_bandwidth } else { 0.0 },
         experts: reading.experts(),
         expert_cache: ExpertCacheUse::of(cache),
+        fallbacks: model.placement().fallbacks.clone(),
     })
 }
 

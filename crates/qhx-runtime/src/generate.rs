@@ -1,7 +1,7 @@
 //! The generate loop: a prompt's ids in, tokens and text out, one by one.
 
 use crate::{
-    Cancel, Error, FinishReason, GenerateOptions, Generation, LogitProcessor, Model, Piece, Prompt, Session, StageRuns, Work,
+    Cancel, Error, FinishReason, GenerateOptions, Generation, LogitProcessor, Model, Piece, Prompt, Session, StageRuns, Wanted, Work,
     drafter::Drafter,
     placement::{Fallback, PlacedStage, Placement},
     timing::{ExpertCacheUse, PrefillPath, Timing, milliseconds},
@@ -35,10 +35,10 @@ pub fn generate_with(
 ) -> Result<Generation, Error> {
     let writer = Writer::new(session.model(), prompt, options, processors)?;
     let drafter = Drafter::new(session.model(), prompt, options)?;
-    session.want_largest_only(writer.wants_largest());
+    session.want(writer.wanted());
     session.keep_hidden_rows(drafter.wants_hidden_rows());
     let generation = answer(session, prompt, writer, drafter, cancel, on_piece);
-    session.want_largest_only(false);
+    session.want(Wanted::Logits);
     session.keep_hidden_rows(false);
     generation
 }

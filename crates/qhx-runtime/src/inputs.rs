@@ -79,6 +79,9 @@ fn is_of_text(generator: &Generator) -> bool {
         | Generator::HiddenRows
         | Generator::ChainedRows
         | Generator::ChainedRowsAt
+        | Generator::PositionsNext
+        | Generator::TextKeys(_)
+        | Generator::TextValues(_)
         | Generator::Carried => false,
     }
 }

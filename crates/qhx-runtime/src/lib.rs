@@ -80,7 +80,7 @@ pub use qhx_media as media;
 pub use qhx_media::MediaKind;
 pub use runner::{ShowLogits, ShowTap};
 pub use saved_chat::{restore_session, save_session};
-pub use sequence::{NextToken, Work};
+pub use sequence::{NextToken, Wanted, Work};
 pub use session::{PromptReuse, Session};
 pub use staged::staged_media;
 pub use structure::{Constraint, Structure, ToolChoice};

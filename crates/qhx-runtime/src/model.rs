@@ -200,8 +200,17 @@ impl Model {
             progress: options.progress.clone(),
             timeline: options.timeline.clone(),
         };
-        let machine = device.open()?;
-        let executable = Recorded::of_device(machine.load(&program, &weights, &load)?, &*device, load.timeline.as_ref());
+        let opened = || -> Result<_, DeviceError> {
+            let machine = device.open()?;
+            let executable = machine.load(&program, &weights, &load)?;
+            Ok((machine, executable))
+        };
+        // One that was lost on the way is tried once more: by then its process, if it has one of its own, is started again.
+        let (machine, executable) = match opened() {
+            Err(DeviceError::Lost { .. }) => opened()?,
+            other => other?,
+        };
+        let executable = Recorded::of_device(executable, &*device, load.timeline.as_ref());
         let can_draft = executable.commits_partly() && executable.is_batch_invariant();
         let runner = Runner::new(executable, program.clone(), language.placeholders().clone(), language.vocabulary().logits);
         let runner = Mutex::new(match draft.as_ref().filter(|_| can_draft) {
@@ -308,6 +317,7 @@ impl Model {
         if !loaded.is_loaded(loads) {
             let (_, executable) = self.load_somewhere(&draft.program, &DraftProgram::load_options(), self.0.origin.devices.iter())?;
             loaded.put(executable, loads);
+            loaded.warm_up()?;
         }
         Ok((loaded, loads))
     }

@@ -2,7 +2,7 @@
 
 use crate::DeviceChoice;
 use qhx_ir::{
-    Call, Checked, DType, Device, DeviceError, Executable, ExpertCache, Generator, State, StateBytes, Ticket, Timeline, Traffic,
+    Call, Checked, DType, Device, DeviceError, Executable, ExpertCache, Generator, State, StateBytes, Ticket, Timeline, Traffic, Transfer,
     WeightTensor, WeightsRead, dim,
 };
 use std::{
@@ -15,6 +15,8 @@ pub(crate) struct Recorded {
     executable: Box<dyn Executable>,
     timeline: Timeline,
     lane: String,
+    /// The lane of what is brought to the device.
+    transfers: String,
     /// Its stages.
     name: String,
     /// When each call was submitted.
@@ -30,13 +32,23 @@ impl Recorded {
             (Some(first), Some(last)) if first.name != last.name => format!("{} … {}", first.name, last.name),
             (first, _) => first.map_or_else(String::new, |stage| stage.name.to_string()),
         };
-        Box::new(Self { executable, timeline, lane: lane.to_owned(), name, begun: HashMap::new() })
+        let (lane, transfers) = (lane.to_owned(), format!("to {lane}"));
+        Box::new(Self { executable, timeline, lane, transfers, name, begun: HashMap::new() })
     }
 
     /// The same for what was loaded on a device; a split writes down its parts itself.
     pub(crate) fn of_device(executable: Box<dyn Executable>, device: &dyn Device, timeline: Option<&Timeline>) -> Box<dyn Executable> {
         let timeline = timeline.filter(|_| device.name() != DeviceChoice::Split.name());
         Self::of(executable, device.name(), timeline)
+    }
+
+    /// Writes down what was transferred meanwhile; whether the device does so behind the caller's back.
+    fn record_transfers(&mut self) -> bool {
+        let Some(ended) = self.executable.take_transfers() else { return false };
+        for Transfer { weight, bytes, began, ended } in ended {
+            self.timeline.add_ended(&self.transfers, &weight, (began, ended), vec![("bytes", bytes)]);
+        }
+        true
     }
 
     /// Bytes of the values that cross between devices in a call.
@@ -75,6 +87,7 @@ impl Executable for Recorded {
         let [bytes_in, bytes_out] = self.crossing(call);
         let facts = vec![("rows", call.bindings.rows as u64), ("bytes_in", bytes_in), ("bytes_out", bytes_out)];
         self.timeline.add(&self.lane, &self.name, started, facts);
+        self.record_transfers();
         Ok(())
     }
 
@@ -117,8 +130,14 @@ impl Executable for Recorded {
     fn replace_part(&mut self, weight: &str, number: usize, part: &WeightTensor) -> Result<(), DeviceError> {
         let started = Instant::now();
         self.executable.replace_part(weight, number, part)?;
-        self.timeline.add(&format!("to {}", self.lane), weight, started, vec![("bytes", part.stored_bytes() as u64)]);
+        if !self.record_transfers() {
+            self.timeline.add(&self.transfers, weight, started, vec![("bytes", part.stored_bytes() as u64)]);
+        }
         Ok(())
+    }
+
+    fn take_transfers(&mut self) -> Option<Vec<Transfer>> {
+        self.executable.take_transfers()
     }
 
     fn expert_cache(&self) -> Option<ExpertCache> {

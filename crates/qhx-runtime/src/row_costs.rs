@@ -6,6 +6,10 @@ use std::time::Duration;
 const MOST_ROWS: usize = 64;
 /// How much a new measurement counts.
 const WEIGHT: f64 = 0.2;
+/// Measurements of which the smallest counts: the first step of its kind finds nothing at hand, and takes longer than those to come.
+const FIRST: u8 = 3;
+/// Steps of one row that must be measured before drafts are weighed against them.
+const KNOWN_FROM: u8 = 2;
 /// What one more row is thought to take before it was measured, as a share of a step.
 const GUESSED_SLOPE: f64 = 0.15;
 
@@ -14,11 +18,13 @@ const GUESSED_SLOPE: f64 = 0.15;
 pub(crate) struct RowCosts {
     /// In seconds; the first is of one row.
     measured: [Option<f64>; MOST_ROWS],
+    /// How often, as far as it matters.
+    counts: [u8; MOST_ROWS],
 }
 
 impl Default for RowCosts {
     fn default() -> Self {
-        Self { measured: [None; MOST_ROWS] }
+        Self { measured: [None; MOST_ROWS], counts: [0; MOST_ROWS] }
     }
 }
 
@@ -29,12 +35,19 @@ impl RowCosts {
             return;
         }
         let time = time.as_secs_f64();
-        let known = &mut self.measured[rows - 1];
+        let (known, count) = (&mut self.measured[rows - 1], &mut self.counts[rows - 1]);
+        *count = count.saturating_add(1);
         *known = Some(match *known {
+            Some(least) if *count <= FIRST => least.min(time),
             // A step that was held up by something else says little.
             Some(mean) => mean + WEIGHT * (time.min(2.0 * mean) - mean),
             None => time,
         });
+    }
+
+    /// Whether enough is known of plain steps to weigh others against them: those of any number of rows, where several answers are computed at once.
+    pub(crate) fn are_known(&self) -> bool {
+        self.counts.iter().any(|&count| count >= KNOWN_FROM)
     }
 
     /// About how long a step of so many rows takes, in seconds; none before anything was measured.
@@ -63,8 +76,13 @@ mod tests {
     #[test]
     fn what_was_not_measured_lies_between_what_was() {
         let mut costs = RowCosts::default();
-        assert_eq!(costs.of(1), None);
+        assert_eq!((costs.of(1), costs.are_known()), (None, false));
+        // The first one is slow.
+        costs.learn(1, Duration::from_millis(300));
+        assert_eq!((costs.of(1), costs.are_known()), (Some(0.3), false));
         costs.learn(1, Duration::from_millis(100));
+        assert_eq!((costs.of(1), costs.are_known()), (Some(0.1), true));
+        costs.learn(1, Duration::from_millis(120));
         assert_eq!(costs.of(1), Some(0.1));
         assert!((costs.of(5).unwrap() - 0.16).abs() < 1e-9);
         costs.learn(5, Duration::from_millis(200));

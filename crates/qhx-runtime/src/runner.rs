@@ -6,7 +6,7 @@ use crate::{
     Error,
     inputs::{Inputs, Placeholders, RowSpan},
     row_costs::RowCosts,
-    sequence::Sequence,
+    sequence::{Sequence, Wanted},
 };
 use qhx_ir::{Call, Checked, DeviceError, Executable, ExpertCache, IdMask, Outputs, Phase, RowResult, Segment, Tap, Want};
 use std::{
@@ -55,10 +55,12 @@ impl<'a> Span<'a> {
 
     /// What a call should give of a wanted row.
     fn want(&self, all_logits: bool) -> Want<'a> {
-        match self.mask {
-            _ if all_logits || !self.sequence.largest_only => Want::Logits,
-            Some(mask) => Want::LargestAllowed(mask),
-            None => Want::Largest,
+        match (self.sequence.wanted, self.mask) {
+            _ if all_logits => Want::Logits,
+            (Wanted::Logits, _) => Want::Logits,
+            (Wanted::Largest, Some(mask)) => Want::LargestAllowed(mask),
+            (Wanted::Largest, None) => Want::Largest,
+            (Wanted::Top(count), _) => Want::Top(count),
         }
     }
 
@@ -225,7 +227,8 @@ impl Runner {
                         }
                     }
                     Some(RowResult::Largest { id, value }) if is_kept => sequence.largest.push((*id, *value)),
-                    Some(RowResult::Largest { .. }) => {}
+                    Some(RowResult::Top(top)) if is_kept => sequence.largest.extend_from_slice(top),
+                    Some(RowResult::Largest { .. } | RowResult::Top(_)) => {}
                     _ => return Err(self.wrong_output(*wanted)),
                 }
             }

@@ -15,13 +15,25 @@ pub(crate) struct Sequence {
     pub(crate) drafts: usize,
     /// Of the last row, and with drafts of the row before them and of each of them; empty when they are not known.
     pub(crate) logits: Vec<f32>,
-    /// The ids and the values of the largest logits of the same rows, where nothing else was wanted.
+    /// The ids and the values of the largest logits of the same rows, as many of each row, where nothing else was wanted.
     pub(crate) largest: Vec<(u32, f32)>,
-    /// Whether only the largest of them is wanted.
-    pub(crate) largest_only: bool,
+    /// What is wanted of each row.
+    pub(crate) wanted: Wanted,
     /// What feeds the model's own drafts, where they are wanted.
     pub(crate) hidden: Option<HiddenRows>,
     pub(crate) work: Work,
+}
+
+/// What is wanted of the logits from which the next token is chosen. Less of them takes less time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wanted {
+    /// All.
+    #[default]
+    Logits,
+    /// The largest.
+    Largest,
+    /// So many of the largest.
+    Top(usize),
 }
 
 /// What is known of the next token.
@@ -29,6 +41,8 @@ pub(crate) struct Sequence {
 pub enum NextToken<'a> {
     /// All logits.
     Logits(&'a [f32]),
+    /// Ids and logits of the largest, the largest first.
+    Top(&'a [(u32, f32)]),
     /// The largest logit.
     Largest {
         /// Its id.
@@ -88,7 +102,7 @@ impl Sequence {
             drafts: 0,
             logits: Vec::with_capacity(logits),
             largest: Vec::with_capacity(1),
-            largest_only: false,
+            wanted: Wanted::Logits,
             hidden: None,
             work: Work::default(),
         }
@@ -118,12 +132,12 @@ impl Sequence {
 
     /// What is known of the token after so many drafts.
     pub(crate) fn token_after(&self, drafts: usize) -> Option<NextToken<'_>> {
-        match self.largest.get(drafts) {
-            Some(&(id, value)) => Some(NextToken::Largest { id, value }),
-            None => {
-                let width = self.logits.len() / (self.drafts + 1);
-                self.logits.get(drafts * width..(drafts + 1) * width).filter(|row| !row.is_empty()).map(NextToken::Logits)
-            }
+        let rows = self.drafts + 1;
+        let (width, most) = (self.logits.len() / rows, self.largest.len() / rows);
+        match self.largest.get(drafts * most..(drafts + 1) * most).unwrap_or_default() {
+            [] => self.logits.get(drafts * width..(drafts + 1) * width).filter(|row| !row.is_empty()).map(NextToken::Logits),
+            &[(id, value)] => Some(NextToken::Largest { id, value }),
+            top => Some(NextToken::Top(top)),
         }
     }
 

@@ -1,12 +1,15 @@
 //! Turns rows of logits into an answer: chooses tokens, makes text of them, and knows when to stop. Knows nothing of how rows are computed.
 
 use crate::{
-    Error, FinishReason, GenerateOptions, LogitProcessor, Model, NextToken, Piece, Prompt, TokenLogProbs,
+    Error, FinishReason, GenerateOptions, LogitProcessor, Model, NextToken, Piece, Prompt, TokenLogProbs, Wanted,
     sample::{SampleError, Sampler},
     text::{Detokenizer, StopStrings},
 };
 use qhx_ir::IdMask;
 use std::time::{Duration, Instant};
+
+/// From so many of the largest logits a token is chosen without asking for all: where sampling takes more of them, finding them takes a device as long as giving all.
+const MOST_CANDIDATES: usize = 64;
 
 /// An answer in the making.
 pub(crate) struct Writer {
@@ -23,6 +26,8 @@ pub(crate) struct Writer {
     keep_logits: bool,
     top_log_probs: Option<usize>,
     stop_strings: Vec<String>,
+    /// Logits of a row.
+    vocabulary: usize,
     pub(crate) log_probs: Vec<TokenLogProbs>,
     /// The stop string that ended the answer.
     pub(crate) stop_string: Option<String>,
@@ -64,6 +69,7 @@ impl Writer {
             keep_logits: options.keep_logits,
             top_log_probs: options.log_probs,
             stop_strings: options.stop.clone(),
+            vocabulary: model.vocabulary().logits,
             log_probs: Vec::new(),
             stop_string: None,
             ids: Vec::with_capacity(options.max_new.min(model.context())),
@@ -77,14 +83,25 @@ impl Writer {
         })
     }
 
-    /// Whether the largest logit decides, perhaps among the ids that a single mask allows.
-    pub(crate) fn wants_largest(&self) -> bool {
-        self.largest_decides() && self.processors.is_empty()
+    /// What must be known of the logits to choose a token.
+    pub(crate) fn wanted(&self) -> Wanted {
+        match self.sampler.config().candidates() {
+            Some(1) if self.largest_decides() && self.processors.is_empty() => Wanted::Largest,
+            Some(count @ 2..=MOST_CANDIDATES) if self.processors.is_empty() && !self.shows_logits() && count < self.vocabulary => {
+                Wanted::Top(count)
+            }
+            _ => Wanted::Logits,
+        }
     }
 
     /// Whether no logits but the largest allowed one matter.
     fn largest_decides(&self) -> bool {
-        self.sampler.config().is_greedy() && !self.keep_logits && self.top_log_probs.is_none()
+        self.sampler.config().is_greedy() && !self.shows_logits()
+    }
+
+    /// Whether logits are asked for, or probabilities that follow from all of them.
+    fn shows_logits(&self) -> bool {
+        self.keep_logits || self.top_log_probs.is_some()
     }
 
     /// The ids that may follow `ids`, where that is all that has to be known beside the logits.
@@ -146,6 +163,7 @@ impl Writer {
             NextToken::Largest { value, .. } if value == f32::NEG_INFINITY => Err(SampleError::AllForbidden { rows: 1 }.into()),
             NextToken::Largest { id, value } if !value.is_finite() => Err(SampleError::NotANumber { id: id as usize, value }.into()),
             NextToken::Largest { id, .. } => Ok(id),
+            NextToken::Top(top) => Ok(self.sampler.sample_top(top, ids.len())?),
             NextToken::Logits(logits) => {
                 if self.keep_logits {
                     self.step_logits.extend_from_slice(logits);

@@ -70,14 +70,19 @@ pub struct Server {
 impl Server {
     /// Takes an address; port 0 is any that is free. Connections wait until [`Server::run`].
     pub fn bind(address: impl ToSocketAddrs + std::fmt::Display, options: ServerOptions) -> Result<Self, ServerError> {
+        let wrong = |source| ServerError::Listen { address: address.to_string(), source };
+        Self::on(StdListener::bind(&address).map_err(wrong)?, options)
+    }
+
+    /// Takes a socket that listens already.
+    pub fn on(listener: StdListener, options: ServerOptions) -> Result<Self, ServerError> {
         if options.models.is_empty() {
             return Err(ServerError::NoModel);
         }
-        let wrong = |source| ServerError::Listen { address: address.to_string(), source };
-        let listener = StdListener::bind(&address).map_err(wrong)?;
+        let wrong = |source| ServerError::Listen { address: "the given socket".into(), source };
         listener.set_nonblocking(true).map_err(wrong)?;
-        let bound = listener.local_addr().map_err(wrong)?;
-        Ok(Self { listener, address: bound, options })
+        let address = listener.local_addr().map_err(wrong)?;
+        Ok(Self { listener, address, options })
     }
 
     /// Where it listens.

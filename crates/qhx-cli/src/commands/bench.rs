@@ -7,7 +7,7 @@ use crate::{
     failure::Failure,
     flags::{HardwareFlags, MAX_TOKENS, TimelineFlag, count, count_or_none},
     interrupt::Interrupt,
-    load::load_model,
+    load::{load_model, tell},
     open::open_model,
     output,
     table::{Align, Table, facts},
@@ -101,6 +101,7 @@ impl Bench {
             let context = Some(longest.saturating_add(deepest).saturating_add(prompt));
             let load = LoadOptions { context, sessions, timeline: timeline.clone(), ..self.hardware.load_options(device)? };
             let model = load_model(&bundle, &load)?;
+            let told = model.placement().fallbacks.clone();
             let options = BenchOptions {
                 prompt: self.prompt.clone(),
                 generate: self.generate.clone(),
@@ -110,10 +111,13 @@ impl Bench {
                 all_logits: self.all_logits,
                 draft: self.draft.as_ref().map(|draft| draft.source(&model, &load, interrupt)).transpose()?,
             };
-            let mut told = |result: &BenchResult| {
+            let mut show = |result: &BenchResult| {
                 output::dim_note(&format!("{}: {:.2} ± {:.2} tok/s{}", result.test, result.mean, result.sd, drafts(result)));
             };
-            let report = bench(&model, &bundle.manifest().precision, &options, interrupt.cancel(), &mut told)?;
+            let report = bench(&model, &bundle.manifest().precision, &options, interrupt.cancel(), &mut show)?;
+            if report.fallbacks != told {
+                tell(&report.fallbacks);
+            }
             runs.push(Run {
                 device: device.to_string(),
                 report,

@@ -43,6 +43,9 @@ pub(crate) struct Forge {
     /// The checkpoint: a Hugging Face folder or a GGUF file
     #[arg(value_name = "SRC")]
     source: PathBuf,
+    /// The drafter that was published beside the checkpoint, such as gemma-4-E4B-it-assistant: a Hugging Face folder. It becomes a program of the bundle, which `--draft mtp` uses
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["compare", "plan"])]
+    drafter: Option<PathBuf>,
     /// Compare precisions instead of making one bundle: a table and a page with size, divergence from the checkpoint, perplexity and speed. With --out each bundle is kept as DIR/PRECISION
     #[arg(long, value_name = "P,P", value_delimiter = ',', value_parser = str::parse::<Precision>, conflicts_with_all = ["precision", "bits", "plan", "gate", "prompts"])]
     compare: Vec<Precision>,
@@ -140,7 +143,11 @@ impl Forge {
             output::note("note: --gate none: the bundle is not checked and carries no oracle, so `qhx verify` cannot replay it");
         }
         let calibration = self.calibration()?;
-        self.bundle.make(&Material::open(&source)?, true, calibration.as_ref(), interrupt)
+        let material = match &self.drafter {
+            Some(drafter) => Material::open_with_drafter(&source, drafter)?,
+            None => Material::open(&source)?,
+        };
+        self.bundle.make(&material, true, calibration.as_ref(), interrupt)
     }
 
     /// What `--calibration` asks for.

@@ -1,5 +1,7 @@
 //! `qhx serve`: the HTTP server.
 
+#[cfg(unix)]
+use crate::supervise;
 use crate::{
     environment,
     failure::Failure,
@@ -12,7 +14,7 @@ use qhx_runtime::LoadOptions;
 use qhx_server::{Server, ServerError, ServerOptions};
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, TcpListener},
     path::PathBuf,
     time::Duration,
 };
@@ -25,7 +27,7 @@ const MAX_WAITING: u64 = 1 << 20;
 /// Serve models over HTTP
 ///
 /// Speaks the APIs of OpenAI, Anthropic and ollama, and has a page for browsers. Listens on this machine only; another address needs an API key. Models are loaded when they are first
-/// asked for, the first one at once. SIGTERM or Ctrl-C finishes running answers and ends the server.
+/// asked for, the first one at once. SIGTERM or Ctrl-C finishes running answers and ends the server. With --isolate, a server that crashes is started again at the same address.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  qhx serve smol\n  qhx serve smol ./Qwen3-0.6B --port 9000 --api-key \"$KEY\" --host 0.0.0.0")]
 pub(crate) struct Serve {
@@ -85,6 +87,10 @@ pub(crate) struct Serve {
     drain: u64,
     #[command(flatten)]
     execution: ExecutionFlags,
+    /// Serve on the socket of the process that started this one
+    #[cfg(unix)]
+    #[arg(long, hide = true)]
+    supervised: bool,
 }
 
 /// Rows whose logits are computed at once where a prompt is scored.
@@ -113,11 +119,24 @@ impl Serve {
         options.memory_budget = self.memory.map(|mebibytes| (mebibytes as u64) << 20);
         options.keep_alive = self.keep_alive.map(|seconds| Duration::from_secs(seconds as u64));
         options.drain = Duration::from_secs(self.drain);
+        #[cfg(unix)]
+        let listener = match (self.supervised, options.load.gpu.isolate.is_some()) {
+            (true, _) => supervise::inherited_socket(interrupt)?,
+            (false, true) => return supervise::supervise(&self.listen()?, options.drain, interrupt),
+            (false, false) => self.listen()?,
+        };
+        #[cfg(not(unix))]
+        let listener = self.listen()?;
         tracing_subscriber::fmt().with_writer(io::stderr).with_target(false).with_ansi(false).init();
-        let server = Server::bind(SocketAddr::new(self.host, self.port), options).map_err(explain)?;
+        let server = Server::on(listener, options).map_err(explain)?;
         let address = server.address();
         server.run(interrupt.cancel().clone(), || output::note(&format!("listening on http://{address}"))).map_err(explain)?;
         Ok(())
+    }
+
+    fn listen(&self) -> Result<TcpListener, Failure> {
+        let address = SocketAddr::new(self.host, self.port);
+        TcpListener::bind(address).map_err(|source| explain(ServerError::Listen { address: address.to_string(), source }))
     }
 
     fn keys(&self) -> Result<Vec<String>, Failure> {

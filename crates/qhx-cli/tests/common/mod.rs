@@ -8,8 +8,10 @@ use std::{
     fs,
     io::Write,
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
     sync::LazyLock,
+    thread,
+    time::{Duration, Instant},
 };
 
 /// The families whose fixtures were recorded.
@@ -96,6 +98,20 @@ pub(crate) fn failed(ran: Ran, code: i32, expected: &[&str]) -> Ran {
         assert!(ran.stderr.contains(text), "expected {text:?} in:\n{}", ran.stderr);
     }
     ran
+}
+
+/// The only child of a process (Linux).
+pub(crate) fn child_of(process: &Child) -> String {
+    let began = Instant::now();
+    loop {
+        let tasks = fs::read_dir(format!("/proc/{}/task", process.id())).unwrap().map(|task| task.unwrap().path().join("children"));
+        let children: String = tasks.filter_map(|file| fs::read_to_string(file).ok()).collect();
+        match children.split_whitespace().collect::<Vec<_>>()[..] {
+            [only] => return only.to_owned(),
+            ref all => assert!(all.is_empty() && began.elapsed() < Duration::from_secs(60), "{all:?}"),
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// Forges `source` into `out`, without a gate: tests of gates have their own.

@@ -5,7 +5,7 @@ use crate::{
     Error,
     planner::{Clock, PROMPT_TOKENS},
     runner::{Purpose, Runner, Span, Watch},
-    sequence::Sequence,
+    sequence::{Sequence, Wanted},
 };
 use qhx_ir::Phase;
 use std::{ops::Range, time::Duration};
@@ -72,7 +72,7 @@ impl Steps<'_> {
     /// Computes new rows.
     fn run(&mut self, rows: Range<usize>, phase: Phase) -> Result<(), Error> {
         let ids: Vec<u32> = rows.clone().map(|row| ((7919 * row + 13) % self.vocabulary.max(1)) as u32).collect();
-        self.sequence.largest_only = true;
+        self.sequence.wanted = Wanted::Largest;
         self.sequence.rows.extend(&ids, &[]);
         let span = Span { sequence: &mut self.sequence, rows, wanted: 1, mask: None };
         self.runner.call(&mut [span], &Purpose { phase, cancel: None }, &mut Watch::default())

@@ -61,12 +61,12 @@ impl DraftSource {
     pub(crate) fn start(&self, model: &Model, context: usize) -> Result<Vec<Guesses>, Error> {
         self.check(model)?;
         let lookup = || Guesses::Ids(Box::new(Lookup::with_capacity(context)));
-        let own = || Mtp::new(model).map(Guesses::Mtp);
+        let own = |is_named| Mtp::new(model, is_named).map(Guesses::Mtp);
         Ok(match self {
             Self::None => Vec::new(),
             Self::Lookup => vec![lookup()],
-            Self::Mtp => own().into_iter().collect(),
-            Self::Auto => std::iter::once(lookup()).chain(own()).collect(),
+            Self::Mtp => own(true).into_iter().collect(),
+            Self::Auto => std::iter::once(lookup()).chain(own(false)).collect(),
             Self::Model(model) => vec![Guesses::Ids(Box::new(model.start()?))],
         })
     }

@@ -1,7 +1,7 @@
 //! Drafts of a smaller model that has the same tokens.
 
 use super::Draft;
-use crate::{Cancel, Error, Model, NextToken, Session};
+use crate::{Cancel, Error, Model, NextToken, Session, Wanted};
 
 /// A model that drafts for another.
 #[derive(Clone)]
@@ -30,7 +30,7 @@ impl DraftModel {
     /// For one sequence.
     pub(super) fn start(&self) -> Result<Follower, Error> {
         let mut session = self.0.session()?;
-        session.want_largest_only(true);
+        session.want(Wanted::Largest);
         Ok(Follower { session })
     }
 }

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 /// What must be won at least: guesses at gains below are noise.
 const LEAST_GAIN: f64 = 1.02;
-/// The share of an answer's time that may be lost by drafts that were wrong, and the steps that may be lost at its start.
+/// The share of an answer's time that may be lost by drafts that were wrong.
 const MOST_LOST: f64 = 0.02;
-const FIRST_LOST: f64 = 1.0;
 
 /// What a guess is thought to take before one was made, as a share of a step, where a program makes it.
 const GUESSED_COST: f64 = 0.15;
@@ -45,7 +44,7 @@ impl GuessCost {
 
 /// How many drafts are best where this share of them is right, in a step that has `rows` rows without them, and the tokens per second that they are expected to give.
 pub(super) fn best_count(share: f64, rows: usize, most: usize, costs: &RowCosts, guess: &GuessCost) -> (usize, f64) {
-    let (Some(plain), Some(one)) = (costs.of(rows), costs.of(1)) else { return (0, 0.0) };
+    let (Some(plain), Some(one)) = (costs.of(rows), costs.of(1).filter(|_| costs.are_known())) else { return (0, 0.0) };
     let guess = guess.of(one);
     let (mut best, mut best_rate) = (0, LEAST_GAIN * rows as f64 / plain);
     // Tokens of the step: of all answers one, and those drafts before which all were right.
@@ -61,6 +60,48 @@ pub(super) fn best_count(share: f64, rows: usize, most: usize, costs: &RowCosts,
     (best, best_rate)
 }
 
+/// Guesses that cost next to nothing, made before any is computed and compared with what was chosen: they show for free whether drafts of their source would pay.
+#[derive(Debug, Default)]
+pub(super) struct Watched {
+    /// What is thought to follow so many ids.
+    guess: Option<(usize, u32)>,
+    /// The seconds that guesses of the source have won, or would have won as drafts; what is lost while there is nothing to lose is forgotten.
+    won: f64,
+}
+
+impl Watched {
+    /// The first of these guesses is thought to follow so many ids.
+    pub(super) fn watch(&mut self, len: usize, guesses: &[u32]) {
+        self.guess = guesses.first().map(|&id| (len, id));
+    }
+
+    /// Whether the last guess was right, once what was chosen in its place is among `ids`. It counts as the draft that it would have been in a step of `rows` rows.
+    pub(super) fn compare(&mut self, ids: &[u32], rows: usize, costs: &RowCosts) -> Option<bool> {
+        let (at, guess) = self.guess?;
+        let is_right = *ids.get(at)? == guess;
+        self.guess = None;
+        self.book(won(rows, 1, usize::from(is_right), costs).map_or(0.0, |(won, _)| won));
+        Some(is_right)
+    }
+
+    /// Drafts of the source have won so many seconds.
+    pub(super) fn book(&mut self, won: f64) {
+        self.won = (self.won + won).max(0.0);
+    }
+
+    /// The seconds that guesses of the source have won, or would have.
+    pub(super) fn won(&self) -> f64 {
+        self.won
+    }
+}
+
+/// The seconds that a step of `rows` rows and so many drafts wins, of which the first `accepted` are right, and what a token takes without drafts.
+fn won(rows: usize, drafts: usize, accepted: usize, costs: &RowCosts) -> Option<(f64, f64)> {
+    let (plain, with) = (costs.of(rows)?, costs.of(rows + drafts)?);
+    let token = plain / rows as f64;
+    Some((accepted as f64 * token - (with - plain), token))
+}
+
 /// What an answer has won and lost by drafts.
 #[derive(Debug, Default)]
 pub(super) struct Account {
@@ -71,18 +112,28 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// Whether so many more drafts may all be wrong.
-    pub(super) fn allows(&self, rows: usize, drafts: usize, costs: &RowCosts, guess: &GuessCost) -> bool {
-        let (Some(plain), Some(with), Some(one)) = (costs.of(rows), costs.of(rows + drafts), costs.of(1)) else { return false };
-        self.won - (with - plain) - drafts as f64 * guess.of(one) > -(MOST_LOST * self.plain + FIRST_LOST * plain)
+    /// How many drafts may be tried, of at most `most`: see [`Account::spare`].
+    pub(super) fn affordable(&self, rows: usize, most: usize, costs: &RowCosts, guess: &GuessCost, first: f64) -> usize {
+        (1..=most).take_while(|&drafts| self.spare(rows, drafts, costs, guess, first).is_some()).count()
+    }
+
+    /// The seconds that may still be lost where so many more drafts are all wrong, in an answer that may lose `first` steps at its start; none where the drafts may not be tried.
+    pub(super) fn spare(&self, rows: usize, drafts: usize, costs: &RowCosts, guess: &GuessCost, first: f64) -> Option<f64> {
+        let (plain, with, one) = (costs.of(rows)?, costs.of(rows + drafts)?, costs.of(1)?);
+        let spare = self.won + MOST_LOST * self.plain + first * plain - (with - plain) - drafts as f64 * guess.of(one);
+        (spare > 0.0).then_some(spare)
+    }
+
+    /// Something took so long beside the steps.
+    pub(super) fn spend(&mut self, time: Duration) {
+        self.won -= time.as_secs_f64();
     }
 
     /// A step of `rows` rows and so many drafts; what it has won.
     pub(super) fn book(&mut self, rows: usize, drafts: usize, accepted: usize, guessing: Duration, costs: &RowCosts) -> f64 {
-        let (Some(plain), Some(with)) = (costs.of(rows), costs.of(rows + drafts)) else { return 0.0 };
-        let token = plain / rows as f64;
+        let Some((won, token)) = won(rows, drafts, accepted, costs) else { return 0.0 };
         self.plain += (1 + accepted) as f64 * token;
-        let won = accepted as f64 * token - (with - plain) - guessing.as_secs_f64();
+        let won = won - guessing.as_secs_f64();
         self.won += won;
         won
     }
@@ -102,7 +153,8 @@ mod tests {
     /// A step of one row takes 1 s, each further one as much more.
     fn costs(slope: f64) -> RowCosts {
         let mut costs = RowCosts::default();
-        (1..=16).for_each(|rows| costs.learn(rows, Duration::from_secs_f64(1.0 + slope * (rows - 1) as f64)));
+        let mut learn = |rows: usize| costs.learn(rows, Duration::from_secs_f64(1.0 + slope * (rows - 1) as f64));
+        (1..=16).for_each(|rows| (0..2).for_each(|_| learn(rows)));
         costs
     }
 
@@ -118,20 +170,66 @@ mod tests {
         assert_eq!(best_count(0.6, 8, 7, &costs(0.2)), 0);
     }
 
-    #[test]
-    fn wrong_drafts_cost_a_bounded_share() {
-        let costs = costs(0.3);
-        let (mut account, mut acceptance, mut lost) = (Account::default(), Acceptance::default(), 0.0);
-        for _ in 0..1000 {
-            let count = best_count(acceptance.share(), 1, 7, &costs);
-            let count = if account.allows(1, count, &costs, &FREE) { count } else { 0 };
-            match count {
-                0 => acceptance.forget_a_little(),
-                count => acceptance.learn(count, 0),
+    /// An answer of so many tokens with a source of which a guess is right where `is_right` says so: what drafts lose of its time without them, at the worst after any of its tokens, and at its end.
+    fn lost(tokens: usize, slope: f64, first: impl Fn(&Watched) -> f64, is_right: impl Fn(usize) -> bool) -> (f64, f64) {
+        let costs = costs(slope);
+        let (mut account, mut acceptance, mut watched) = (Account::default(), Acceptance::default(), Watched::default());
+        let (mut at, mut worst) = (0, f64::MIN);
+        while at < tokens {
+            let most = account.affordable(1, 7, &costs, &FREE, first(&watched));
+            let drafts = best_count(acceptance.share(), 1, most, &costs);
+            let accepted = (at..at + drafts).take_while(|&at| is_right(at)).count();
+            if drafts > 0 {
+                acceptance.learn(drafts, accepted);
+            } else {
+                // Guesses are ids of their own: 1 is what is chosen.
+                watched.watch(0, &[u32::from(is_right(at))]);
+                acceptance.learn(1, usize::from(watched.compare(&[1], 1, &costs).unwrap()));
             }
-            lost -= account.book(1, count, 0, Duration::ZERO, &costs);
+            let won = account.book(1, drafts, accepted, Duration::ZERO, &costs);
+            if drafts > 0 {
+                watched.book(won);
+            }
+            at += 1 + accepted;
+            worst = worst.max(-account.won / at as f64);
         }
-        assert!(lost > 0.0 && lost <= 0.02 * 1000.0 + 1.0, "{lost}");
+        (worst, -account.won / at as f64)
+    }
+
+    const WATCHING: fn(&Watched) -> f64 = |watched| watched.won().clamp(0.0, 1.0);
+
+    /// However short the answer is: nothing may be lost before it was won, but a share of the time that has passed.
+    #[test]
+    fn wrong_drafts_never_cost_more_than_their_share() {
+        for slope in [0.05, 0.15, 0.3, 0.9] {
+            for tokens in (1..40).chain([100, 1000]) {
+                let (worst, _) = lost(tokens, slope, WATCHING, |_| false);
+                assert!(worst <= MOST_LOST, "{tokens} tokens at {slope}: {worst}");
+            }
+        }
+        let (worst, _) = lost(12, 0.3, |_| 1.0, |_| false);
+        assert!(worst > 0.03, "a step that may be lost before anything was right: {worst}");
+    }
+
+    /// Text that is copied now and then, here and there, as prose does: what guesses would have won may be lost, and no more.
+    #[test]
+    fn what_was_only_watched_is_risked_once() {
+        for tokens in [8, 12, 24, 66] {
+            for every in 2..12 {
+                let (_, end) = lost(tokens, 0.3, WATCHING, |at| at % every == 0);
+                assert!(end * tokens as f64 <= 1.0 + MOST_LOST * tokens as f64, "{tokens} tokens, right every {every}: {end}");
+            }
+        }
+    }
+
+    /// A copy is found at once: two guesses that are right are enough.
+    #[test]
+    fn a_copy_is_drafted_from_its_third_token_on() {
+        for slope in [0.05, 0.15, 0.3] {
+            let (_, end) = lost(96, slope, WATCHING, |_| true);
+            let (_, at_once) = lost(96, slope, |_| 1.0, |_| true);
+            assert!(end < -0.4 && end < at_once + 0.03, "{slope}: {end}, {at_once}");
+        }
     }
 
     #[test]
@@ -158,7 +256,24 @@ mod tests {
         let (count, rate) = super::best_count(0.9, 1, 7, &costs, &slow);
         let (free_count, free_rate) = super::best_count(0.9, 1, 7, &costs, &FREE);
         assert!(count > 0 && count <= free_count && rate < free_rate, "{count} at {rate}, {free_count} at {free_rate}");
-        assert!(Account::default().allows(1, 7, &costs, &FREE));
-        assert!(!Account::default().allows(1, 7, &costs, &slow), "a step is all that may be lost at the start");
+        assert!(Account::default().spare(1, 7, &costs, &FREE, 1.0).is_some());
+        assert_eq!(Account::default().spare(1, 7, &costs, &slow, 1.0), None, "a step is all that may be lost at the start");
+        assert_eq!(Account::default().spare(1, 1, &costs, &FREE, 0.0), None, "nothing may");
+    }
+
+    /// Getting ready is a loss like any other.
+    #[test]
+    fn what_was_spent_must_be_won_first() {
+        let (costs, mut account) = (costs(0.1), Account::default());
+        let spare = account.spare(1, 2, &costs, &FREE, 1.0).unwrap();
+        assert!((spare - 0.8).abs() < 1e-9, "{spare}");
+        account.spend(Duration::from_secs_f64(spare));
+        assert_eq!(account.spare(1, 2, &costs, &FREE, 1.0), None);
+        // 2 % of the time of steps without drafts.
+        for _ in 0..6 {
+            account.book(1, 0, 0, Duration::ZERO, &costs);
+        }
+        let spare = account.spare(1, 2, &costs, &FREE, 1.0).unwrap();
+        assert!((spare - 0.12).abs() < 1e-9, "{spare}");
     }
 }

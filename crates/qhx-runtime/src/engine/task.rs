@@ -2,7 +2,7 @@
 
 use super::{Request, answer::Sender};
 use crate::{
-    Cancel, Error, FinishReason, Generation, Model, Piece, PlacedMedium, Prompt, Session, Work,
+    Cancel, Error, FinishReason, Generation, Model, Piece, PlacedMedium, Prompt, Session, Wanted, Work,
     drafter::Drafter,
     generate::{note, where_it_ran},
     rows::{MediumSpan, Rows},
@@ -63,7 +63,7 @@ impl Job {
     pub(super) fn begin(self, mut session: Session, reused: usize) -> Task {
         let Self { prompt, media, scope, alone, cancel, sender, writer, drafter, encode_time, asked } = self;
         session.put_in(prompt.ids(), &media, reused);
-        session.want_largest_only(writer.wants_largest());
+        session.want(writer.wanted());
         session.keep_hidden_rows(drafter.wants_hidden_rows());
         let mut timing = Timing::of_prompt(session.model(), &prompt);
         timing.encode_ms += milliseconds(encode_time);
@@ -162,7 +162,7 @@ impl Task {
         let drafts = if self.is_decode_step() { self.drafter.draft(&mut self.session, &self.writer, others, most) } else { 0 };
         // What may follow a draft is known when it was chosen: then the logits decide.
         let mask = if drafts == 0 { self.writer.mask(self.session.ids()) } else { None };
-        self.session.want_largest_only(mask.is_some() || self.writer.wants_largest());
+        self.session.want(if mask.is_some() { Wanted::Largest } else { self.writer.wanted() });
         self.mask = mask.map(OnceLock::from);
         drafts
     }

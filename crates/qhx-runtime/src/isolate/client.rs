@@ -260,6 +260,7 @@ impl IsolatedExecutable {
             Want::Logits => RunWant::Logits,
             Want::Largest => RunWant::Largest,
             Want::LargestAllowed(mask) => RunWant::LargestAllowed(mask.get().map(|mask| mask.0.clone())),
+            Want::Top(count) => RunWant::Top(*count),
             Want::LogProbs { target, top } => RunWant::LogProbs { target: *target, top: *top },
         });
         let inputs = call.inputs.iter().map(|data| match data {

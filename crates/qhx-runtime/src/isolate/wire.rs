@@ -182,6 +182,7 @@ pub(super) enum RunWant {
     Largest,
     /// None where the mask was not given.
     LargestAllowed(Option<Vec<u32>>),
+    Top(usize),
     LogProbs {
         target: u32,
         top: usize,
@@ -193,30 +194,30 @@ pub(super) enum RunWant {
 pub(super) enum Row {
     Logits(usize),
     Largest(u32, u32),
+    Top(Vec<(u32, u32)>),
     LogProbs(u32, Vec<(u32, u32)>),
 }
 
 impl From<&RowResult> for Row {
     fn from(row: &RowResult) -> Self {
+        let bits = |top: &[(u32, f32)]| top.iter().map(|(id, value)| (*id, value.to_bits())).collect();
         match row {
             RowResult::Logits(at) => Self::Logits(*at),
             RowResult::Largest { id, value } => Self::Largest(*id, value.to_bits()),
-            RowResult::LogProbs { target, top } => {
-                Self::LogProbs(target.to_bits(), top.iter().map(|(id, value)| (*id, value.to_bits())).collect())
-            }
+            RowResult::Top(top) => Self::Top(bits(top)),
+            RowResult::LogProbs { target, top } => Self::LogProbs(target.to_bits(), bits(top)),
         }
     }
 }
 
 impl From<Row> for RowResult {
     fn from(row: Row) -> Self {
+        let numbers = |top: Vec<(u32, u32)>| top.into_iter().map(|(id, value)| (id, f32::from_bits(value))).collect();
         match row {
             Row::Logits(at) => Self::Logits(at),
             Row::Largest(id, value) => Self::Largest { id, value: f32::from_bits(value) },
-            Row::LogProbs(target, top) => Self::LogProbs {
-                target: f32::from_bits(target),
-                top: top.into_iter().map(|(id, value)| (id, f32::from_bits(value))).collect(),
-            },
+            Row::Top(top) => Self::Top(numbers(top)),
+            Row::LogProbs(target, top) => Self::LogProbs { target: f32::from_bits(target), top: numbers(top) },
         }
     }
 }

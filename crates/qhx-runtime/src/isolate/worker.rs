@@ -204,6 +204,7 @@ impl Desk {
                 RunWant::Logits => Want::Logits,
                 RunWant::Largest => Want::Largest,
                 RunWant::LargestAllowed(_) => Want::LargestAllowed(mask),
+                RunWant::Top(count) => Want::Top(count),
                 RunWant::LogProbs { target, top } => Want::LogProbs { target, top },
             })
             .collect();

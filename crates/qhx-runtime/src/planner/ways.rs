@@ -5,7 +5,7 @@ use crate::{
     placement::{Phase, Rules},
     split::{HotExperts, OpRange, all_experts, op_ranges, pool_bytes},
 };
-use qhx_ir::{Checked, DeviceError, Name, OpKind};
+use qhx_ir::{Checked, DeviceError, Name, Op, OpKind};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -96,11 +96,13 @@ pub(super) fn ways(program: &Checked, names: Names<'_>, room: Room) -> Result<Ve
         all.extend(most(experts.len(), &experts_there)?);
         // The rest on the accelerator, and beside it as many experts as fit, whichever are chosen most often.
         let total = all_experts(program).map_or(0, |all| all.count);
+        // Looking up rows costs the processor next to nothing, and where their table would be there is room for experts.
+        let not_there = [&experts[..], &embeddings(program)].concat();
         let hot = |count: usize| Way {
             name: format!("{count} hot experts of {total} on {accelerator}"),
             rules: Rules {
                 default: Some(accelerator.into()),
-                stages: moved(&experts, processor),
+                stages: moved(&not_there, processor),
                 // Both devices are at work on every layer as it is.
                 overlap: Some(false),
                 hot_experts: Some(HotExperts { count, transfer_from: None }),
@@ -181,6 +183,14 @@ fn layers(program: &Checked) -> Vec<Name> {
         }
     }
     all
+}
+
+/// The paths of the ops that look up rows of a table, where nothing else reads it.
+fn embeddings(program: &Checked) -> Vec<Name> {
+    let looks_up = |op: &&Op| matches!(op.op, OpKind::Embed { .. });
+    let read: BTreeSet<&Name> = program.ops.iter().filter(|op| !looks_up(op)).flat_map(|op| op.op.weights()).collect();
+    let alone = |op: &&Op| op.op.weights().iter().all(|table| !read.contains(table));
+    program.ops.iter().filter(looks_up).filter(alone).map(|op| op.path.clone()).collect()
 }
 
 /// The paths of the ops with experts.

@@ -46,6 +46,15 @@ impl SamplerConfig {
         self.temperature == 0.0 && self.repetition_penalty == 1.0
     }
 
+    /// How many of the largest logits decide, where not all do.
+    pub fn candidates(&self) -> Option<usize> {
+        match (self.repetition_penalty == 1.0, self.temperature == 0.0, self.top_k) {
+            (true, true, _) => Some(1),
+            (true, false, 1..) => Some(self.top_k),
+            _ => None,
+        }
+    }
+
     /// Checks each setting against its limits; the error names the first that is wrong.
     pub fn validate(&self) -> Result<(), SamplerConfigError> {
         let limits = [

@@ -24,30 +24,45 @@ struct Candidate {
 impl Filter {
     /// The id that `draw` (in [0, 1)) falls on. `row` has no NaN and `best` is its argmax; the temperature is above 0.
     pub(super) fn choose(&mut self, row: &[f32], best: usize, config: &SamplerConfig, draw: f64) -> u32 {
-        let largest = f64::from(row[best]);
-        let sharpness = 1.0 / f64::from(config.temperature);
-        let weight_of = |logit: f32| exp_of_negative((f64::from(logit) - largest) * sharpness);
-        let (top_p, min_p) = (f64::from(config.top_p), f64::from(config.min_p));
-
-        let total: f64 = if (1..row.len()).contains(&config.top_k) {
+        if (1..row.len()).contains(&config.top_k) {
             largest_k(row, config.top_k, &mut self.candidates);
-            for candidate in &mut self.candidates {
-                candidate.weight = weight_of(candidate.logit);
-            }
-            self.candidates.iter().map(|candidate| candidate.weight).sum()
-        } else {
-            self.weights.clear();
-            self.weights.extend(row.iter().map(|&logit| weight_of(logit)));
-            let total: f64 = self.weights.iter().sum();
-            // Tokens below (1 − p)/n of the total cannot, all together, be missed by top-p; min-p's own limit is exact.
-            let unneeded = (1.0 - top_p) * total / row.len() as f64;
-            let least = if top_p < 1.0 { unneeded.max(min_p) } else { min_p };
-            self.candidates.clear();
-            let kept = self.weights.iter().zip(row).enumerate().filter(|(_, (weight, _))| **weight >= least && **weight > 0.0);
-            self.candidates.extend(kept.map(|(id, (&weight, &logit))| Candidate { logit, id: id as u32, weight }));
-            total
-        };
+            return self.choose_of_ranked(config, draw);
+        }
+        let weight_of = weights(row[best], config);
+        let (top_p, min_p) = (f64::from(config.top_p), f64::from(config.min_p));
+        self.weights.clear();
+        self.weights.extend(row.iter().map(|&logit| weight_of(logit)));
+        let total: f64 = self.weights.iter().sum();
+        // Tokens below (1 − p)/n of the total cannot, all together, be missed by top-p; min-p's own limit is exact.
+        let unneeded = (1.0 - top_p) * total / row.len() as f64;
+        let least = if top_p < 1.0 { unneeded.max(min_p) } else { min_p };
+        self.candidates.clear();
+        let kept = self.weights.iter().zip(row).enumerate().filter(|(_, (weight, _))| **weight >= least && **weight > 0.0);
+        self.candidates.extend(kept.map(|(id, (&weight, &logit))| Candidate { logit, id: id as u32, weight }));
+        self.draw(total, best as u32, config, draw)
+    }
 
+    /// The same where only the `top_k` largest logits are known, the largest first.
+    pub(super) fn choose_of_top(&mut self, top: &[(u32, f32)], config: &SamplerConfig, draw: f64) -> u32 {
+        self.candidates.clear();
+        self.candidates.extend(top.iter().map(|&(id, logit)| Candidate { logit, id, weight: 0.0 }));
+        self.choose_of_ranked(config, draw)
+    }
+
+    /// The id among the candidates, which are ranked and have no weights yet.
+    fn choose_of_ranked(&mut self, config: &SamplerConfig, draw: f64) -> u32 {
+        let Some(&Candidate { logit: largest, id: best, .. }) = self.candidates.first() else { return 0 };
+        let weight_of = weights(largest, config);
+        for candidate in &mut self.candidates {
+            candidate.weight = weight_of(candidate.logit);
+        }
+        let total = self.candidates.iter().map(|candidate| candidate.weight).sum();
+        self.draw(total, best, config, draw)
+    }
+
+    /// The id that `draw` falls on among the candidates, after top-p and min-p; `total` is the weight of all that they were chosen from.
+    fn draw(&mut self, total: f64, best: u32, config: &SamplerConfig, draw: f64) -> u32 {
+        let (top_p, min_p) = (f64::from(config.top_p), f64::from(config.min_p));
         if top_p < 1.0 {
             let kept = smallest_prefix_reaching(&mut self.candidates, top_p * total);
             self.candidates.truncate(kept);
@@ -64,8 +79,14 @@ impl Filter {
             }
         }
         // Only rounding leads here: the draw fell on the very end.
-        self.candidates.iter().rev().find(|candidate| candidate.weight > 0.0).map_or(best as u32, |candidate| candidate.id)
+        self.candidates.iter().rev().find(|candidate| candidate.weight > 0.0).map_or(best, |candidate| candidate.id)
     }
+}
+
+/// How probable logits are in relation to the largest.
+fn weights(largest: f32, config: &SamplerConfig) -> impl Fn(f32) -> f64 + use<> {
+    let sharpness = 1.0 / f64::from(config.temperature);
+    move |logit| exp_of_negative((f64::from(logit) - f64::from(largest)) * sharpness)
 }
 
 /// Larger logits first, lower ids first among equals.

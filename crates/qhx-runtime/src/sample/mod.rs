@@ -97,6 +97,17 @@ impl Sampler {
         Ok(self.filter.choose(row, best, &self.config, draw))
     }
 
+    /// The same from the [`SamplerConfig::candidates`] largest logits alone, the largest first. There is no repetition penalty.
+    pub fn sample_top(&mut self, top: &[(u32, f32)], position: usize) -> Result<u32, SampleError> {
+        match top.first() {
+            None => Err(SampleError::NoLogits),
+            Some(&(_, f32::NEG_INFINITY)) => Err(SampleError::AllForbidden { rows: top.len() }),
+            Some(&(id, value)) if !value.is_finite() => Err(SampleError::NotANumber { id: id as usize, value }),
+            Some(&(id, _)) if self.config.temperature == 0.0 => Ok(id),
+            Some(_) => Ok(self.filter.choose_of_top(top, &self.config, random::uniform(self.config.seed, position as u64))),
+        }
+    }
+
     fn penalise(&mut self, logits: &[f32], history: &[u32]) {
         self.penalised.clear();
         self.penalised.extend_from_slice(logits);

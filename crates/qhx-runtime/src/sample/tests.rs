@@ -183,3 +183,31 @@ fn forbidden_tokens_are_never_drawn() {
         assert!((0..3000).all(|n| sampler.sample(&logits, &[], n).unwrap() % 2 == 1));
     }
 }
+
+/// The largest logits alone give what all of them give.
+#[test]
+fn the_largest_are_enough_for_top_k() {
+    for length in [3, 50, 3000] {
+        let row = row(length, 11);
+        let mut ranked: Vec<(u32, f32)> = (0..).zip(row.iter().copied()).collect();
+        ranked.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        for (top_k, top_p, min_p, temperature) in
+            [(1, 1.0, 0.0, 1.0), (2, 1.0, 0.0, 0.7), (40, 0.9, 0.0, 1.3), (64, 1.0, 0.05, 1.0), (40, 1.0, 0.0, 0.0)]
+        {
+            let mut sampler = sampler(|c| (c.top_k, c.top_p, c.min_p, c.temperature) = (top_k, top_p, min_p, temperature));
+            let count = sampler.config().candidates().unwrap().min(length);
+            for position in 0..40 {
+                let expected = sampler.sample(&row, &[], position).unwrap();
+                // With as many candidates as logits there is no top-k, and sums have another order.
+                if count < length {
+                    assert_eq!(sampler.sample_top(&ranked[..count], position), Ok(expected), "{length} {top_k} {position}");
+                }
+            }
+        }
+    }
+    let mut sampler = sampler(|c| c.top_k = 2);
+    assert_eq!(sampler.sample_top(&[], 0), Err(SampleError::NoLogits));
+    assert_eq!(sampler.sample_top(&[(7, f32::INFINITY), (1, 2.0)], 0), Err(SampleError::NotANumber { id: 7, value: f32::INFINITY }));
+    assert_eq!(sampler.sample_top(&[(0, f32::NEG_INFINITY); 2], 0), Err(SampleError::AllForbidden { rows: 2 }));
+    assert_eq!(SamplerConfig { repetition_penalty: 1.1, top_k: 5, temperature: 1.0, ..Default::default() }.candidates(), None);
+}

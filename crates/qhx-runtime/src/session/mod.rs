@@ -10,7 +10,7 @@ mod checkpoint;
 mod snapshot;
 
 use crate::{
-    Cancel, Encoded, Error, Model, NextToken, Prompt, ShowLogits, ShowTap, Work,
+    Cancel, Encoded, Error, Model, NextToken, Prompt, ShowLogits, ShowTap, Wanted, Work,
     hidden_rows::HiddenRows,
     rows::MediumSpan,
     runner::{Purpose, Span, Watch},
@@ -113,10 +113,9 @@ impl Session {
         self.sequence.next_token()
     }
 
-    /// From now on only the largest logit is wanted, and its id, which is faster: see [`Session::next_token`]. Where all logits of several rows are
-    /// shown ([`Session::append_showing`]) they are all there.
-    pub fn want_largest_only(&mut self, largest_only: bool) {
-        self.sequence.largest_only = largest_only;
+    /// What is wanted of the logits from now on: see [`Session::next_token`]. Where all logits of several rows are shown ([`Session::append_showing`]) they are all there.
+    pub fn want(&mut self, wanted: Wanted) {
+        self.sequence.wanted = wanted;
     }
 
     /// From now on what feeds the model's own drafts is kept of each row that is computed, or no more.
