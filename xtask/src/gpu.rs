@@ -2,9 +2,10 @@
 
 use crate::{Failure, debian, root, run, target};
 use std::{
+    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, ExitStatus},
 };
 
 /// The compiler of shaders, with the C library that it was built for: the same bytes on every machine.
@@ -147,4 +148,71 @@ fn compile(out: &Path) -> Result<(), Failure> {
 fn fingerprint(sources: &[(String, Vec<u8>)]) -> u64 {
     let bytes = sources.iter().flat_map(|(name, content)| name.bytes().chain([0]).chain(content.iter().copied()).chain([0]));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ byte as u64).wrapping_mul(0x100_0000_01b3))
+}
+
+/// The tests of the GPU device itself, each in a process of its own: those that lose their device on purpose leave it at work.
+pub(crate) struct Conformance {
+    program: PathBuf,
+    /// Cases of each kind of operation; absent: as many as the tests say.
+    pub(crate) cases: Option<usize>,
+}
+
+impl Conformance {
+    /// Builds them by `cargo test` with what a caller adds to it.
+    pub(crate) fn built(mut cargo_test: Command) -> Result<Self, Failure> {
+        cargo_test.args(["--no-run", "--color", "never", "--test", "vulkan"]);
+        let output = cargo_test.output().map_err(|e| format!("cannot start {cargo_test:?}: {e}"))?;
+        let told = String::from_utf8_lossy(&output.stderr);
+        let named = told.lines().find_map(|line| line.trim().strip_prefix("Executable tests/vulkan.rs (")?.strip_suffix(')'));
+        named.map(|path| Self { program: root().join(path), cases: None }).ok_or_else(|| format!("{cargo_test:?} built no tests: {told}"))
+    }
+
+    /// Runs some of them with a driver, started by way of another program if one is given.
+    pub(crate) fn run(&self, driver: &[(&'static str, PathBuf)], through: &[&OsStr], wanted: impl Fn(&str) -> bool) -> Result<(), Failure> {
+        let command = |arguments: &[&str]| {
+            let mut words = through.iter().copied().chain([self.program.as_os_str()]);
+            let mut command = Command::new(words.next().unwrap_or_default());
+            command.args(words).args(["--ignored"]).args(arguments).envs(driver.iter().map(|(name, value)| (name, value)));
+            command.envs(self.cases.map(|cases| ("QHX_CONFORMANCE_CASES", cases.to_string())));
+            command
+        };
+        let mut list = command(&["--list", "--format", "terse"]);
+        let listed = list.output().map_err(|e| format!("cannot start {list:?}: {e}"))?;
+        let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+        let names: Vec<&str> = listed.lines().filter_map(|line| line.strip_suffix(": test")).filter(|name| wanted(name)).collect();
+        if names.is_empty() {
+            return Err(format!("{list:?} lists no such test"));
+        }
+        for name in names {
+            let mut test = command(&["--exact", name]);
+            let status = test.status().map_err(|e| format!("cannot start {test:?}: {e}"))?;
+            if let Some(signal) = signal(status) {
+                // The driver compiles shaders for the CPU that it finds, and some of what it makes of them crashes on some CPUs. A wrong result fails as ever.
+                eprintln!(
+                    "the software driver was ended by signal {signal} in {name} on {}: once more, with shaders for plainer instructions",
+                    cpu()
+                );
+                run(test.env("LP_NATIVE_VECTOR_WIDTH", "128").env("MESA_SHADER_CACHE_DISABLE", "true"))?;
+            } else if !status.success() {
+                return Err(format!("{test:?} ended with {status}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What ended a process from outside.
+#[cfg_attr(not(unix), allow(unused_variables))]
+fn signal(status: ExitStatus) -> Option<i32> {
+    #[cfg(unix)]
+    return std::os::unix::process::ExitStatusExt::signal(&status);
+    #[cfg(not(unix))]
+    return None;
+}
+
+/// The CPU's name.
+fn cpu() -> String {
+    let facts = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = facts.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ").map(|(_, name)| name.to_owned()));
+    name.unwrap_or_else(|| "an unknown CPU".into())
 }

@@ -91,19 +91,20 @@ pub(crate) fn test() -> Result<(), Failure> {
 pub(crate) fn gpu(driver: &[(&'static str, PathBuf)]) -> Result<(), Failure> {
     gpu::check_shaders()?;
     let mut test = cargo_test();
-    test.args(["--test", "gpu", "--", "--ignored", "--skip", COOPERATIVE]);
-    // Software Vulkan is slow: fewer cases of each kind.
-    test.env("QHX_CONFORMANCE_CASES", "8");
+    test.args(["--test", "gpu", "--", "--ignored"]);
     // With QNN's emulator, sessions also move between GPU and NPU.
     if let Ok(qnn) = assets::qnn() {
         test.env("QHX_QNN_DIR", qnn);
     }
     run(test.envs(driver.iter().map(|(name, value)| (name, value))))?;
+    let mut conformance = gpu::Conformance::built(cargo_test())?;
+    // Software Vulkan is slow: fewer cases of each kind.
+    conformance.cases = Some(8);
+    conformance.run(driver, &[], |name| !name.starts_with(COOPERATIVE))?;
     let (driver, [starter, libraries]) = gpu::newer_driver()?;
-    let runner = format!("target.x86_64-unknown-linux-gnu.runner=[{starter:?}, \"--library-path\", {libraries:?}]");
-    let mut test = cargo_test();
-    test.args(["--config", &runner, "--test", "gpu", "--", "--ignored", COOPERATIVE]);
-    run(test.envs(driver.iter().map(|(name, value)| (name, value))))
+    let through = [starter.as_os_str(), "--library-path".as_ref(), libraries.as_os_str()];
+    conformance.cases = None;
+    conformance.run(&driver, &through, |name| name.starts_with(COOPERATIVE))
 }
 
 /// How the tests begin that need cooperative matrices, which the older Mesa does not have.

@@ -99,10 +99,12 @@ void main() {
             if (d < DIM) {
                 float part = mixed[p] * shrink;
                 for (uint i = 0u; i < count; i++) {
+                    // Never behind the last key: software loads what is the same for all lanes before it looks whether any is still in the loop.
+                    uint j = min(block + i, end - 1u);
                     float value;
-                    if (SLOT == 0u) value = Floats(v).at[((first + block + i) * kv_heads + kv_head) * DIM + d];
+                    if (SLOT == 0u) value = Floats(v).at[((first + j) * kv_heads + kv_head) * DIM + d];
                     else {
-                        uint64_t values = page_row(s, block + i, kv_head) + slot_half(kv_heads, DIM);
+                        uint64_t values = page_row(s, j, kv_head) + slot_half(kv_heads, DIM);
                         if (SLOT == 1u) value = Floats(values).at[d];
                         else value = half_float(Words(values).at[d / 2u] >> (d & 1u) * 16u);
                     }

@@ -38,7 +38,7 @@ pub(crate) struct Buffer {
     mapped: Option<NonNull<u8>>,
     counted: bool,
     /// Of memory that is not the buffer's own.
-    _owners: Vec<WeightTensor>,
+    owners: Vec<WeightTensor>,
 }
 
 /// Memory of the host is mapped in pages of this size, or of a multiple of it.
@@ -117,7 +117,7 @@ impl Buffer {
                 gpu.device.destroy_buffer(handle, None);
                 uncount(Fault::of(&format!("allocating {bytes} bytes"), e))
             })?;
-            let mut buffer = Self { gpu: gpu.clone(), handle, memory, address: 0, bytes, mapped: None, counted: own, _owners: Vec::new() };
+            let mut buffer = Self { gpu: gpu.clone(), handle, memory, address: 0, bytes, mapped: None, counted: own, owners: Vec::new() };
             let device = &gpu.device;
             device.bind_buffer_memory(handle, memory, 0).map_err(|e| Fault::of("binding memory", e))?;
             buffer.address = device.get_buffer_device_address(&vk::BufferDeviceAddressInfo::default().buffer(handle));
@@ -166,7 +166,7 @@ impl Buffer {
             let allocate = vk::MemoryAllocateInfo::default().allocation_size(bytes).memory_type_index(place);
             let allocate = allocate.push_next(&mut flags).push_next(&mut host);
             let memory = gpu.device.allocate_memory(&allocate, None).map_err(|e| discard(cannot(e)))?;
-            let mut buffer = Self { gpu: gpu.clone(), handle, memory, address: 0, bytes, mapped: None, counted: true, _owners: owners };
+            let mut buffer = Self { gpu: gpu.clone(), handle, memory, address: 0, bytes, mapped: None, counted: true, owners };
             gpu.device.bind_buffer_memory(handle, memory, 0).map_err(cannot)?;
             buffer.address = gpu.device.get_buffer_device_address(&vk::BufferDeviceAddressInfo::default().buffer(handle));
             Ok(buffer)
@@ -212,6 +212,8 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if self.gpu.is_lost() {
+            // It may still be read.
+            std::mem::forget(std::mem::take(&mut self.owners));
             return;
         }
         // SAFETY: owners wait for their submissions before they let go of buffers.

@@ -44,7 +44,7 @@ fn cooperative_matrices_agree_with_the_reference() {
     let products = [3, 7, 8, 9, 12, 13, 21, 28, 37, 43, 45, 53, 59, 61].map(|number| format!("linear/{number}"));
     let experts = [3, 8, 45].map(|number| format!("experts/{number}"));
     let attention = (0..6).map(|number| format!("attend/{number}"));
-    let others = ["attend_long/0", "attend_shared/0", "model.mixture/0", "model.decoder/3"].map(str::to_owned);
+    let others = ["attend_long/0", "attend_shared/0", "attend_shared/1", "model.mixture/0", "model.decoder/3"].map(str::to_owned);
     for name in products.into_iter().chain(experts).chain(attention).chain(others) {
         let suite = conformance::Options { cases: 8, strict: true, only: Some(name), ..Default::default() };
         conforms(options.clone(), &suite);
