@@ -134,6 +134,23 @@ pub struct Closeness {
     pub above_p99: usize,
     /// What the bundle was held to.
     pub limits: Limits,
+    /// What the same weights lose on the same tokens by plain rounding, where the class's limits were raised for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plain: Option<PlainRounding>,
+}
+
+/// What a model loses if each number of its weights becomes the nearest that the bundle's encodings have, and everything is computed in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlainRounding {
+    /// The share of tokens that are flips.
+    pub flips: f64,
+    /// The share that are flips above the class's margin: see [`WideFlips`].
+    pub wide_flips: f64,
+    /// Mean Kullback-Leibler divergence.
+    pub mean_kl: f64,
+    /// The divergence that 99 % of tokens do not exceed.
+    pub p99_kl: f64,
 }
 
 /// What a bundle must keep to.

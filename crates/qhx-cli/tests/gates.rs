@@ -86,6 +86,28 @@ fn below_its_gate() {
     fail(["verify", text(&common::bundle("llama"))], 1, &["carries no oracle", "hint: forge it again with a gate"]);
 }
 
+/// Weights that nobody trained lose more by any rounding than the limits of a class allow: every precision passes by what plain rounding of them loses, and `verify` follows.
+#[test]
+fn models_with_random_weights_pass_their_gates() {
+    let mut raised = 0;
+    for model in ["llama", "qwen3", "qwen3_5", "phimoe", "gemma4", "qwen3_vl"] {
+        for precision in ["f16", "w8", "w4"] {
+            let folder = scratch();
+            let out = folder.path().join(model);
+            let forged = json(["forge", text(&fixture(model)), "--out", text(&out), "--precision", precision, "--json"]);
+            let gate = &forged["parity"];
+            let result = gate["result"].as_str().unwrap();
+            assert_eq!(gate["passed"], true, "{model} at {precision}: {result}");
+            let plain = &gate["closeness"]["plain"];
+            assert_eq!(plain.is_object(), result.contains("plain rounding changes"), "{model} at {precision}: {gate}");
+            raised += usize::from(plain.is_object());
+            let report = json(["verify", text(&out), "--json", "--device", "cpu"]);
+            assert_eq!(report["passed"], true, "{model} at {precision}: {}", report["problems"]);
+        }
+    }
+    assert!(raised >= 12, "only {raised} of 18 were measured beside plain rounding");
+}
+
 #[test]
 fn a_gate_can_be_stopped() {
     let folder = scratch();

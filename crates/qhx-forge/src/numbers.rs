@@ -115,7 +115,7 @@ impl Numbers<'_> {
                 self.read(name, weight, true, first, out)?;
                 out.iter_mut().for_each(|x| *x += 1.0);
             }
-            Recipe::Rotated(_) | Recipe::Folded(_) => unreachable!("such weights are made by `derived`"),
+            Recipe::Rotated(_) | Recipe::Folded(_) | Recipe::Rounded(..) => unreachable!("such weights are made by `derived`"),
         }
         check_numbers(name, weight.encoding, out)
     }

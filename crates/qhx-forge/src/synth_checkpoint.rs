@@ -55,7 +55,7 @@ pub fn write_synthetic_checkpoint(config: &Value, seed: u64, options: &mut Forge
                 Recipe::Copy(_) => (&weight.shape[..], false),
                 Recipe::Part { shape, .. } => (&shape[..], false),
                 Recipe::Computed { shapes, .. } => (&shapes[i][..], false),
-                Recipe::Rotated(_) | Recipe::Folded(_) => unreachable!("no family writes rotated weights"),
+                Recipe::Rotated(_) | Recipe::Folded(_) | Recipe::Rounded(..) => unreachable!("no family writes such weights"),
             };
             let numbers = match recipe {
                 Recipe::Computed { .. } => TensorNumbers::new(seed, name, shape.len(), shape[1..].iter().product(), false),

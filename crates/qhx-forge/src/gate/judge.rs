@@ -2,12 +2,12 @@
 
 use super::{
     Scope,
-    limits::exceeded,
+    limits::{exceeded, raised},
     suite::Drawn,
     teacher::{Audience, Pass},
     verdict::{Outcome, sentence},
 };
-use qhx_bundle::parity::{Case, CaseKind, CaseMedium, Closeness, Flip, GateKind, GateResult, Limits, StageCheck};
+use qhx_bundle::parity::{Case, CaseKind, CaseMedium, Closeness, Flip, GateKind, GateResult, Limits, PlainRounding, StageCheck};
 use qhx_ir::Name;
 use qhx_runtime::{
     Prompt,
@@ -49,6 +49,19 @@ impl Played {
         let prompt = self.prompt.ids();
         prompt[prompt.len() - self.shown..].iter().chain(&self.ids).copied()
     }
+
+    /// The same tokens, for logits of another: all zero yet.
+    pub(super) fn for_another(&self) -> Self {
+        Self {
+            name: self.name.clone(),
+            prompt: self.prompt.clone(),
+            media: self.media.iter().map(|(drawn, _)| (drawn.clone(), Notes::default())).collect(),
+            ids: self.ids.clone(),
+            shown: self.shown,
+            logits: vec![0.0; self.logits.len()],
+            notes: Notes::default(),
+        }
+    }
 }
 
 /// What a bundle is held to.
@@ -64,6 +77,15 @@ pub(super) struct Standard {
     pub(super) tie: f32,
     /// Whether somebody asked for these limits.
     pub(super) own_limits: bool,
+    /// What the limits were raised for.
+    pub(super) plain: Option<PlainRounding>,
+}
+
+impl Standard {
+    /// Raised for a model that loses more than others by plain rounding already.
+    pub(super) fn raised(self, plain: PlainRounding) -> Self {
+        Self { limits: raised(self.limits, &plain), plain: Some(plain), ..self }
+    }
 }
 
 /// The rows of a tower's call that are compared.
@@ -142,9 +164,7 @@ impl<'a> Judge<'a> {
         let cases: Vec<Case> = self.played.iter().zip(&self.rows).map(case).collect();
         let flips: Vec<&Flip> = cases.iter().flat_map(|case| &case.flips).collect();
         let tokens = cases.iter().map(|case| case.ids.len()).sum();
-        let closeness = self.closeness(standard);
-        let is_tie = |row: &&RowDivergence| row.token().is_flip && row.margin() < standard.tie;
-        let ties = self.rows.iter().flatten().filter(is_tie).count();
+        let (closeness, ties) = (self.closeness(standard), self.ties(standard));
         let outcome = Outcome {
             exceeded: exceeded(&closeness, ties),
             ties,
@@ -179,6 +199,23 @@ impl<'a> Judge<'a> {
         }
     }
 
+    /// Whether a standard's limits are exceeded.
+    pub(super) fn exceeds(&self, standard: &Standard) -> bool {
+        !exceeded(&self.closeness(standard), self.ties(standard)).is_empty()
+    }
+
+    /// What was found, if it is plain rounding that was read.
+    pub(super) fn plain(&self, standard: &Standard) -> PlainRounding {
+        let Closeness { tokens, flips, wide_flips, mean_kl, p99_kl, .. } = self.closeness(standard);
+        let share = |count: usize| round(count as f64 / tokens.max(1) as f64);
+        PlainRounding { flips: share(flips), wide_flips: share(wide_flips), mean_kl, p99_kl }
+    }
+
+    /// Flips where the f32 model is undecided.
+    fn ties(&self, standard: &Standard) -> usize {
+        self.rows.iter().flatten().filter(|row| row.token().is_flip && row.margin() < standard.tie).count()
+    }
+
     /// How close all compared rows are.
     fn closeness(&self, standard: &Standard) -> Closeness {
         let limits = standard.limits;
@@ -198,6 +235,7 @@ impl<'a> Judge<'a> {
             p99_kl: round(together.kl_p99),
             above_p99,
             limits,
+            plain: standard.plain,
         }
     }
 }

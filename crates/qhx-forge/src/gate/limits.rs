@@ -3,7 +3,7 @@
 //! The one place that has these numbers; `docs/precision.md` gives their reasons. A limit separates what is as good as the precision can be from what is broken. Only so many tokens can be
 //! measured, so a limit counts as exceeded only where chance is no explanation: where the lower end of a one-sided 95 % confidence interval is above it.
 
-use qhx_bundle::parity::{CONFIDENCE, Closeness, Limits, WideFlips, is_above};
+use qhx_bundle::parity::{CONFIDENCE, Closeness, Limits, PlainRounding, WideFlips, is_above};
 use qhx_ir::{Checked, Encoding, KvType, Name, OpKind, Slot};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -181,6 +181,22 @@ fn stored_bits(encoding: Encoding) -> f64 {
     encoding.row_bytes(COLUMNS).map_or(32.0, |row| 8.0 * row.data as f64 / COLUMNS as f64)
 }
 
+/// How many times what plain rounding of the weights loses a bundle may lose: it also rounds activations, or keys and values, and may have fewer scales.
+const ALLOWANCE: f64 = 2.0;
+
+/// The limits of a model that loses more than others by plain rounding already.
+pub(super) fn raised(limits: Limits, plain: &PlainRounding) -> Limits {
+    let PlainRounding { flips, wide_flips, mean_kl, p99_kl } = *plain;
+    // As many times the chance of a flip, which never comes to all tokens.
+    let share = |plain: f64| 1.0 - (1.0 - plain).powf(ALLOWANCE);
+    Limits {
+        flips: limits.flips.max(share(flips)),
+        mean_kl: limits.mean_kl.max(ALLOWANCE * mean_kl),
+        p99_kl: limits.p99_kl.map(|limit| limit.max(ALLOWANCE * p99_kl)),
+        wide_flips: limits.wide_flips.map(|wide| WideFlips { share: wide.share.max(share(wide_flips)), ..wide }),
+    }
+}
+
 /// The limits that a measurement exceeds, each as what was found beside what is allowed. `ties` of its flips are at margins below [`Class::tie`].
 pub(super) fn exceeded(found: &Closeness, ties: usize) -> Vec<String> {
     let Closeness { tokens, flips, wide_flips, mean_kl, mean_kl_error, p99_kl, above_p99, limits, .. } = found;
@@ -310,6 +326,19 @@ mod tests {
     }
 
     #[test]
+    fn limits_are_raised_to_what_plain_rounding_loses() {
+        let limits = Class::Int8.limits(false);
+        let nothing = PlainRounding { flips: 0.02, wide_flips: 0.0, mean_kl: 0.002, p99_kl: 0.01 };
+        assert_eq!(raised(limits, &nothing), limits, "never lowered");
+        let much = raised(limits, &PlainRounding { flips: 0.36, wide_flips: 0.19, mean_kl: 0.5, p99_kl: 3.0 });
+        let wide = much.wide_flips.unwrap();
+        assert!((much.flips - 0.5904).abs() < 1e-9 && (wide.share - 0.3439).abs() < 1e-9 && wide.margin == 0.5, "{much:?}");
+        assert_eq!((much.mean_kl, much.p99_kl), (1.0, Some(6.0)));
+        let all = raised(limits, &PlainRounding { flips: 1.0, wide_flips: 1.0, mean_kl: 9.0, p99_kl: 20.0 });
+        assert_eq!(all.flips, 1.0);
+    }
+
+    #[test]
     fn a_limit_is_exceeded_where_chance_is_no_explanation() {
         let found = |tokens: usize, flips: usize, mean_kl: f64| Closeness {
             class: "int8".into(),
@@ -321,6 +350,7 @@ mod tests {
             p99_kl: 0.01,
             above_p99: 0,
             limits: Class::Int8.limits(false),
+            plain: None,
         };
         assert_eq!(exceeded(&found(2000, 38, 0.0013), 0), [""; 0]);
         assert_eq!(exceeded(&found(2000, 85, 0.0061), 0), [""; 0], "4.25 % may be 4 %");

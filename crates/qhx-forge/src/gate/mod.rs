@@ -11,6 +11,7 @@ mod judge;
 pub(crate) mod language;
 pub mod limits;
 mod pace;
+mod plain;
 mod reference;
 mod report;
 #[cfg(test)]
@@ -41,7 +42,7 @@ use limits::Class;
 use qhx_bundle::{
     Bundle, BundlePath, Digest, Manifest, Staged,
     manifest::TEXT_PROGRAM,
-    parity::{Choices, Covered, GateKind, Level, Limits, PARITY_PAGE, PARITY_VERSION, Parity, StageResult},
+    parity::{Choices, Covered, GateKind, Level, Limits, PARITY_PAGE, PARITY_VERSION, Parity, PlainRounding, StageResult},
 };
 use qhx_ir::{Checked, Device, Encoding, Name, OpKind};
 use qhx_runtime::{
@@ -52,6 +53,7 @@ use qhx_runtime::{
     verify::{centred_stages, row_stages, tower_stages, weight_sums},
 };
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, BTreeSet, HashMap},
     path::PathBuf,
     sync::Arc,
@@ -221,6 +223,8 @@ struct Gate<'m, 'o> {
     /// What the bundle says of the model, as far as its precision does not matter.
     manifest: Manifest,
     suite: Suite,
+    /// What the model loses by plain rounding, once that had to be known.
+    plain: Option<PlainRounding>,
     started: Instant,
 }
 
@@ -241,7 +245,7 @@ impl<'m, 'o> Gate<'m, 'o> {
         let native = material.programs(&PrecisionPlan::from(Precision::Native))?;
         let lossless = crate::forge::weights(&native).map(|(name, weight, _)| (name.clone(), weight.encoding)).collect();
         let (precision, started) = (forge.precision, Instant::now());
-        Ok(Self { material, precision, options, kind, device, f32, lossless, manifest, suite, started })
+        Ok(Self { material, precision, options, kind, device, f32, lossless, manifest, suite, plain: None, started })
     }
 
     fn tell(&mut self, what: &str, done: usize, total: usize) {
@@ -269,17 +273,28 @@ impl<'m, 'o> Gate<'m, 'o> {
         let program = bundle.program(TEXT_PROGRAM).ok_or_else(|| ForgeError::Gate("the bundle has no text program".into()))?.clone();
         let stages = row_stages(&program);
         let (played, vocabulary, scope) = self.answer(&bundle, &stages, prompts)?;
-        let (standard, centred) = (self.standard(&bundle, self.kind), centred_stages(bundle.programs().values()));
+        let (mut standard, centred) = (self.standard(&bundle, self.kind), centred_stages(bundle.programs().values()));
+        let may_be_raised = standard.plain.is_none() && !standard.own_limits && self.kind == GateKind::Tolerant && !self.options.auto;
+        let encodings = plain::encodings(bundle.programs().values(), &self.lossless);
         drop(bundle);
         let names = self.all_stages(&played);
-        let (progress, started) = (&mut *self.options.progress, Instant::now());
+        let (progress, started) = (RefCell::new(&mut *self.options.progress), Instant::now());
         let mut tell = |done, total| {
             let left = pace::left_of(done, total, started.elapsed());
-            progress(GateProgress { what: "comparing with the f32 model", done, total, left });
+            progress.borrow_mut()(GateProgress { what: "comparing with the f32 model", done, total, left });
         };
         let mut judge = Judge::new(&played, vocabulary, &names, centred, &mut tell);
         let teacher = teacher(self.material, self.precision, &self.device, &self.options.cancel);
         whole::run(&teacher, &self.f32, &self.manifest, &played, &[], &mut judge)?;
+        if may_be_raised && !encodings.is_empty() && judge.exceeds(&standard) {
+            let mut rounded = self.material.programs(&PrecisionPlan::from(Precision::F32))?;
+            plain::round(&mut rounded, &encodings);
+            let mut tell = |done, total| progress.borrow_mut()(GateProgress::new("measuring plain rounding", done, total));
+            let programs = [&self.f32, &rounded];
+            let losses = plain::losses(&teacher, programs, &self.manifest, (&played, vocabulary), &standard, &mut tell)?;
+            self.plain = Some(losses);
+            standard = standard.raised(losses);
+        }
         Ok(judge.verdict(&standard, &stages, scope))
     }
 
@@ -297,7 +312,12 @@ impl<'m, 'o> Gate<'m, 'o> {
         }
         limits.flips = max_flips.unwrap_or(limits.flips);
         limits.mean_kl = max_kl.unwrap_or(limits.mean_kl);
-        Standard { label: bundle.manifest().precision.clone(), kind, class: class.name().into(), limits, tie: class.tie(), own_limits }
+        let label = bundle.manifest().precision.clone();
+        let standard = Standard { label, kind, class: class.name().into(), limits, tie: class.tie(), own_limits, plain: None };
+        match self.plain {
+            Some(plain) => standard.raised(plain),
+            None => standard,
+        }
     }
 
     /// Whether the model chooses experts.

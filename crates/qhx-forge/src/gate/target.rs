@@ -8,7 +8,7 @@ use super::{
     Gate, GateProgress, Scope, Stored,
     judge::{Judge, Measurement, Played, Standard},
     language,
-    limits::Class,
+    limits::{Class, raised},
     suite,
     teacher::Teacher,
     verdict, whole,
@@ -143,7 +143,11 @@ impl Gate<'_, '_> {
         let is_closer = [Class::F32, Class::F16].iter().any(|class| own.class == class.name());
         let class = Class::F16Arithmetic;
         match is_closer && !own.own_limits {
-            true => Standard { class: class.name().into(), limits: class.limits(self.has_router()), tie: class.tie(), ..own },
+            true => {
+                let limits = class.limits(self.has_router());
+                let limits = own.plain.map_or(limits, |plain| raised(limits, &plain));
+                Standard { class: class.name().into(), limits, tie: class.tie(), ..own }
+            }
             false => own,
         }
     }

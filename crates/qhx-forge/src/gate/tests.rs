@@ -40,6 +40,40 @@ fn a_wrong_program_or_weight_is_not_through_and_its_stage_stands_out() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().filter(|e| e.as_ref().unwrap().path().is_dir()).count(), 0, "nothing is left");
 }
 
+/// A model whose weights nobody trained loses more by any rounding than the limits of the class allow, and passes by the measure of plain rounding; a wrong program does not.
+#[test]
+fn a_sensitive_model_is_held_to_plain_rounding() {
+    for (name, precision) in [("phimoe", Precision::F16), ("qwen3_vl", Precision::W8), ("llama", Precision::W4)] {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
+        let folder = tempfile::tempdir().unwrap();
+        let material = Material::open(&fixture).unwrap();
+        let out = folder.path().join("model");
+        let mut options = ForgeOptions::new(&out, precision);
+        let mut silent = |_: GateProgress<'_>| {};
+        let mut gate = Gate::new(&material, &options, GateOptions::new(&mut silent)).unwrap();
+        let plan = mixture::plan(&material, &mut options).unwrap();
+        let search::Outcome { mut staged, programs, measurement, .. } = search::fixed(&mut gate, plan, &mut options).unwrap();
+        let right = measurement.gate;
+        let plain = right.closeness.as_ref().unwrap().plain;
+        assert!(right.passed && plain.is_some(), "{name}: {}", right.result);
+
+        let mut wrong = (*programs.programs[0].program).clone();
+        for op in &mut wrong.ops {
+            if let OpKind::Attend { scale, .. } = &mut op.op {
+                *scale *= 1.5;
+            }
+        }
+        staged.set_program(&wrong).unwrap();
+        let measured = gate.measure(&staged).unwrap().gate;
+        assert!(!measured.passed, "{name}: {}", measured.result);
+        println!("{name}\n  {}\n  {}", right.result, measured.result);
+        // What plain rounding loses does not depend on the bundle's program: a wrong one cannot excuse itself.
+        gate.plain = None;
+        let anew = gate.measure(&staged).unwrap().gate;
+        assert!(!anew.passed && anew.closeness.unwrap().plain.is_some(), "{name}: {}", anew.result);
+    }
+}
+
 #[test]
 fn a_wrong_tower_stands_out_too() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/qwen3_vl");

@@ -5,7 +5,7 @@ use super::{
     limits::{Class, number, percent},
     suite::{Suite, SuitePrompt},
 };
-use qhx_bundle::parity::{Closeness, Covered, GateKind};
+use qhx_bundle::parity::{Closeness, Covered, GateKind, PlainRounding};
 use std::collections::BTreeMap;
 
 /// What a measurement comes to.
@@ -53,7 +53,10 @@ pub(super) fn sentence(standard: &Standard, found: &Closeness, outcome: &Outcome
         text += &match (standard.own_limits, *flips) {
             (true, _) => ": within the limits that were asked for".to_owned(),
             (false, 0) if class == Class::F32.name() => String::new(),
-            (false, _) => format!(": as good as {class} gets"),
+            (false, _) => match found.plain {
+                None => format!(": as good as {class} gets"),
+                Some(plain) => format!(": as good as {class} gets for this model, which loses more than others do: {}", told(&plain)),
+            },
         };
         return text;
     }
@@ -72,9 +75,17 @@ pub(super) fn sentence(standard: &Standard, found: &Closeness, outcome: &Outcome
     let expected = if standard.own_limits {
         "the limits that were asked for are exceeded".to_owned()
     } else {
-        format!("not as good as {class} can be")
+        match found.plain {
+            None => format!("not as good as {class} can be"),
+            Some(plain) => format!("not as good as {class} can be for this model ({})", told(&plain)),
+        }
     };
     text + &format!(": {expected}: {}", reasons.join("; "))
+}
+
+/// What plain rounding loses.
+fn told(plain: &PlainRounding) -> String {
+    format!("plain rounding changes {} of tokens, mean KL {}", percent(plain.flips), number(plain.mean_kl))
 }
 
 /// How many prompts of each kind were asked, of how many that the suite has, in the suite's order of kinds.
@@ -108,6 +119,7 @@ mod tests {
             limits: class.limits(false),
             tie: class.tie(),
             own_limits: false,
+            plain: None,
         };
         let found = |standard: &Standard, flips, mean_kl| Closeness {
             class: standard.class.clone(),
@@ -119,6 +131,7 @@ mod tests {
             p99_kl: 0.01,
             above_p99: 0,
             limits: standard.limits,
+            plain: standard.plain,
         };
         let told = |standard: &Standard, flips, mean_kl, answer_flips, finite| {
             let found = found(standard, flips, mean_kl);
@@ -141,6 +154,14 @@ mod tests {
                 .ends_with("not as good as f32 can be: 1 of 1,024 tokens of answers differ, and the strict gate allows none")
         );
         assert!(told(&w8, 0, 0.0, 0, false).ends_with("some logits are not numbers"));
+        let raised = w8.clone().raised(PlainRounding { flips: 0.1, wide_flips: 0.0, mean_kl: 0.05, p99_kl: 0.3 });
+        assert_eq!(
+            told(&raised, 239, 0.047, 9, true),
+            "w8: 10 % of 2,386 tokens differ from the f32 model's choice (limit 19 %), mean KL 0.047 (limit 0.1): as good as int8 gets for this model, which loses more than others do: plain rounding changes 10 % of tokens, mean KL 0.05"
+        );
+        assert!(told(&raised, 239, 0.11, 9, true).ends_with(
+            ": not as good as int8 can be for this model (plain rounding changes 10 % of tokens, mean KL 0.05): mean KL 0.11 (limit 0.1)"
+        ));
         let own = Standard { own_limits: true, ..w8 };
         assert!(told(&own, 45, 0.0013, 9, true).ends_with(": within the limits that were asked for"));
         assert!(told(&own, 45, 0.013, 9, true).ends_with("the limits that were asked for are exceeded: mean KL 0.013 (limit 0.006)"));

@@ -2,6 +2,8 @@
 //!
 //! Large weights are copied row by row; small ones may be computed from whole tensors.
 
+use qhx_ir::Encoding;
+
 /// How a bundle weight is made from checkpoint tensors.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Recipe {
@@ -33,6 +35,8 @@ pub enum Recipe {
     Rotated(Box<Rotated>),
     /// A bias that a constant before a product became.
     Folded(Box<Folded>),
+    /// Another weight, each number the nearest that an encoding has.
+    Rounded(Box<Recipe>, Encoding),
 }
 
 /// A weight that is rotated by the transform of [`qhx_ir::hadamard`]: blocks of neighbouring inputs or outputs, one after the other, are transformed each on its own.
@@ -104,6 +108,7 @@ impl Recipe {
                 rotated.inner.tensors().into_iter().chain(rotated.gain().into_iter().flat_map(Self::tensors)).collect()
             }
             Self::Folded(folded) => folded.parts(&[]).flat_map(|(part, _)| part.tensors()).collect(),
+            Self::Rounded(inner, _) => inner.tensors(),
         }
     }
 
@@ -114,13 +119,14 @@ impl Recipe {
 
     /// Whether it is made of other weights, each with a recipe of its own.
     pub fn is_derived(&self) -> bool {
-        matches!(self, Self::Rotated(_) | Self::Folded(_))
+        matches!(self, Self::Rotated(_) | Self::Folded(_) | Self::Rounded(..))
     }
 
     /// Whether its columns are rotated, so that it takes rotated rows.
     pub fn has_rotated_inputs(&self) -> bool {
         match self {
             Self::Rotated(rotated) => matches!(rotated.side, Side::Input { .. }) || rotated.inner.has_rotated_inputs(),
+            Self::Rounded(inner, _) => inner.has_rotated_inputs(),
             _ => false,
         }
     }
@@ -132,6 +138,7 @@ impl Recipe {
                 Side::Input { .. } => rotated.inner.rows_together(),
                 Side::Output { block } => block.max(rotated.inner.rows_together()),
             },
+            Self::Rounded(inner, _) => inner.rows_together(),
             _ => 1,
         }
     }
@@ -159,6 +166,7 @@ impl Recipe {
                 }
                 return None;
             }
+            Self::Rounded(inner, _) => return inner.mismatch(index, found, weight),
             Self::Stack(_) => &weight[1..],
             Self::Copy(_) | Self::PlusOne(_) => weight,
         };

@@ -2,7 +2,7 @@
 
 use crate::{
     ForgeError,
-    encode::{EncodedRows, encode},
+    encode::{EncodedRows, Scales, encode},
     numbers::{NUMBERS_PER_PIECE, Numbers, check_numbers, threads, too_large},
     pen::{Folded, Recipe, Rotated, Side},
     rows::side_by_side,
@@ -51,6 +51,7 @@ impl Numbers<'_> {
         match recipe {
             Recipe::Rotated(rotated) => self.rotated(weight, rotated, rows),
             Recipe::Folded(folded) => self.folded(weight, folded, rows),
+            Recipe::Rounded(inner, encoding) => self.rounded(weight, inner, *encoding, rows),
             _ => self.floats(weight, recipe, rows),
         }
     }
@@ -110,6 +111,18 @@ impl Numbers<'_> {
                 *number = (f64::from(*number) + sum) as f32;
             }
         }
+        Ok(numbers)
+    }
+}
+
+impl Numbers<'_> {
+    /// Some rows of a weight, each number the nearest that an encoding has.
+    fn rounded(&self, weight: &Weight, inner: &Recipe, encoding: Encoding, rows: Range<usize>) -> Result<Vec<f32>, ForgeError> {
+        let columns = weight.shape[weight.shape.len() - 1];
+        let stored = Weight { encoding, ..weight.clone() };
+        let tensor = Numbers { scales: Scales::Block, ..*self }.tensor(&stored, inner, rows.clone())?;
+        let mut numbers = vec![0.0; rows.len() * columns];
+        numbers.chunks_exact_mut(columns).enumerate().for_each(|(row, numbers)| tensor.decode_row(row, numbers));
         Ok(numbers)
     }
 }

@@ -9,7 +9,7 @@
 //! Other fields and tensors are passed over. A program that is f32 throughout is held strictly: every token, logits and stages within 0.1 %. Any other is held to
 //! the limits that it passed when it was made, or else to the tolerant rule, with the margins of the given logits.
 
-use super::{Answer, Notes, Verdict, VerifyError, centred, centred_stages, play, row_stages, top};
+use super::{Answer, Notes, Verdict, VerifyError, centred, centred_stages, play, replay::Rule, row_stages, top};
 use crate::{
     Cancel, Error, Model,
     tensors::{self, Tensor},
@@ -99,7 +99,7 @@ pub fn golden(
     let accepted = report.differences.iter().filter(|d| d.accepted).count();
     let verdict = match limits {
         Some(limits) => within(limits, &report),
-        None => Verdict::of(report.differences.len(), accepted, report.tokens),
+        None => Rule::default().verdict(report.differences.len(), accepted, report.tokens),
     };
     if (strict && verdict != Verdict::Exact || verdict == Verdict::Failed)
         && let Some(d) = report.differences.iter().find(|d| strict || !d.accepted).or(report.differences.first())
@@ -186,7 +186,7 @@ fn one(
                 expected_margin: margin,
                 found_margin,
                 logit_error: error,
-                accepted: Verdict::accepts(margin, error),
+                accepted: Rule::default().accepts(margin, error),
             });
         }
         progress(before + step + 1);
