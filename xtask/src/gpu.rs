@@ -2,10 +2,11 @@
 
 use crate::{Failure, debian, root, run, target};
 use std::{
-    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
     process::{Command, ExitStatus},
+    sync::{Mutex, PoisonError},
+    thread,
 };
 
 /// The compiler of shaders, with the C library that it was built for: the same bytes on every machine.
@@ -150,54 +151,61 @@ fn fingerprint(sources: &[(String, Vec<u8>)]) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ byte as u64).wrapping_mul(0x100_0000_01b3))
 }
 
-/// The tests of the GPU device itself, each in a process of its own: those that lose their device on purpose leave it at work.
-pub(crate) struct Conformance {
-    program: PathBuf,
-    /// Cases of each kind of operation; absent: as many as the tests say.
-    pub(crate) cases: Option<usize>,
+/// A test of the GPU device itself, for a process of its own: tests that lose their device on purpose leave it at work.
+pub(crate) struct DeviceTest {
+    name: String,
+    command: Command,
 }
 
-impl Conformance {
-    /// Builds them by `cargo test` with what a caller adds to it.
-    pub(crate) fn built(mut cargo_test: Command) -> Result<Self, Failure> {
+impl DeviceTest {
+    /// Builds the tests by `cargo test` with what is added here. Gives the program that has them.
+    pub(crate) fn build(mut cargo_test: Command) -> Result<PathBuf, Failure> {
         cargo_test.args(["--no-run", "--color", "never", "--test", "vulkan"]);
         let output = cargo_test.output().map_err(|e| format!("cannot start {cargo_test:?}: {e}"))?;
         let told = String::from_utf8_lossy(&output.stderr);
         let named = told.lines().find_map(|line| line.trim().strip_prefix("Executable tests/vulkan.rs (")?.strip_suffix(')'));
-        named.map(|path| Self { program: root().join(path), cases: None }).ok_or_else(|| format!("{cargo_test:?} built no tests: {told}"))
+        named.map(|path| root().join(path)).ok_or_else(|| format!("{cargo_test:?} built no tests: {told}"))
     }
 
-    /// Runs some of them with a driver, started by way of another program if one is given.
-    pub(crate) fn run(&self, driver: &[(&'static str, PathBuf)], through: &[&OsStr], wanted: impl Fn(&str) -> bool) -> Result<(), Failure> {
-        let command = |arguments: &[&str]| {
-            let mut words = through.iter().copied().chain([self.program.as_os_str()]);
-            let mut command = Command::new(words.next().unwrap_or_default());
-            command.args(words).args(["--ignored"]).args(arguments).envs(driver.iter().map(|(name, value)| (name, value)));
-            command.envs(self.cases.map(|cases| ("QHX_CONFORMANCE_CASES", cases.to_string())));
-            command
-        };
-        let mut list = command(&["--list", "--format", "terse"]);
+    /// The tests that `command` runs, which gives new commands that start the program with a driver, and whose names are wanted.
+    pub(crate) fn all(command: impl Fn() -> Command, wanted: impl Fn(&str) -> bool) -> Result<Vec<Self>, Failure> {
+        let mut list = command();
+        list.args(["--ignored", "--list", "--format", "terse"]);
         let listed = list.output().map_err(|e| format!("cannot start {list:?}: {e}"))?;
         let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
-        let names: Vec<&str> = listed.lines().filter_map(|line| line.strip_suffix(": test")).filter(|name| wanted(name)).collect();
-        if names.is_empty() {
-            return Err(format!("{list:?} lists no such test"));
+        let names = listed.lines().filter_map(|line| line.strip_suffix(": test")).filter(|name| wanted(name));
+        let tests = names.map(|name| {
+            let mut command = command();
+            command.args(["--ignored", "--exact", name]);
+            Self { name: name.to_owned(), command }
+        });
+        let tests: Vec<Self> = tests.collect();
+        if tests.is_empty() { Err(format!("{list:?} lists no such test")) } else { Ok(tests) }
+    }
+
+    /// Runs tests, two at a time.
+    pub(crate) fn run_all(tests: Vec<Self>) -> Result<(), Failure> {
+        let queue = Mutex::new(tests.into_iter());
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || std::iter::from_fn(next).try_for_each(Self::run);
+        let results = thread::scope(|scope| [0, 1].map(|_| scope.spawn(work)).map(|worker| worker.join()));
+        results.into_iter().try_for_each(|result| result.unwrap_or_else(|_| Err("a test's runner has panicked".into())))
+    }
+
+    fn run(mut self) -> Result<(), Failure> {
+        let Self { name, command } = &mut self;
+        let mut output = command.output().map_err(|e| format!("cannot start {command:?}: {e}"))?;
+        if let Some(signal) = signal(output.status) {
+            // The driver compiles shaders for the CPU that it finds, and some of what it makes of them crashes on some CPUs. A wrong result fails as ever.
+            let cpu = cpu();
+            eprintln!(
+                "the software driver was ended by signal {signal} in {name} on {cpu}: once more, with shaders for plainer instructions"
+            );
+            command.env("LP_NATIVE_VECTOR_WIDTH", "128").env("MESA_SHADER_CACHE_DISABLE", "true");
+            output = command.output().map_err(|e| format!("cannot start {command:?}: {e}"))?;
         }
-        for name in names {
-            let mut test = command(&["--exact", name]);
-            let status = test.status().map_err(|e| format!("cannot start {test:?}: {e}"))?;
-            if let Some(signal) = signal(status) {
-                // The driver compiles shaders for the CPU that it finds, and some of what it makes of them crashes on some CPUs. A wrong result fails as ever.
-                eprintln!(
-                    "the software driver was ended by signal {signal} in {name} on {}: once more, with shaders for plainer instructions",
-                    cpu()
-                );
-                run(test.env("LP_NATIVE_VECTOR_WIDTH", "128").env("MESA_SHADER_CACHE_DISABLE", "true"))?;
-            } else if !status.success() {
-                return Err(format!("{test:?} ended with {status}"));
-            }
-        }
-        Ok(())
+        print!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        if output.status.success() { Ok(()) } else { Err(format!("{command:?} ended with {}", output.status)) }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The test suites, their set-up and their times.
 
-use crate::{Failure, aarch64, assets, attack, cargo, gpu, judges, package, run, target};
+use crate::{Failure, aarch64, assets, attack, cargo, gpu, gpu::DeviceTest, judges, package, run, target};
 use std::{env, path::PathBuf, process::Command, time::Instant};
 
 /// A suite on fetched files: the ignored tests of some test binaries.
@@ -97,14 +97,22 @@ pub(crate) fn gpu(driver: &[(&'static str, PathBuf)]) -> Result<(), Failure> {
         test.env("QHX_QNN_DIR", qnn);
     }
     run(test.envs(driver.iter().map(|(name, value)| (name, value))))?;
-    let mut conformance = gpu::Conformance::built(cargo_test())?;
-    // Software Vulkan is slow: fewer cases of each kind.
-    conformance.cases = Some(8);
-    conformance.run(driver, &[], |name| !name.starts_with(COOPERATIVE))?;
+    let program = DeviceTest::build(cargo_test())?;
+    let older = || {
+        let mut command = Command::new(&program);
+        // Software Vulkan is slow: fewer cases of each kind.
+        command.env("QHX_CONFORMANCE_CASES", "8").envs(driver.iter().map(|(name, value)| (name, value)));
+        command
+    };
     let (driver, [starter, libraries]) = gpu::newer_driver()?;
-    let through = [starter.as_os_str(), "--library-path".as_ref(), libraries.as_os_str()];
-    conformance.cases = None;
-    conformance.run(&driver, &through, |name| name.starts_with(COOPERATIVE))
+    let newer = || {
+        let mut command = Command::new(&starter);
+        command.arg("--library-path").arg(&libraries).arg(&program).envs(driver.iter().map(|(name, value)| (name, value)));
+        command
+    };
+    let mut tests = DeviceTest::all(older, |name| !name.starts_with(COOPERATIVE))?;
+    tests.extend(DeviceTest::all(newer, |name| name.starts_with(COOPERATIVE))?);
+    DeviceTest::run_all(tests)
 }
 
 /// How the tests begin that need cooperative matrices, which the older Mesa does not have.

@@ -564,10 +564,15 @@ mod tests {
         assert_eq!(Parity::from_json(&counted.to_json().unwrap()).unwrap(), counted);
         assert_eq!(counted.gate.coverage().unwrap(), "text 4 of 16 prompts, image 1 of 2");
         let limits = Limits { flips: 0.04, mean_kl: 0.006, p99_kl: None, wide_flips: Some(WideFlips { margin: 0.5, share: 0.003 }) };
-        let (class, mean_kl, p99_kl) = ("int8".into(), 0.001, 0.01);
-        let closeness = Closeness { class, tokens: 9, flips: 1, wide_flips: 0, mean_kl, mean_kl_error: 1e-4, p99_kl, above_p99: 0, limits };
-        counted.gate.closeness = Some(closeness);
-        assert_eq!(Parity::from_json(&counted.to_json().unwrap()).unwrap(), counted);
+        let (mean_kl, p99_kl) = (0.001, 0.01);
+        let (tokens, flips, wide_flips, mean_kl_error, above_p99) = (9, 1, 0, 1e-4, 0);
+        for plain in [None, Some(PlainRounding { flips: 0.2, wide_flips: 0.0, mean_kl, p99_kl })] {
+            let class = String::from("int8");
+            let closeness = Closeness { class, tokens, flips, wide_flips, mean_kl, mean_kl_error, p99_kl, above_p99, limits, plain };
+            counted.gate.closeness = Some(closeness);
+            let text = counted.to_json().unwrap();
+            assert_eq!((Parity::from_json(&text).unwrap(), text.contains("plain")), (counted.clone(), plain.is_some()));
+        }
         // A file of the first version tells nothing of it.
         let old = Parity { parity_version: 1, ..example() }.to_json().unwrap();
         assert!(!old.contains("closeness") && Parity::from_json(&old).is_ok(), "{old}");
