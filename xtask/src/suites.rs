@@ -110,8 +110,8 @@ pub(crate) fn gpu(driver: &[(&'static str, PathBuf)]) -> Result<(), Failure> {
         command.arg("--library-path").arg(&libraries).arg(&program).envs(driver.iter().map(|(name, value)| (name, value)));
         command
     };
-    let mut tests = DeviceTest::all(older, |name| !name.starts_with(COOPERATIVE))?;
-    tests.extend(DeviceTest::all(newer, |name| name.starts_with(COOPERATIVE))?);
+    let mut tests = DeviceTest::all(newer, |name| name.starts_with(COOPERATIVE))?;
+    tests.extend(DeviceTest::all(older, |name| !name.starts_with(COOPERATIVE))?);
     DeviceTest::run_all(tests)
 }
 
