@@ -52,7 +52,7 @@ pub(crate) struct Adapter {
     pub(crate) subgroup_size: u32,
     /// Whether sums over subgroups can be had.
     pub(crate) subgroups: bool,
-    /// Whether pipelines may ask for `subgroup_size`.
+    /// Whether pipelines may ask for `subgroup_size`: also the largest workgroup, of which a device takes only so many subgroups where it is asked for.
     pub(super) subgroup_control: bool,
     pub(crate) integer_dot: bool,
     pub(crate) float16: bool,
@@ -109,6 +109,9 @@ pub(crate) struct SmallMatrices {
 }
 
 const VALIDATION: &CStr = c"VK_LAYER_KHRONOS_validation";
+
+/// Lanes of the largest workgroup of any kernel, but for steps in one dispatch.
+const LARGEST_GROUP: u32 = 256;
 
 impl Driver {
     /// Loads Vulkan; the error says why there is none. With `validate`, the validation layer has to be there.
@@ -169,6 +172,7 @@ impl Driver {
         let mut maintenance = vk::PhysicalDeviceMaintenance3Properties::default();
         let mut host = vk::PhysicalDeviceExternalMemoryHostPropertiesEXT::default();
         let mut maintenance4 = vk::PhysicalDeviceMaintenance4Properties::default();
+        let mut sizes = vk::PhysicalDeviceSubgroupSizeControlProperties::default();
         let extensions = self.extensions(handle);
         let has = |name: &CStr| extensions.iter().any(|own| own == name);
         // SAFETY: the instance lives; every structure of a chain lives through its call.
@@ -180,6 +184,9 @@ impl Driver {
             }
             if has(khr::maintenance4::NAME) {
                 all = all.push_next(&mut maintenance4);
+            }
+            if has(ext::subgroup_size_control::NAME) {
+                all = all.push_next(&mut sizes);
             }
             self.instance.get_physical_device_properties2(handle, &mut all);
             let families = self.instance.get_physical_device_queue_family_properties(handle);
@@ -246,7 +253,8 @@ impl Driver {
                 let bits = queues.families().into_iter().map(|(family, _)| families[family as usize].timestamp_valid_bits);
                 bits.min().unwrap_or(0)
             });
-            subgroup_control = control.subgroup_size_control == vk::TRUE && newest;
+            let largest = subgroups.subgroup_size.saturating_mul(sizes.max_compute_workgroup_subgroups);
+            subgroup_control = control.subgroup_size_control == vk::TRUE && newest && largest >= LARGEST_GROUP;
             integer_dot = dot.shader_integer_dot_product == vk::TRUE && newest;
             memory_model = v12.vulkan_memory_model == vk::TRUE && v12.vulkan_memory_model_device_scope == vk::TRUE;
             clock = clocks.shader_subgroup_clock == vk::TRUE;
