@@ -12,8 +12,14 @@
 #ifdef ACROSS_GROUPS
 #extension GL_KHR_memory_scope_semantics : require
 #define SEEN nonprivate
+// What the instructions of a step need, as `stream.rs` finds out: the rest is not compiled.
+layout(constant_id = 28) const uint OPERATIONS = 0xffffffffu;
+layout(constant_id = 29) const uint FUNCTIONS = 0xffffffffu;
+layout(constant_id = 30) const uint ROW_WORK = 0xffffffffu;
 #else
 #define SEEN
+const uint FUNCTIONS = 0xffffffffu;
+const uint ROW_WORK = 0xffffffffu;
 #endif
 
 layout(buffer_reference, std430, buffer_reference_align = 4) SEEN buffer Floats { float at[]; };
@@ -111,13 +117,12 @@ float error_function(float x) {
     for (uint n = 40u; n > 0u; n--) f = a + (float(n) * 0.5) / f;
     return sign(x) * (1.0 - exp(-a * a) * 0.5641895835477563 / f);
 }
+bool can_be(uint function, uint which) { return (FUNCTIONS >> which & 1u) != 0u && function == which; }
 float activate(uint function, float x) {
-    switch (function) {
-        case 0u: return x * sigmoid(x);
-        case 1u: return 0.5 * x * (1.0 + safe_tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
-        case 2u: return 0.5 * x * (1.0 + error_function(x * 0.7071067811865476));
-        case 3u: return sigmoid(x);
-        case 4u: return max(x, 0.0);
-        default: return x;
-    }
+    if (can_be(function, 0u)) return x * sigmoid(x);
+    if (can_be(function, 1u)) return 0.5 * x * (1.0 + safe_tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+    if (can_be(function, 2u)) return 0.5 * x * (1.0 + error_function(x * 0.7071067811865476));
+    if (can_be(function, 3u)) return sigmoid(x);
+    if (can_be(function, 4u)) return max(x, 0.0);
+    return x;
 }

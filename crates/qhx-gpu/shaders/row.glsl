@@ -1,6 +1,8 @@
 #include "quantise.glsl"
 
-// A row in registers: every invocation holds some runs of four numbers. Gated, normed, bounded.
+// A row in registers: every invocation holds some runs of four numbers. Gated, normed, bounded. What of this rows need is in `ROW_WORK`.
+const uint GATES = 1u, LAYER_NORMS = 2u, NORM_BIASES = 4u, UNEVEN_WIDTHS = 8u;
+bool rows_need(uint work) { return (ROW_WORK & work) != 0u; }
 vec4 held[RUNS];
 
 struct RowWork {
@@ -21,13 +23,13 @@ uint run(uint j) { return j * GROUP + gl_LocalInvocationID.x; }
 bool is_behind(uint j, uint width) { return j > 0u && 4u * j * GROUP >= width; }
 
 vec4 load4(uint64_t from, uint first, uint i, uint width) {
-    if (width % 4u == 0u) return i < width ? Vectors(from + 4ul * uint64_t(first + i)).at[0] : vec4(0.0);
+    if (!rows_need(UNEVEN_WIDTHS) || width % 4u == 0u) return i < width ? Vectors(from + 4ul * uint64_t(first + i)).at[0] : vec4(0.0);
     vec4 v = vec4(0.0);
     [[unroll]] for (uint c = 0u; c < 4u; c++) if (i + c < width) v[c] = Floats(from).at[first + i + c];
     return v;
 }
 void store4(uint64_t to, uint first, uint i, uint width, vec4 v) {
-    if (width % 4u == 0u) {
+    if (!rows_need(UNEVEN_WIDTHS) || width % 4u == 0u) {
         if (i < width) Vectors(to + 4ul * uint64_t(first + i)).at[0] = v;
     } else {
         [[unroll]] for (uint c = 0u; c < 4u; c++) if (i + c < width) Floats(to).at[first + i + c] = v[c];
@@ -35,6 +37,7 @@ void store4(uint64_t to, uint first, uint i, uint width, vec4 v) {
 }
 // Zero behind the end of the row.
 vec4 within(vec4 v, uint i, uint width) {
+    if (!rows_need(UNEVEN_WIDTHS)) return i < width ? v : vec4(0.0);
     if (width % 4u == 0u && i < width) return v;
     [[unroll]] for (uint c = 0u; c < 4u; c++) if (i + c >= width) v[c] = 0.0;
     return v;
@@ -45,7 +48,7 @@ void hold_row(RowWork w) {
         held[j] = vec4(0.0);
         if (is_behind(j, w.width)) continue;
         vec4 v = load4(w.x, w.first, 4u * run(j), w.width);
-        if (w.gated == 1u) {
+        if (rows_need(GATES) && w.gated == 1u) {
             vec4 u = load4(w.up, w.first, 4u * run(j), w.width);
             [[unroll]] for (uint c = 0u; c < 4u; c++) v[c] = activate(w.function, v[c]) * u[c];
         }
@@ -58,7 +61,7 @@ void hold_row(RowWork w) {
         weights[j] = vec4(1.0);
         if (w.weight != 0ul && !is_behind(j, w.width)) weights[j] = load4(w.weight, 0u, 4u * run(j), w.width);
     }
-    if (w.norm == 2u) {
+    if (rows_need(LAYER_NORMS) && w.norm == 2u) {
         float sum = 0.0;
         [[unroll]] for (uint j = 0u; j < RUNS; j++) sum += dot(held[j], vec4(1.0));
         float mean = group_sum(sum) / float(w.width);
@@ -70,7 +73,7 @@ void hold_row(RowWork w) {
     [[unroll]] for (uint j = 0u; j < RUNS; j++) {
         if (is_behind(j, w.width)) continue;
         held[j] = held[j] * factor * weights[j];
-        if (w.bias != 0ul) held[j] += load4(w.bias, 0u, 4u * run(j), w.width);
+        if (rows_need(NORM_BIASES) && w.bias != 0ul) held[j] += load4(w.bias, 0u, 4u * run(j), w.width);
     }
 }
 

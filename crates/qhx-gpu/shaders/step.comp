@@ -15,7 +15,6 @@ layout(constant_id = 1) const uint RUNS = 1; // of four numbers that an invocati
 #include "reduce.glsl"
 #include "row.glsl"
 #include "map.glsl"
-#include "route.glsl"
 layout(push_constant) uniform Arguments {
     uint64_t call;
     uint64_t stream;
@@ -40,6 +39,9 @@ layout(constant_id = 22) const uint ROOM = 64;
 shared uvec4 room[ROOM];
 shared float row_scales[512];
 uint held_source = NONE;
+// A router's scores are in the room.
+#define SCORE(e) uintBitsToFloat(room[(e) / 4u][(e) % 4u])
+#include "route.glsl"
 
 // The only segment, behind the header and the one row's entry: see `parameters.rs`.
 Segment only_segment() {
@@ -78,38 +80,40 @@ void part_instruction(uint group) {
     Floats(place(6u)).at[row * word(12u) + word(13u) + column] = Floats(place(4u)).at[row * word(10u) + word(11u) + column];
 }
 
+// The scores of a router, read together.
+void route_instruction() {
+    uint lane = gl_LocalInvocationID.x;
+    held_source = NONE;
+    barrier();
+    for (uint i = lane; i < word(10u); i += GROUP) room[i / 4u][i % 4u] = Words(place(4u)).at[i];
+    barrier();
+    if (lane == 0u) route(place(4u), place(6u), place(8u), 0u, word(10u), word(11u), word(12u), word(13u), number(14u));
+}
+
+bool follows(uint operation) { return (OPERATIONS >> operation & 1u) != 0u && word(0u) == operation; }
 void follow(uint group) {
-    switch (word(0u)) {
-        case 0:
-            kind = KIND_A;
-            product(group);
-            break;
-        case 1:
-            kind = KIND_B;
-            product(group);
-            break;
-        case 2:
-            heads_kind = HEADS_A;
-            attend(group);
-            break;
-        case 3:
-            heads_kind = HEADS_B;
-            attend(group);
-            break;
-        case 4: merge(group); break;
-        case 5: row_instruction(group); break;
-        case 6: map_instruction(group); break;
-        case 7: part_instruction(group); break;
-        case 8: short_conv(group); break;
-        case 9: delta(group); break;
-        case 10:
-            if (gl_LocalInvocationID.x == 0u) route(place(4u), place(6u), place(8u), 0u, word(10u), word(11u), word(12u), word(13u), number(14u));
-            break;
-        case 11:
-            kind = KIND_C;
-            product(group);
-            break;
-    }
+    if (follows(0u)) {
+        kind = KIND_A;
+        product(group);
+    } else if (follows(1u)) {
+        kind = KIND_B;
+        product(group);
+    } else if (follows(11u)) {
+        kind = KIND_C;
+        product(group);
+    } else if (follows(2u)) {
+        heads_kind = HEADS_A;
+        attend(group);
+    } else if (follows(3u)) {
+        heads_kind = HEADS_B;
+        attend(group);
+    } else if (follows(4u)) merge(group);
+    else if (follows(5u)) row_instruction(group);
+    else if (follows(6u)) map_instruction(group);
+    else if (follows(7u)) part_instruction(group);
+    else if (follows(8u)) short_conv(group);
+    else if (follows(9u)) delta(group);
+    else if (follows(10u)) route_instruction();
 }
 
 shared uint gave_up;

@@ -112,17 +112,33 @@ uint second_row(Task t) { return t.rows == 1u ? t.output_row : min(t.output_row 
 uvec4 ahead_chunks[AHEAD * 2u];
 bool ahead_there = false;
 
-void load_chunks(uint64_t first, uint64_t second, Task t, uint begin) {
+// Where a lane's chunks come from: of both weight rows, in bytes.
+struct Source {
+    uint64_t first;
+    uint64_t second;
+    uint begin;
+    uint step; // from a lane's chunk to its next
+    uint first_last;
+    uint apart;
+    uint second_last;
+};
+Source source_of(uint64_t first, uint64_t second, Task t) {
+    return Source(first, second, 16u * t.lane, 16u * t.lanes, 16u * ((t.apart > 0u ? t.apart : t.chunks) - 1u), 16u * t.apart, 16u * (t.chunks - 1u));
+}
+// No branch: what is loaded is on its way while the code goes on.
+void load_chunks(Source s, uint begin) {
     [[unroll]] for (uint ahead = 0u; ahead < AHEAD; ahead++) {
-        uint chunk = begin + ahead * t.lanes;
-        ahead_chunks[2u * ahead] = FixedQuads(first).at[min(chunk, (t.apart > 0u ? t.apart : t.chunks) - 1u)];
-        ahead_chunks[2u * ahead + 1u] = FixedQuads(second).at[min(chunk + t.apart, t.chunks - 1u)];
+        uint at = begin + ahead * s.step;
+        ahead_chunks[2u * ahead] = FixedQuads(s.first + min(at, s.first_last)).at[0];
+        ahead_chunks[2u * ahead + 1u] = FixedQuads(s.second + min(at + s.apart, s.second_last)).at[0];
     }
 }
 
-void look_ahead() {
+// The chunks of the group that is worked on next, where it is known what they are; else the one that is given.
+Source next_source(Source otherwise) {
     ahead_there = false;
-    if (next_group == NONE) return;
+    if (next_group == NONE) return otherwise;
+    Source found = otherwise;
     uint own = current;
     current = next_at;
     uint encoding = word(0u) == 0u ? ENCODING_A : word(0u) == 1u ? ENCODING_B : word(0u) == 11u ? ENCODING_C : NONE;
@@ -132,11 +148,18 @@ void look_ahead() {
         if (t.output_row < word(OUT)) {
             uint64_t first = place(DATA) + uint64_t(t.output_row) * word(DATA_BYTES);
             uint64_t second = place(word(FUNCTION) != NONE ? DATA + 2u : DATA) + uint64_t(second_row(t)) * word(DATA_BYTES);
-            load_chunks(first, second, t, t.lane);
+            found = source_of(first, second, t);
         }
         ahead_there = true;
     }
     current = own;
+    return found;
+}
+
+// The instructions themselves can always be read.
+void look_ahead() {
+    Source next = next_source(Source(stream, stream, 0u, 0u, 0u, 0u, 0u));
+    load_chunks(next, next.begin);
 }
 
 // The sums of a task with a row of the room: of both weight rows.
@@ -149,22 +172,35 @@ vec2 two_products(Task t, Matrix first, Matrix second, Rows x, uint row, bool la
     vec2 factors = ENCODING == 3u && BLOCK == 0u ? vec2(FixedFloats(scales[0]).at[0], FixedFloats(scales[1]).at[0]) : vec2(1.0);
     sums[0] = 0.0;
     sums[1] = 0.0;
-    if (ENCODING != 4u && !ahead_there) load_chunks(data[0], data[1], t, t.lane);
+    if (ENCODING != 4u && !ahead_there) {
+        Source own = source_of(data[0], data[1], t);
+        load_chunks(own, own.begin);
+    }
     ahead_there = false;
     for (uint base = 0u; base < ends.x; base += AHEAD * t.lanes) {
         // What is multiplied next is on its way before this is.
         uvec4 raw[AHEAD * 2u] = ahead_chunks;
         uint begin = base + t.lane;
-        if (base + AHEAD * t.lanes < ends.x) {
-            if (ENCODING != 4u) load_chunks(data[0], data[1], t, begin + AHEAD * t.lanes);
-        } else if (last) look_ahead();
+        if (ENCODING != 4u) {
+            // Branches find out where chunks come from, but nothing is loaded in them.
+            Source from = source_of(data[0], data[1], t);
+            from.begin = 16u * (begin + AHEAD * t.lanes);
+            if (last && base + AHEAD * t.lanes >= ends.x) from = next_source(from);
+            load_chunks(from, from.begin);
+        }
         [[unroll]] for (uint ahead = 0u; ahead < AHEAD; ahead++) {
             [[unroll]] for (uint slot = 0u; slot < 2u; slot++) {
                 uint chunk = begin + ahead * t.lanes + slot * t.apart;
-                if (chunk >= ends[slot]) continue;
-                uvec4 own = raw[ahead * 2u + slot];
-                if (ENCODING < 3u) add_floats(own, chunk, slot, row, row + 1u, x);
-                else add_integers(own, data[slot], scales[slot], minima[slot], chunk, slot, row, row + 1u, x);
+                uvec4 own_chunk = raw[ahead * 2u + slot];
+                if (ENCODING == 4u || MIN == 1u) {
+                    if (chunk >= ends[slot]) continue;
+                } else if (chunk >= ends[slot]) {
+                    // Nothing is added, and no branch taken.
+                    own_chunk = uvec4(ENCODING == 5u ? 0x88888888u : 0u);
+                    chunk = ends[slot] - 1u;
+                }
+                if (ENCODING < 3u) add_floats(own_chunk, chunk, slot, row, row + 1u, x);
+                else add_integers(own_chunk, data[slot], scales[slot], minima[slot], chunk, slot, row, row + 1u, x);
             }
         }
     }

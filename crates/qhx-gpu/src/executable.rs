@@ -8,7 +8,7 @@ use crate::{
     parameters::{self, SegmentEntry},
     recorder::{Addresses, Recorder},
     state::{GpuState, SlotLayout},
-    stream::{Item, Stream, StreamPlan, most_together},
+    stream::{Item, Needs, Stream, StreamPlan, most_together},
     transfers::{Parts, Transfers},
     trial::Trial,
     vulkan::{Buffer, Command, Gpu, Kind, Recording, Submission, Use},
@@ -47,7 +47,7 @@ pub(crate) struct GpuExecutable {
     partial: Arc<Buffer>,
     recordings: HashMap<Shape, Recorded>,
     /// Workgroups that can meet in the step of one row, once that is known.
-    together: Option<usize>,
+    together: Option<(Needs, usize)>,
     /// Submissions that have not been waited for, with what was recorded for them alone.
     under_way: Option<UnderWay>,
     /// The shape that was submitted last.
@@ -278,16 +278,17 @@ impl GpuExecutable {
         let commands = items.into_iter().filter_map(|item| if let Item::Command(command) = item { Some(command) } else { None });
         let recording = Recording::new(&self.gpu, commands.collect())?;
         let Some(plan) = self.lowered.stream.clone().filter(|_| shape.single) else { return Ok(Recorded { recording, whole: None }) };
+        let items = self.record_items(shape, true)?;
+        let needs = Needs::of(&items);
         let groups = match self.together {
-            Some(groups) => groups,
-            None => *self.together.insert(most_together(&self.gpu, &plan)?),
+            Some((own, groups)) if own == needs => groups,
+            _ => self.together.insert((needs, most_together(&self.gpu, &plan, needs)?)).1,
         };
         // Software is never faster in one dispatch, but its test wants it; there, one workgroup will do.
         let software = self.gpu.adapter.kind == Kind::Software;
         if groups == 1 && !software {
             return Ok(Recorded { recording, whole: None });
         }
-        let items = self.record_items(shape, true)?;
         let (stream, whole) = Stream::new(&self.gpu, &plan, self.addresses().call, items, groups)?;
         Ok(Recorded { recording, whole: Some(Whole { stream, recording: whole, trial: Trial::new(software) }) })
     }

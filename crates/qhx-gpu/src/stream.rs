@@ -75,6 +75,61 @@ impl Instruction {
         words.resize(WORDS, 0);
         Self { groups, words }
     }
+
+    /// What it needs of the shader: see the words of each operation there.
+    fn needs(&self) -> Needs {
+        let word = |place: usize| self.words[place];
+        let operation = word(0);
+        let function = |number: u32| 1u32.checked_shl(number).unwrap_or(0);
+        let row = |flags: u32, bias: usize, width: u32| {
+            let gated = flags & 1 != 0;
+            let work = u32::from(gated) * GATES
+                | u32::from(flags >> 1 & 3 == 2) * LAYER_NORMS
+                | u32::from(word(bias) | word(bias + 1) != 0) * NORM_BIASES
+                | u32::from(width % 4 != 0) * UNEVEN_WIDTHS;
+            (work, if gated { function(flags >> 4 & 15) } else { 0 })
+        };
+        let (row_work, functions) = match operation {
+            0 | 1 | 11 => {
+                let (work, functions) = row(word(44), 10, word(34));
+                (work, functions | function(word(45)))
+            }
+            5 => row(word(20), 10, word(18)),
+            6 | 8 => (0, function(word(15))),
+            _ => (0, 0),
+        };
+        Needs { operations: function(operation), functions, row_work }
+    }
+}
+
+/// Of `row.glsl`: what rows need.
+const GATES: u32 = 1;
+const LAYER_NORMS: u32 = 2;
+const NORM_BIASES: u32 = 4;
+const UNEVEN_WIDTHS: u32 = 8;
+
+/// What instructions need of `step.comp`, a bit for each. The rest of it is not compiled: it would cost time, and registers that then are missing where they count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Needs {
+    operations: u32,
+    functions: u32,
+    row_work: u32,
+}
+
+impl Needs {
+    pub(crate) fn of(items: &[Item]) -> Self {
+        let all = items.iter().filter_map(|item| if let Item::Instruction(one) = item { Some(one.needs()) } else { None });
+        let mut needs = all.fold(Self::default(), |a, b| Self {
+            operations: a.operations | b.operations,
+            functions: a.functions | b.functions,
+            row_work: a.row_work | b.row_work,
+        });
+        // Whether parts of heads are merged depends on the number of keys: one shader for all of them.
+        if needs.operations & (1 << Operation::Attend(0).number() | 1 << Operation::Attend(1).number()) != 0 {
+            needs.operations |= 1 << Operation::Merge.number();
+        }
+        needs
+    }
 }
 
 /// What a recorder collects.
@@ -124,7 +179,7 @@ impl StreamPlan {
     }
 
     /// So many bytes of room are needed.
-    fn take_room(&mut self, bytes: usize) {
+    pub(crate) fn take_room(&mut self, bytes: usize) {
         self.room = self.room.max(bytes);
         self.failed |= self.room > self.most_room;
     }
@@ -171,7 +226,7 @@ impl StreamPlan {
     }
 
     /// As `step.comp` numbers its constants.
-    fn constants(&self) -> Vec<u32> {
+    fn constants(&self, needs: Needs) -> Vec<u32> {
         let mut constants = vec![self.group as u32, self.runs() as u32];
         let kind = |place: usize| self.kinds.get(place).copied().unwrap_or([0; 5]);
         constants.extend([kind(0), kind(1)].concat());
@@ -181,6 +236,7 @@ impl StreamPlan {
         let most = |of: fn(&[u32; 4]) -> u32| self.heads.iter().map(of).max().unwrap_or(1);
         constants.extend([most(|heads| heads[2]), most(|heads| heads[1] / 8 / heads[3]), self.room.div_ceil(16) as u32]);
         constants.extend(kind(2));
+        constants.extend([needs.operations, needs.functions, needs.row_work]);
         constants
     }
 }
@@ -222,6 +278,7 @@ impl Stream {
         items: Vec<Item>,
         groups: usize,
     ) -> Result<(Self, Recording), DeviceError> {
+        let constants = plan.constants(Needs::of(&items));
         let (parts, words) = assemble(items, groups);
         let instructions = Arc::new(uploaded(gpu, &words)?);
         let kernel = if gpu.is_profiled() && gpu.adapter.clock { kernels::STEP_TIMED } else { kernels::STEP };
@@ -243,7 +300,7 @@ impl Stream {
                 Part::Run(run) => {
                     let (addresses, numbers) = ([call, instructions.address(), place], [run.start as u32, run.end as u32, patience]);
                     place += MEETING_BYTES;
-                    command(gpu, kernel, &plan.constants(), [groups as u32, 1, 1], &addresses, &numbers)?
+                    command(gpu, kernel, &constants, [groups as u32, 1, 1], &addresses, &numbers)?
                 }
             });
         }
@@ -350,7 +407,7 @@ fn assemble(items: Vec<Item>, together: usize) -> (Vec<Part>, Vec<u32>) {
 }
 
 /// How many workgroups of the plan's shader run at the same time: the most that meet within a short while.
-pub(crate) fn most_together(gpu: &Arc<Gpu>, plan: &StreamPlan) -> Result<usize, DeviceError> {
+pub(crate) fn most_together(gpu: &Arc<Gpu>, plan: &StreamPlan, needs: Needs) -> Result<usize, DeviceError> {
     let idle = Instruction::new(Operation::Idle, 0, &[], &[]).words;
     let mut words = [idle.clone(), idle].concat();
     words[3] = 1;
@@ -361,7 +418,7 @@ pub(crate) fn most_together(gpu: &Arc<Gpu>, plan: &StreamPlan) -> Result<usize, 
     let meet = |groups: usize| -> Result<bool, DeviceError> {
         meetings.write(0, &[0; 8]);
         let addresses = [instructions.address(), instructions.address(), meetings.address()];
-        let probe = command(gpu, kernels::STEP, &plan.constants(), [groups as u32, 1, 1], &addresses, &[0, 2, patience])?;
+        let probe = command(gpu, kernels::STEP, &plan.constants(needs), [groups as u32, 1, 1], &addresses, &[0, 2, patience])?;
         gpu.run(&Recording::new(gpu, vec![probe])?)?;
         let mut found = [0; 8];
         meetings.read(0, &mut found);

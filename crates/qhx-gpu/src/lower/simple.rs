@@ -198,6 +198,7 @@ impl Lowering<'_> {
             Routing::Softmax { top_k, renormalise } => (0, top_k as u32, renormalise as u32, 0.0),
         };
         let (from, a, b, outer) = (x.buffer, chosen.buffer, weights.buffer, x.outer().to_vec());
+        self.single.room(4 * x.width());
         self.step(buffers([from]), buffers([a, b]), move |r| {
             let rows = r.volume(&outer);
             let addresses = [r.address(from), r.address(a), r.address(b)];

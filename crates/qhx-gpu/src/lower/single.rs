@@ -196,6 +196,13 @@ impl Single {
         }
     }
 
+    /// An instruction will need so many bytes of a workgroup's room.
+    pub(super) fn room(&mut self, bytes: usize) {
+        if let Some(plan) = &mut self.plan {
+            plan.take_room(bytes);
+        }
+    }
+
     /// The number of a kind of heads.
     pub(super) fn attention(&mut self, slot: u32, dim: usize, share: usize) -> usize {
         self.plan.as_mut().map_or(0, |plan| plan.attention(slot, dim, share))
