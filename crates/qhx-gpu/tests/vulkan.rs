@@ -37,15 +37,29 @@ fn agrees_with_the_reference() {
 #[test]
 #[ignore = "needs Vulkan with cooperative matrices: cargo xtask gpu"]
 fn cooperative_matrices_agree_with_the_reference() {
-    let options = GpuOptions { features: Features { matrix_rows: 1, ..Default::default() }, ..options() };
+    let options = GpuOptions { features: Features { matrix_rows: 1, few_rows: [1, 0], ..Default::default() }, ..options() };
     let features = format!("{:?}", GpuDevice::new(options.clone()).open().unwrap().describe().facts["features"]);
     assert!(features.contains("cooperative matrices"), "{features}");
     // A weight of each kind with each form of rows that is multiplied so.
-    let products = [3, 7, 8, 9, 12, 13, 21, 28, 37, 43, 45, 53, 59, 61].map(|number| format!("linear/{number}"));
+    let products = [2, 3, 7, 8, 9, 12, 13, 21, 28, 37, 43, 45, 53, 59, 61].map(|number| format!("linear/{number}"));
     let experts = [3, 8, 45].map(|number| format!("experts/{number}"));
     let attention = (0..6).map(|number| format!("attend/{number}"));
     let others = ["attend_long/0", "attend_shared/0", "attend_shared/1", "model.mixture/0", "model.decoder/3"].map(str::to_owned);
     for name in products.into_iter().chain(experts).chain(attention).chain(others) {
+        let suite = conformance::Options { cases: 8, strict: true, only: Some(name), ..Default::default() };
+        conforms(options.clone(), &suite);
+    }
+}
+
+/// The tiles of calls with few rows, in calls of any number of them.
+#[test]
+#[ignore = "needs Vulkan with cooperative matrices: cargo xtask gpu"]
+fn cooperative_matrices_of_few_rows_agree_with_the_reference() {
+    let options = GpuOptions { features: Features { few_rows: [1, usize::MAX], ..Default::default() }, ..options() };
+    let products = [2, 3, 7, 8, 9, 12, 13, 21, 28, 37, 43, 45, 53, 59, 61].map(|number| format!("linear/{number}"));
+    let experts = [3, 8, 45].map(|number| format!("experts/{number}"));
+    let models = ["model.mixture/0", "model.decoder/3"].map(str::to_owned);
+    for name in products.into_iter().chain(experts).chain(models) {
         let suite = conformance::Options { cases: 8, strict: true, only: Some(name), ..Default::default() };
         conforms(options.clone(), &suite);
     }

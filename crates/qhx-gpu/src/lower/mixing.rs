@@ -9,7 +9,7 @@ use super::{
 use crate::{
     kernels,
     parameters::{TILE_ROWS, most_tiles},
-    recorder::{Recorder, Resource, bind, fold},
+    recorder::{Recorder, Resource, Step, bind, fold},
     state::Held,
     stream::{Instruction, Operation},
 };
@@ -105,13 +105,23 @@ impl Lowering<'_> {
         let mut kept = None;
         if let (Some([k, v]), Some(resource)) = (&kv, slot_resource) {
             let (k, v) = (k.buffer, v.buffer);
-            kept = Some((self.steps.len(), k, v));
-            let words = if kind == 2 { dim.div_ceil(2) } else { dim };
-            self.step(buffers([k, v]), vec![resource], move |r| {
-                let rows = r.bind(rows);
-                let addresses = [r.call(), r.address(k), r.address(v), offset];
-                r.flat(kernels::KEEP, &[kind], rows * kv_heads * words, 256, &addresses, &[rows, kv_heads, dim].map(|n| n as u32))
-            });
+            let turning = names.1.filter(|name| self.is_read_once(name)).and_then(|name| self.turnings.remove(name));
+            if let Some(turning) = turning {
+                // Keys are turned on their way to their page.
+                self.steps[turning.step] = Step::nothing();
+                kept = Some((self.steps.len(), k, v));
+                self.step(buffers([turning.from, turning.turns, v]), vec![resource], move |r| {
+                    turning.dispatch(r, kind, 0, [r.call(), r.address(v), offset])
+                });
+            } else {
+                kept = Some((self.steps.len(), k, v));
+                let words = if kind == 2 { dim.div_ceil(2) } else { dim };
+                self.step(buffers([k, v]), vec![resource], move |r| {
+                    let rows = r.bind(rows);
+                    let addresses = [r.call(), r.address(k), r.address(v), offset];
+                    r.flat(kernels::KEEP, &[kind], rows * kv_heads * words, 256, &addresses, &[rows, kv_heads, dim].map(|n| n as u32))
+                });
+            }
         }
         let (masked, window) = match *mask {
             Mask::Full => (0, 0),
@@ -149,6 +159,11 @@ impl Lowering<'_> {
         });
         self.define(path, y);
         Ok(())
+    }
+
+    /// Whether one op reads a value, and nobody else.
+    fn is_read_once(&self, name: &Name) -> bool {
+        self.program.readers(name).len() == 1 && !self.program.is_output(name) && self.program.stages_shown_by(name).is_empty()
     }
 
     /// Attention by tiles of queries; where there are few, their keys are split among workgroups.
