@@ -71,12 +71,12 @@ impl Small {
             return Shape { outputs: 4 * size, rows: 4 * size, own_outputs: 2 * size, own_rows: 2 * size, step, parts: 1 };
         }
         // Time goes into reading weights: many of them are on their way at once, and there are enough workgroups for all processors.
-        let (outputs, parts, step) = few_variant(outputs).unwrap_or(match adapter.kind {
+        let (outputs, parts, step) = match adapter.kind {
             // It compiles what is unrolled for long.
             Kind::Software => (size, 2, 128),
             _ if outputs <= FEW_OUTPUTS => (size, 8, 1024),
             _ => (2 * size, 8, 512),
-        });
+        };
         let parts = parts.min(LARGEST_GROUP / adapter.subgroup_size as usize);
         let step = if self.half { step / 2 } else { step };
         let rows = self.tile(rows);
@@ -350,14 +350,4 @@ impl Lowering<'_> {
             step.left_out = true;
         }
     }
-}
-
-/// QHX_FEW: to be removed.
-fn few_variant(outputs: usize) -> Option<(usize, usize, usize)> {
-    let text = std::env::var("QHX_FEW").ok()?;
-    let mut parts = text.split('/');
-    let first = parts.next()?;
-    let own = if outputs > FEW_OUTPUTS { parts.next().unwrap_or(first) } else { first };
-    let mut numbers = own.split(',').map(|n| n.parse().ok());
-    Some((numbers.next()??, numbers.next()??, numbers.next()??))
 }
