@@ -1,4 +1,5 @@
-//! How fast a program runs on the first GPU, with weights that are made up: `speed PROGRAM.json [ROWS] [SESSIONS]`. The file is a bundle's `programs/text.json`.
+//! How fast a program runs on the first GPU, with weights that are made up: `speed PROGRAM.json [ROWS] [SESSIONS]`. The file is a bundle's `programs/text.json`, or
+//! that of a tower, which is run for so many rows. With `sessions` behind the numbers, only the step of several sessions is measured.
 
 use qhx_gpu::{Features, GpuDevice, GpuOptions};
 use qhx_ir::{
@@ -24,7 +25,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let cache = Some(std::env::temp_dir().join("qhx-gpu-speed"));
     // To compare: with `QHX_GPU_STREAMS=no` no step is done in one dispatch.
     let streams = std::env::var("QHX_GPU_STREAMS").ok().map(|text| text != "no");
-    let features = Features { streams, ..Default::default() };
+    let mut features = Features { streams, ..Default::default() };
+    // With `QHX_GPU_FEW=no` products of few rows do without small matrices.
+    if std::env::var("QHX_GPU_FEW").is_ok_and(|text| text == "no") {
+        features.few_rows = [1, 0];
+    }
     let device = GpuDevice::new(GpuOptions { cache, profile, features, ..Default::default() });
     let machine = device.machine()?;
     let show = |what: &str, steps: usize| {
@@ -37,21 +42,38 @@ fn main() -> Result<(), Box<dyn Error>> {
     let options = LoadOptions { max_rows: rows.max(most), max_wanted: most, max_segments: most, ..Default::default() };
     let mut executable = device.load(&program, &weights, &options)?;
     println!("load {:.2} s, scratch {} MB", began.elapsed().as_secs_f64(), executable.scratch_bytes() >> 20);
+    let median = |mut all: Vec<f64>| {
+        all.sort_by(f64::total_cmp);
+        all[all.len() / 2]
+    };
+    if program.slots.is_empty() {
+        // A tower: rows in, soft rows out.
+        let bindings = Bindings { rows, soft_rows: 0, wanted: 0 };
+        let inputs: Vec<(Vec<i32>, Vec<f32>)> = program.inputs.iter().map(|input| made_up_input(input, &bindings, &[], rows)).collect();
+        let data = input_data(&program, &inputs);
+        let mut run = || -> Result<f64, Box<dyn Error>> {
+            let (mut segments, mut outputs) = ([Segment::new(None, 0, rows)], Outputs::new());
+            let began = Instant::now();
+            executable.run(&mut Call::new(bindings, &data, &mut segments, &mut outputs))?;
+            Ok(began.elapsed().as_secs_f64())
+        };
+        let began = Instant::now();
+        while began.elapsed().as_secs_f64() < 3.0 {
+            run()?;
+        }
+        machine.profile();
+        let seconds = (0..16).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
+        show("tower", 16);
+        println!("{rows} rows: {:.2} ms", median(seconds) * 1e3);
+        return Ok(());
+    }
     let mut states: Vec<Box<dyn State>> = (0..most).map(|_| executable.new_state(4096)).collect::<Result<_, _>>()?;
     let answer = RefCell::new(None);
     let mut step = |states: &mut [Box<dyn State>], rows: usize| -> Result<f64, Box<dyn Error>> {
         let count = states.len();
         let bindings = Bindings { rows: rows * count, soft_rows: 0, wanted: count };
         let inputs: Vec<(Vec<i32>, Vec<f32>)> = program.inputs.iter().map(|input| made_up_input(input, &bindings, states, rows)).collect();
-        let data: Vec<InputData<'_>> = program
-            .inputs
-            .iter()
-            .zip(&inputs)
-            .map(|(input, (integers, floats))| match input.dtype {
-                qhx_ir::DType::I32 => InputData::I32(integers),
-                qhx_ir::DType::F32 => InputData::F32(floats),
-            })
-            .collect();
+        let data = input_data(&program, &inputs);
         let mut segments: Vec<Segment<'_>> =
             states.iter_mut().enumerate().map(|(n, state)| Segment::new(Some(&mut **state), n * rows, rows)).collect();
         let (wants, mut outputs) = (vec![Want::Largest; count], Outputs::new());
@@ -64,10 +86,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         states.iter_mut().try_for_each(|state| state.commit(rows))?;
         Ok(seconds)
     };
-    let median = |mut all: Vec<f64>| {
-        all.sort_by(f64::total_cmp);
-        all[all.len() / 2]
-    };
     // The first runs compile shaders and wake the GPU, whose clocks rise slowly.
     let began = Instant::now();
     while began.elapsed().as_secs_f64() < 1.0 {
@@ -76,13 +94,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     machine.profile();
     let mut prefill = Vec::new();
-    for _ in 0..5 {
+    let sessions_only = arguments.get(3).is_some_and(|text| text == "sessions");
+    for _ in 0..if sessions_only { 1 } else { 5 } {
         states[0].truncate(0)?;
         prefill.push(step(&mut states[..1], rows)?);
     }
     show("prefill", 5);
     println!("pp{rows}: {:.0} tok/s", rows as f64 / median(prefill));
-    for length in [0, 2000] {
+    for length in if sessions_only { vec![] } else { vec![0, 2000] } {
         while states[0].len() < length {
             let more = rows.min(length - states[0].len());
             step(&mut states[..1], more)?;
@@ -106,13 +125,26 @@ fn main() -> Result<(), Box<dyn Error>> {
         // The answer is the same with and without streams, but for the last digits.
         println!("tg64 at {length}: {:.1} tok/s, {:.0} µs a step; {:?}", 1.0 / seconds, seconds * 1e6, answer.borrow());
     }
-    states[0].truncate(1)?;
     if most > 1 {
-        let seconds = (0..40).map(|_| step(&mut states, 1)).collect::<Result<Vec<_>, _>>()?;
-        let seconds = median(seconds[8..].to_vec());
-        println!("tg32x{most}: {:.1} tok/s", most as f64 / seconds);
+        states[0].truncate(0)?;
+        for _ in 0..8 {
+            step(&mut states, 1)?;
+        }
+        machine.profile();
+        let seconds = (0..32).map(|_| step(&mut states, 1)).collect::<Result<Vec<_>, _>>()?;
+        let seconds = median(seconds);
+        show("sessions", 32);
+        println!("tg32x{most}: {:.1} tok/s, {:.0} µs a step; {:?}", most as f64 / seconds, seconds * 1e6, answer.borrow());
     }
     Ok(())
+}
+
+fn input_data<'a>(program: &Checked, inputs: &'a [(Vec<i32>, Vec<f32>)]) -> Vec<InputData<'a>> {
+    let data = program.inputs.iter().zip(inputs).map(|(input, (integers, floats))| match input.dtype {
+        qhx_ir::DType::I32 => InputData::I32(integers),
+        qhx_ir::DType::F32 => InputData::F32(floats),
+    });
+    data.collect()
 }
 
 fn made_up_input(input: &qhx_ir::Input, bindings: &Bindings, states: &[Box<dyn State>], rows: usize) -> (Vec<i32>, Vec<f32>) {

@@ -14,6 +14,8 @@ layout(constant_id = 2) const uint DIM = 64; // a multiple of 8, at most 512
 layout(constant_id = 3) const uint ROWS = 1; // of a tile
 layout(constant_id = 4) const uint SHARE = 1; // query heads of a key head
 layout(constant_id = 5) const uint TABLE = 0; // the table of tiles of so many rows
+layout(constant_id = 6) const uint FORMED = 0; // 1: results are also stored as int8 with a scale for each 32
+#include "heads.glsl"
 layout(push_constant) uniform Arguments {
     uint64_t call;
     uint64_t q;
@@ -21,6 +23,8 @@ layout(push_constant) uniform Arguments {
     uint64_t v;
     uint64_t y; // with several splits, of each query and split: the numbers, the largest score, the sum
     uint64_t offset;
+    uint64_t numbers; // the results as int8, and their scales
+    uint64_t scales;
     uint heads;
     uint kv_heads;
     uint window;
@@ -193,9 +197,15 @@ void main() {
         for (uint d = lane; d < DIM; d += GROUP) {
             float all = 0.0;
             for (uint t = 0u; t < TEAMS; t++) all += partial[(d % 8u) * GROUP + t * OCTETS + d / 8u];
-            if (r < count) Floats(to).at[d] = splits == 1u ? all / sum[i] : all;
+            if (splits == 1u) all /= sum[i];
+            if (FORMED == 1u) finished[d] = all;
+            if (r < count) Floats(to).at[d] = all;
         }
         barrier();
+        if (FORMED == 1u && splits == 1u && r < count) {
+            uint place = ((first_row + r) * heads + head) * DIM;
+            for (uint run = lane; run < DIM / 4u; run += GROUP) store_formed(numbers, scales, place, run);
+        }
         if (splits > 1u && lane == 0u && r < count) {
             Floats(to).at[DIM] = most[i];
             Floats(to).at[DIM + 1u] = sum[i];

@@ -61,12 +61,15 @@ void main() {
                 uint output_row = first_output + slot;
                 uint row = first_row + r;
                 if (lane == (slot * ROWS + r) % lanes && output_row < outputs && row < rows) {
-                    // A driver may load the scale before it knows whether there is such an output.
+                    // A driver may load before it knows whether there is such an output, or anything to add: what it loads then is there, too.
+                    uint place = row * outputs + output_row;
                     sum *= last_factor(m, numbers, min(output_row, outputs - 1u), row);
-                    if (bias != 0ul) sum += Floats(bias).at[output_row];
+                    float own_bias = Floats(bias != 0ul ? bias : data).at[output_row];
+                    float other = Floats(added != 0ul ? added : y).at[place];
+                    if (bias != 0ul) sum += own_bias;
                     sum = min(max(sum, low), high);
-                    if (added != 0ul) sum += Floats(added).at[row * outputs + output_row];
-                    Floats(y).at[row * outputs + output_row] = sum;
+                    if (added != 0ul) sum += other;
+                    Floats(y).at[place] = sum;
                 }
             }
         }

@@ -1,7 +1,7 @@
 #version 460
-// Many rows times a weight, by products of small matrices: of int8 where weight and rows are integers, else of f16, which holds such integers exactly. A workgroup takes
-// a tile of outputs and rows, each subgroup a part of it. A step's columns of both wait in shared memory while the next are loaded. Scales of blocks multiply
-// the sums of their columns, so that what is rounded is what the program says.
+// Rows times a weight, by products of small matrices: of int8 where weight and rows are integers, else of f16, which holds such integers exactly. A workgroup takes
+// a tile of outputs and rows; each subgroup a part of it, or, where rows are few, a part of the columns. A step's columns of both wait in shared memory while the
+// next are loaded. Scales of blocks multiply the sums of their columns, so that what is rounded is what the program says.
 // variant linear_matrix BYTES=1
 // variant linear_matrix_half HALVES=1
 #extension GL_GOOGLE_include_directive : require
@@ -13,7 +13,7 @@
 #define SUBGROUPS 1
 #include "common.glsl"
 #include "weight.glsl"
-layout(constant_id = 4) const uint FORM = 1; // how rows come: 0 floats that f16 holds, 1 int8 with a scale for each row, 2 int8 with a scale for each 32
+layout(constant_id = 4) const uint FORM = 1; // how rows come: 0 floats that f16 holds, 1 int8 with a scale for each row, 2 int8 with a scale for each 32, 3 each number as two f16, with a scale for each row
 layout(constant_id = 5) const uint GROUP = 128;
 layout(local_size_x_id = 5) in;
 // A small matrix has SIZE outputs or rows, and DEPTH columns.
@@ -27,6 +27,7 @@ layout(constant_id = 11) const uint OWN_ROWS = 64;
 layout(constant_id = 12) const uint STEP = 64; // columns
 layout(constant_id = 13) const uint STAGES = 2; // steps in shared memory
 layout(constant_id = 14) const uint GROUPED = 0; // 1: rows are grouped by experts
+layout(constant_id = 15) const uint PARTS = 1; // of a step's columns, each for subgroups of its own
 layout(push_constant) uniform Arguments {
     uint64_t x; // [rows, stride]
     uint64_t x_scales;
@@ -65,12 +66,13 @@ const uint COLUMNS = 8u;
 
 // One more sixteen keeps neighbouring rows in different banks.
 const uint PITCH = STEP / COLUMNS + 1u;
-const uint STAGE = (TILE_OUTPUTS + TILE_ROWS) * PITCH;
+// What f16 leaves over of numbers lies behind all rows.
+const uint STAGE = (TILE_OUTPUTS + (FORM == 3u ? 2u : 1u) * TILE_ROWS) * PITCH;
 const uint TEAM_ROWS = TILE_ROWS / OWN_ROWS;
 const uint TEAMS = TILE_OUTPUTS / OWN_OUTPUTS * TEAM_ROWS;
 // Results of a subgroup at a time, in sixteens.
 const uint RESULTS = OWN_OUTPUTS * SIZE / 4u;
-shared uvec4 staged[STAGES * STAGE > TEAMS * RESULTS ? STAGES * STAGE : TEAMS * RESULTS];
+shared uvec4 staged[STAGES * STAGE > PARTS * TEAMS * RESULTS ? STAGES * STAGE : PARTS * TEAMS * RESULTS];
 
 // Blocks with scales: of weights, or of rows.
 const bool BLOCKED = BLOCK != 0u || FORM == 2u;
@@ -84,8 +86,9 @@ shared float row_scales[BLOCKED ? STAGES * BLOCKS * TILE_ROWS : 1u];
 // Columns that an invocation loads at once, and the sixteens that they come in.
 const uint WEIGHT_UNIT = ENCODING == 1u ? 8u : ENCODING == 3u ? 16u : 32u;
 const uint WEIGHT_RAW = ENCODING == 4u ? 2u : 1u;
-const uint ROW_UNIT = FORM == 0u ? 8u : 16u;
-const uint ROW_RAW = FORM == 0u ? 2u : 1u;
+const bool WIDE_ROWS = FORM == 0u || FORM == 3u; // four bytes for each number
+const uint ROW_UNIT = WIDE_ROWS ? 8u : 16u;
+const uint ROW_RAW = WIDE_ROWS ? 2u : 1u;
 const uint WEIGHT_UNITS = TILE_OUTPUTS * STEP / WEIGHT_UNIT;
 const uint ROW_UNITS = TILE_ROWS * STEP / ROW_UNIT;
 const uint WEIGHT_TURNS = (WEIGHT_UNITS + GROUP - 1u) / GROUP;
@@ -123,11 +126,12 @@ void find_rows() {
     [[unroll]] for (uint i = 0u; i < ROW_TURNS; i++) {
         uint at = i * GROUP + lane;
         uint row = source_row(min(at / (STEP / ROW_UNIT), TILE_ROWS - 1u));
-        row_from[i] = x + uint64_t(row) * (stride * (FORM == 0u ? 4u : 1u));
+        row_from[i] = x + uint64_t(row) * (stride * (WIDE_ROWS ? 4u : 1u));
     }
 }
 
-// Loads the columns from k on. Beyond the end of a row stand zeros in x, so that what integers have there does not count.
+// Loads the columns from k on. Beyond the end of a row stand zeros in x, so that what integers have there does not count. No address lies beyond the end of a row:
+// a driver may load before it knows whether what it loads is wanted.
 void load(uint k) {
     [[unroll]] for (uint i = 0u; i < WEIGHT_TURNS; i++) {
         uint at = i * GROUP + lane;
@@ -147,23 +151,26 @@ void load(uint k) {
         uint column = k + at % (STEP / ROW_UNIT) * ROW_UNIT;
         bool there = at < ROW_UNITS && column < stride;
         [[unroll]] for (uint n = 0u; n < ROW_RAW; n++) {
-            ahead_rows[i * ROW_RAW + n] = there ? Quads(row_from[i]).at[column / ROW_UNIT * ROW_RAW + n] : uvec4(0u);
+            ahead_rows[i * ROW_RAW + n] = there ? Quads(row_from[i]).at[min(column, stride - ROW_UNIT) / ROW_UNIT * ROW_RAW + n] : uvec4(0u);
         }
     }
     if (!BLOCKED) return;
     [[unroll]] for (uint i = 0u; i < SCALE_TURNS; i++) {
+        if (BLOCK == 0u) break;
         uint at = i * GROUP + lane;
         uint column = k + at % BLOCKS * BLOCK_COLUMNS;
-        bool there = BLOCK != 0u && at < BLOCKS * TILE_OUTPUTS && column < width;
+        bool there = at < BLOCKS * TILE_OUTPUTS && column < width;
         uint64_t row = there ? weight_row(at / BLOCKS) : 0ul;
-        ahead_scales[i] = there ? scale_number(scales + row * scale_bytes, column / BLOCK_COLUMNS) : 1.0;
-        if (MIN == 1u) ahead_minima[i] = there ? scale_number(minima + row * min_bytes, column / BLOCK_COLUMNS) : 0.0;
+        uint block = min(column, width - 1u) / BLOCK_COLUMNS;
+        ahead_scales[i] = there ? scale_number(scales + row * scale_bytes, block) : 1.0;
+        if (MIN == 1u) ahead_minima[i] = there ? scale_number(minima + row * min_bytes, block) : 0.0;
     }
     [[unroll]] for (uint i = 0u; i < ROW_SCALE_TURNS; i++) {
         uint at = i * GROUP + lane;
         uint column = k + at % BLOCKS * BLOCK_COLUMNS;
         bool there = FORM == 2u && at < BLOCKS * TILE_ROWS && column < stride;
-        ahead_row_scales[i] = there ? Floats(x_scales).at[source_row(at / BLOCKS) * (stride / 32u) + column / 32u] : 1.0;
+        uint row = source_row(min(at / BLOCKS, TILE_ROWS - 1u));
+        ahead_row_scales[i] = there ? Floats(x_scales).at[row * (stride / 32u) + min(column, stride - 32u) / 32u] : 1.0;
     }
 }
 
@@ -230,12 +237,20 @@ void store(uint stage, uint k) {
             vec4 a = uintBitsToFloat(ahead_rows[i * ROW_RAW]);
             vec4 b = uintBitsToFloat(ahead_rows[(i + 1u) * ROW_RAW - 1u]);
             staged[to] = uvec4(halves(a.x, a.y), halves(a.z, a.w), halves(b.x, b.y), halves(b.z, b.w));
+        } else if (FORM == 3u) {
+            uvec4 a = ahead_rows[i * ROW_RAW];
+            uvec4 b = ahead_rows[(i + 1u) * ROW_RAW - 1u];
+            uvec4 even = uvec4(a.xz, b.xz);
+            uvec4 odd = uvec4(a.yw, b.yw);
+            staged[to] = (even & 0xffffu) | odd << 16;
+            staged[to + TILE_ROWS * PITCH] = even >> 16 | (odd & 0xffff0000u);
         } else {
             store_bytes(ahead_rows[i * ROW_RAW], to);
         }
     }
     if (!BLOCKED) return;
     [[unroll]] for (uint i = 0u; i < SCALE_TURNS; i++) {
+        if (BLOCK == 0u) break;
         uint at = i * GROUP + lane;
         uint to = (stage * BLOCKS + at % BLOCKS) * TILE_OUTPUTS + at / BLOCKS;
         if (at >= BLOCKS * TILE_OUTPUTS) break;
@@ -252,7 +267,7 @@ const uint HIGH = OWN_OUTPUTS / SIZE;
 const uint WIDE = OWN_ROWS / SIZE;
 
 #define LOAD_LEFT(to, i, part) coopMatLoad(to, staged, first_left + i * SIZE * PITCH + (part) * DEPTH / COLUMNS, PITCH, gl_CooperativeMatrixLayoutRowMajor)
-#define LOAD_RIGHT(to, j, part) coopMatLoad(to, staged, first_right + j * SIZE * PITCH + (part) * DEPTH / COLUMNS, PITCH, gl_CooperativeMatrixLayoutColumnMajor)
+#define LOAD_RIGHT(to, j, part) coopMatLoad(to, staged, first_right + (j) * SIZE * PITCH + (part) * DEPTH / COLUMNS, PITCH, gl_CooperativeMatrixLayoutColumnMajor)
 
 void main() {
     lane = gl_LocalInvocationID.x;
@@ -266,8 +281,10 @@ void main() {
         order = groups + 4ul * g.at[1];
     }
     find_rows();
-    uint own_output = gl_SubgroupID / TEAM_ROWS * OWN_OUTPUTS;
-    uint own_row = gl_SubgroupID % TEAM_ROWS * OWN_ROWS;
+    uint team = gl_SubgroupID % TEAMS;
+    uint own_part = gl_SubgroupID / TEAMS;
+    uint own_output = team / TEAM_ROWS * OWN_OUTPUTS;
+    uint own_row = team % TEAM_ROWS * OWN_ROWS;
     Sums sums[HIGH * WIDE];
     FloatSums scaled[HIGH * WIDE];
     [[unroll]] for (uint n = 0u; n < HIGH * WIDE; n++) {
@@ -284,30 +301,36 @@ void main() {
         uint first_left = stage * STAGE + own_output * PITCH;
         uint first_right = stage * STAGE + (TILE_OUTPUTS + own_row) * PITCH;
         if (!BLOCKED) {
-            [[unroll]] for (uint part = 0u; part < STEP / DEPTH; part++) {
+            [[unroll]] for (uint n = 0u; n < STEP / DEPTH / PARTS; n++) {
+                uint part = own_part * (STEP / DEPTH / PARTS) + n;
                 Left a[HIGH];
                 [[unroll]] for (uint i = 0u; i < HIGH; i++) LOAD_LEFT(a[i], i, part);
                 [[unroll]] for (uint j = 0u; j < WIDE; j++) {
                     Right b;
                     LOAD_RIGHT(b, j, part);
                     [[unroll]] for (uint i = 0u; i < HIGH; i++) sums[i * WIDE + j] = coopMatMulAdd(a[i], b, sums[i * WIDE + j]);
+                    if (FORM == 3u) {
+                        LOAD_RIGHT(b, j + TILE_ROWS / SIZE, part);
+                        [[unroll]] for (uint i = 0u; i < HIGH; i++) sums[i * WIDE + j] = coopMatMulAdd(a[i], b, sums[i * WIDE + j]);
+                    }
                 }
             }
         } else {
-            [[unroll]] for (uint block = 0u; block < BLOCKS; block++) {
-                const uint PARTS = BLOCK_COLUMNS / DEPTH;
-                Left a[HIGH * PARTS];
+            [[unroll]] for (uint n = 0u; n < BLOCKS / PARTS; n++) {
+                uint block = own_part * (BLOCKS / PARTS) + n;
+                const uint DEPTHS = BLOCK_COLUMNS / DEPTH;
+                Left a[HIGH * DEPTHS];
                 FloatSums factors[HIGH];
                 FloatSums least[HIGH];
                 uint place = (stage * BLOCKS + block) * TILE_OUTPUTS + own_output;
                 [[unroll]] for (uint i = 0u; i < HIGH; i++) {
-                    [[unroll]] for (uint part = 0u; part < PARTS; part++) LOAD_LEFT(a[i * PARTS + part], i, block * PARTS + part);
+                    [[unroll]] for (uint part = 0u; part < DEPTHS; part++) LOAD_LEFT(a[i * DEPTHS + part], i, block * DEPTHS + part);
                     coopMatLoad(factors[i], output_scales, place + i * SIZE, 0u, gl_CooperativeMatrixLayoutColumnMajor);
                     if (MIN == 1u) coopMatLoad(least[i], output_minima, place + i * SIZE, 0u, gl_CooperativeMatrixLayoutColumnMajor);
                 }
                 [[unroll]] for (uint j = 0u; j < WIDE; j++) {
-                    Right b[PARTS];
-                    [[unroll]] for (uint part = 0u; part < PARTS; part++) LOAD_RIGHT(b[part], j, block * PARTS + part);
+                    Right b[DEPTHS];
+                    [[unroll]] for (uint part = 0u; part < DEPTHS; part++) LOAD_RIGHT(b[part], j, block * DEPTHS + part);
                     FloatSums row_factors;
                     if (FORM == 2u) {
                         uint row_place = (stage * BLOCKS + block) * TILE_ROWS + own_row + j * SIZE;
@@ -317,13 +340,13 @@ void main() {
                     FloatSums all;
                     if (MIN == 1u) {
                         Sums total = Sums(0);
-                        [[unroll]] for (uint part = 0u; part < PARTS; part++) total = coopMatMulAdd(Left(NUMBER(1)), b[part], total);
+                        [[unroll]] for (uint part = 0u; part < DEPTHS; part++) total = coopMatMulAdd(Left(NUMBER(1)), b[part], total);
                         all = FloatSums(total);
                         if (FORM == 2u) all = all * row_factors;
                     }
                     [[unroll]] for (uint i = 0u; i < HIGH; i++) {
                         Sums product = Sums(0);
-                        [[unroll]] for (uint part = 0u; part < PARTS; part++) product = coopMatMulAdd(a[i * PARTS + part], b[part], product);
+                        [[unroll]] for (uint part = 0u; part < DEPTHS; part++) product = coopMatMulAdd(a[i * DEPTHS + part], b[part], product);
                         FloatSums own = FloatSums(product);
                         if (BLOCK != 0u) own = own * factors[i];
                         if (FORM == 2u) own = own * row_factors;
@@ -344,17 +367,25 @@ void main() {
             else coopMatStore(sums[i * WIDE + j], staged, own + i * SIZE / 4u, OWN_OUTPUTS / 4u, gl_CooperativeMatrixLayoutColumnMajor);
         }
         barrier();
-        for (uint n = gl_SubgroupInvocationID; n < RESULTS; n += gl_SubgroupSize) {
-            uint row = result_row(own_row + j * SIZE + n / (OWN_OUTPUTS / 4u));
-            uint first = first_output + own_output + n % (OWN_OUTPUTS / 4u) * 4u;
+        for (uint n = lane; n < TEAMS * RESULTS; n += GROUP) {
+            uint from = n / RESULTS;
+            uint row = result_row(from % TEAM_ROWS * OWN_ROWS + j * SIZE + n % RESULTS / (OWN_OUTPUTS / 4u));
+            uint first = first_output + from / TEAM_ROWS * OWN_OUTPUTS + n % (OWN_OUTPUTS / 4u) * 4u;
             if (row == NONE || first >= outputs) continue;
             uint many = min(4u, outputs - first);
+            vec4 results;
 #ifdef BYTES
-            vec4 results = BLOCKED ? uintBitsToFloat(staged[own + n]) : vec4(ivec4(staged[own + n]));
-#else
-            vec4 results = uintBitsToFloat(staged[own + n]);
+            if (!BLOCKED) {
+                ivec4 sum = ivec4(0);
+                [[unroll]] for (uint part = 0u; part < PARTS; part++) sum += ivec4(staged[part * TEAMS * RESULTS + n]);
+                results = vec4(sum);
+            } else
 #endif
-            float factor = FORM == 1u ? Floats(x_scales).at[GROUPED == 1u ? row / share : row] : 1.0;
+            {
+                results = uintBitsToFloat(staged[n]);
+                [[unroll]] for (uint part = 1u; part < PARTS; part++) results += uintBitsToFloat(staged[part * TEAMS * RESULTS + n]);
+            }
+            float factor = FORM == 1u || FORM == 3u ? Floats(x_scales).at[GROUPED == 1u ? row / share : row] : 1.0;
             [[unroll]] for (uint c = 0u; c < 4u; c++) {
                 uint output_row = min(first + c, outputs - 1u);
                 if (ENCODING == 3u && BLOCK == 0u) results[c] *= Floats(scales).at[expert * outputs + output_row] * factor;

@@ -11,7 +11,7 @@ layout(constant_id = 1) const uint RUNS = 1; // of an invocation
 layout(constant_id = 2) const uint GATED = 0; // x is act(x) · up
 layout(constant_id = 3) const uint FUNCTION = 0;
 layout(constant_id = 4) const uint NORM = 0; // 1: by the root of the mean square, 2: layer norm
-layout(constant_id = 5) const uint FORM = 0; // 0: none, 1: f32, 2: f16, 3: int8 by row, 4: int8 by 32
+layout(constant_id = 5) const uint FORM = 0; // 0: none, 1: f32, 2: f16, 3: int8 by row, 4: int8 by 32, 5: each number as two f16, by row
 #include "row.glsl"
 layout(push_constant) uniform Arguments {
     uint64_t x;
@@ -30,6 +30,17 @@ layout(push_constant) uniform Arguments {
     float high;
     float scale;
 };
+
+// The power of two that brings a row whose largest number is `most` to where f16 is finest.
+float towards_half(float most) {
+    int exponent = clamp(14 - (int(floatBitsToUint(most) >> 23) - 127), -126, 126);
+    return vanishes(most) ? 1.0 : uintBitsToFloat(uint(exponent + 127) << 23);
+}
+// A number as f16, and what that leaves over.
+uint two_halves(float x) {
+    uint high = half_bits(x);
+    return high | half_bits(x - half_float(high)) << 16;
+}
 
 void main() {
     uint row = flat_group();
@@ -52,6 +63,16 @@ void main() {
         return;
     }
     float most = 0.0;
+    if (FORM == 5u) {
+        float upwards = towards_half(largest_of_row());
+        if (gl_LocalInvocationID.x == 0u) Floats(scales).at[row] = 1.0 / upwards;
+        [[unroll]] for (uint j = 0u; j < RUNS; j++) {
+            uvec4 v;
+            [[unroll]] for (uint c = 0u; c < 4u; c++) v[c] = two_halves(held[j][c] * upwards);
+            if (run(j) < blocks * 8u) Quads(numbers).at[row * blocks * 8u + run(j)] = v;
+        }
+        return;
+    }
     if (FORM == 3u) {
         most = largest_of_row();
         if (gl_LocalInvocationID.x == 0u) Floats(scales).at[row] = forward_scale(most);

@@ -52,6 +52,8 @@ pub struct Features {
     pub cooperative_matrix: bool,
     /// Calls of so many rows use them.
     pub matrix_rows: usize,
+    /// Calls of so many rows, from and to, use them for products, with tiles of few rows.
+    pub few_rows: [usize; 2],
     /// Weights that lie in memory of the host are read there, where GPU and CPU share memory; else they are copied.
     pub host_memory: bool,
     /// Copies to the GPU on a queue of their own, while it computes.
@@ -71,6 +73,7 @@ impl Default for Features {
             integer_dot: true,
             cooperative_matrix: true,
             matrix_rows: 17,
+            few_rows: [3, 32],
             host_memory: true,
             transfer_queue: true,
             streams: None,
@@ -122,7 +125,8 @@ impl GpuDevice {
         adapter.subgroups &= features.subgroups;
         adapter.integer_dot &= features.integer_dot;
         let matrices = adapter.cooperative_matrix.filter(|_| features.cooperative_matrix && adapter.subgroups);
-        adapter.cooperative_matrix = matrices.map(|matrices| SmallMatrices { from_rows: features.matrix_rows, ..matrices });
+        adapter.cooperative_matrix =
+            matrices.map(|matrices| SmallMatrices { from_rows: features.matrix_rows, few_rows: features.few_rows, ..matrices });
         adapter.streams = features.streams.unwrap_or(adapter.streams) && adapter.can_stream();
         adapter.max_allocation = adapter.max_allocation.min(features.max_buffer.unwrap_or(u64::MAX));
         adapter.shared_memory = adapter.shared_memory.min(features.shared_memory.unwrap_or(u32::MAX));

@@ -450,9 +450,7 @@ impl GpuExecutable {
             let copy = Command::Copy { from: self.arena.clone(), from_offset, to: to.clone(), to_offset: 0, bytes };
             self.gpu.run(&Recording::new(&self.gpu, vec![copy])?)?;
         }
-        let mut words = vec![0; bytes as usize];
-        to.read(0, &mut words);
-        Ok(as_numbers(&words, view.dtype))
+        Ok(read_numbers(&to, 0, bytes as usize / 4, view.dtype))
     }
 
     /// Runs the steps of the wanted rows for so many of them at a time as there is memory for.
@@ -502,11 +500,7 @@ impl GpuExecutable {
             }
             let values = match self.lowered.input(view) {
                 Some(input) => input_numbers(&call.inputs[input]),
-                None => {
-                    let mut bytes = vec![0; 4 * volume(view, bindings)];
-                    self.download.read(self.output_offsets[place], &mut bytes);
-                    as_numbers(&bytes, view.dtype)
-                }
+                None => read_numbers(&self.download, self.output_offsets[place], volume(view, bindings), view.dtype),
             };
             match own {
                 Some((_, width)) => {
@@ -683,10 +677,11 @@ fn input_numbers(data: &InputData<'_>) -> Vec<f32> {
     }
 }
 
-fn as_numbers(bytes: &[u8], dtype: DType) -> Vec<f32> {
-    let words = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-    match dtype {
-        DType::F32 => words.map(f32::from_bits).collect(),
-        DType::I32 => words.map(|word| word as i32 as f32).collect(),
+fn read_numbers(from: &Buffer, offset: u64, count: usize, dtype: DType) -> Vec<f32> {
+    let mut numbers = vec![0f32; count];
+    from.read(offset, bytemuck::cast_slice_mut(&mut numbers));
+    if dtype == DType::I32 {
+        numbers.iter_mut().for_each(|number| *number = number.to_bits() as i32 as f32);
     }
+    numbers
 }

@@ -2,9 +2,9 @@
 
 use qhx_gpu::{Features, GpuDevice, GpuOptions, Injected};
 use qhx_ir::{
-    Activation, ActivationForm, Bindings, Call, Checked, DType, Device, DeviceError, Dim, Encoding, Executable, Generator, Input,
-    InputData, LoadOptions, Op, OpKind, Output, Outputs, PROGRAM_VERSION, Program, Segment, Stage, Ticket, Timeline, Weight, WeightTensor,
-    Weights, conformance, reference::ReferenceDevice,
+    Activation, ActivationForm, AlignedBytes, Bindings, Call, Checked, DType, Device, DeviceError, Dim, Encoding, Executable, Generator,
+    Input, InputData, LoadOptions, Op, OpKind, Output, Outputs, PROGRAM_VERSION, Program, Segment, Stage, Ticket, Timeline, Weight,
+    WeightTensor, Weights, conformance, reference::ReferenceDevice,
 };
 use std::{collections::HashMap, sync::Arc};
 
@@ -37,15 +37,29 @@ fn agrees_with_the_reference() {
 #[test]
 #[ignore = "needs Vulkan with cooperative matrices: cargo xtask gpu"]
 fn cooperative_matrices_agree_with_the_reference() {
-    let options = GpuOptions { features: Features { matrix_rows: 1, ..Default::default() }, ..options() };
+    let options = GpuOptions { features: Features { matrix_rows: 1, few_rows: [1, 0], ..Default::default() }, ..options() };
     let features = format!("{:?}", GpuDevice::new(options.clone()).open().unwrap().describe().facts["features"]);
     assert!(features.contains("cooperative matrices"), "{features}");
     // A weight of each kind with each form of rows that is multiplied so.
-    let products = [3, 7, 8, 9, 12, 13, 21, 28, 37, 43, 45, 53, 59, 61].map(|number| format!("linear/{number}"));
+    let products = [2, 3, 7, 8, 9, 12, 13, 21, 28, 37, 43, 45, 53, 59, 61].map(|number| format!("linear/{number}"));
     let experts = [3, 8, 45].map(|number| format!("experts/{number}"));
     let attention = (0..6).map(|number| format!("attend/{number}"));
     let others = ["attend_long/0", "attend_shared/0", "attend_shared/1", "model.mixture/0", "model.decoder/3"].map(str::to_owned);
     for name in products.into_iter().chain(experts).chain(attention).chain(others) {
+        let suite = conformance::Options { cases: 8, strict: true, only: Some(name), ..Default::default() };
+        conforms(options.clone(), &suite);
+    }
+}
+
+/// The tiles of calls with few rows, in calls of any number of them.
+#[test]
+#[ignore = "needs Vulkan with cooperative matrices: cargo xtask gpu"]
+fn cooperative_matrices_of_few_rows_agree_with_the_reference() {
+    let options = GpuOptions { features: Features { few_rows: [1, usize::MAX], ..Default::default() }, ..options() };
+    let products = [2, 3, 7, 8, 9, 12, 13, 21, 28, 37, 43, 45, 53, 59, 61].map(|number| format!("linear/{number}"));
+    let experts = [3, 8, 45].map(|number| format!("experts/{number}"));
+    let models = ["model.mixture/0", "model.decoder/3"].map(str::to_owned);
+    for name in products.into_iter().chain(experts).chain(models) {
         let suite = conformance::Options { cases: 8, strict: true, only: Some(name), ..Default::default() };
         conforms(options.clone(), &suite);
     }
@@ -234,4 +248,61 @@ fn a_failed_transfer_is_told() {
         assert!(matches!(error, Some(DeviceError::Lost { .. })), "{first}: {error:?}");
         assert!(step(&mut *gpu, 0).is_err());
     }
+}
+
+/// Two query heads that share a key head, and a product that takes both as int8 with a scale for each 32: attention stores them so.
+const HEADS: &str = r#"{
+  "program_version": 1,
+  "name": "heads",
+  "inputs": [
+    {"name": "q", "dtype": "f32", "shape": ["T", 2, 32], "generator": "carried"},
+    {"name": "k", "dtype": "f32", "shape": ["T", 1, 32], "generator": "carried"},
+    {"name": "v", "dtype": "f32", "shape": ["T", 1, 32], "generator": "carried"}
+  ],
+  "outputs": [{"name": "sum", "value": "heads.sum"}],
+  "slots": {"kv": {"kv": {"kv_heads": 1, "head_dim": 32, "dtype": "f16"}}},
+  "stages": [{"name": "heads"}],
+  "weights": {"weight": {"shape": [24, 64], "encoding": "i8_row"}},
+  "ops": [
+    {"path": "heads.attend", "op": {"attend": {"q": "q", "kv": {"k": "k", "v": "v"}, "slot": "kv", "mask": "causal", "scale": 0.25}}},
+    {"path": "heads.flat", "op": {"reshape": {"x": "heads.attend", "shape": ["T", 64]}}},
+    {"path": "heads.sum", "op": {"linear": {"x": "heads.flat", "weight": "weight", "activation": "i8_block32"}}}
+  ]
+}"#;
+
+/// Attention stores its heads as products take them: of many rows at once, and where keys are split among workgroups.
+#[test]
+#[ignore = "needs Vulkan: cargo xtask gpu"]
+fn heads_are_stored_as_products_take_them() {
+    let program = Checked::new(Program::from_json(HEADS).unwrap()).unwrap();
+    let (mut data, mut scales) = (AlignedBytes::zeroed(24 * 64), AlignedBytes::zeroed(24 * 4));
+    data.as_mut().iter_mut().enumerate().for_each(|(n, byte)| *byte = (n * n * 7 % 251) as u8);
+    scales.as_mut().chunks_exact_mut(4).for_each(|four| four.copy_from_slice(&0.01f32.to_le_bytes()));
+    let weight = WeightTensor::new(Encoding::I8Row, vec![24, 64], data.into(), Some(scales.into()), None).unwrap();
+    let weights: Arc<dyn Weights> = Arc::new(HashMap::from([("weight".to_owned(), weight)]));
+    let device = GpuDevice::new(options());
+    let run = |device: &dyn Device| -> Vec<Vec<f32>> {
+        let mut executable = device.load(&program, &weights, &LoadOptions { max_rows: 200, ..Default::default() }).unwrap();
+        let mut state = executable.new_state(400).unwrap();
+        // The second call has few rows that see many keys.
+        let calls = [200, 5].map(|rows: usize| {
+            let numbers = |width: usize, by: usize| (0..rows * width).map(|n| (n * n * by % 997) as f32 / 300.0 - 1.5).collect::<Vec<_>>();
+            let [q, k, v] = [numbers(64, 3), numbers(32, 5), numbers(32, 11)];
+            let inputs = [InputData::F32(&q), InputData::F32(&k), InputData::F32(&v)];
+            let (bindings, mut outputs) = (Bindings { rows, soft_rows: 0, wanted: 0 }, Outputs::new());
+            let mut segments = [Segment::new(Some(&mut *state), 0, rows)];
+            executable.run(&mut Call::new(bindings, &inputs, &mut segments, &mut outputs)).unwrap();
+            state.commit(rows).unwrap();
+            outputs.value("sum").unwrap().to_vec()
+        });
+        calls.to_vec()
+    };
+    for (found, expected) in run(&device).iter().zip(run(&ReferenceDevice)) {
+        let largest = expected.iter().fold(0.0f32, |most, number| most.max(number.abs()));
+        let differs = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        // A number between two integers may become either.
+        assert!(largest > 0.1 && differs <= 0.005 * largest, "{} rows: differs by {differs} of {largest}", found.len() / 24);
+    }
+    let messages = device.machine().unwrap().messages();
+    assert!(messages.is_empty(), "the validation layer says: {messages:#?}");
 }

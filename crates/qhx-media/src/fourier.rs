@@ -6,44 +6,57 @@ use std::f64::consts::TAU;
 
 /// The tables of one length.
 pub(super) struct Fourier {
-    /// `exp(−2πi k / length)` for the first half: cosines and sines.
-    turns: Vec<(f64, f64)>,
+    /// For each pass, one after the other, `exp(−2πi k / (2 · half))` of its half: cosines and sines.
+    cosines: Vec<f64>,
+    sines: Vec<f64>,
     /// Where each input goes: its number with the bits reversed.
     places: Vec<usize>,
+}
+
+/// Real and imaginary parts. Apart, since neighbours are then computed together.
+#[derive(Default)]
+pub(super) struct Spectrum {
+    real: Vec<f64>,
+    imaginary: Vec<f64>,
 }
 
 impl Fourier {
     /// For inputs of `length`, a power of two.
     pub(super) fn new(length: usize) -> Self {
         assert!(length.is_power_of_two(), "manifests with other lengths are refused");
-        let turn = |k: usize| {
-            let angle = TAU * k as f64 / length as f64;
-            (angle.cos(), -angle.sin())
-        };
+        let halves = std::iter::successors(Some(1), |half| Some(2 * half)).take_while(|half| 2 * half <= length);
+        let angles = halves.flat_map(|half| (0..half).map(move |k| TAU * (k * (length / (2 * half))) as f64 / length as f64));
+        let (cosines, sines) = angles.map(|angle: f64| (angle.cos(), -angle.sin())).unzip();
         let bits = length.trailing_zeros();
         let place = |i: usize| if bits == 0 { 0 } else { i.reverse_bits() >> (usize::BITS - bits) };
-        Self { turns: (0..length / 2).map(turn).collect(), places: (0..length).map(place).collect() }
+        Self { cosines, sines, places: (0..length).map(place).collect() }
     }
 
     /// The first half of the spectrum of `input`, the middle included: `length / 2 + 1` pairs of real and imaginary part. `work` is overwritten.
-    pub(super) fn transform<'w>(&self, input: &[f64], work: &'w mut Vec<(f64, f64)>) -> &'w [(f64, f64)] {
+    pub(super) fn transform<'w>(&self, input: &[f64], work: &'w mut Spectrum) -> impl Iterator<Item = (f64, f64)> + use<'w> {
         let length = self.places.len();
-        work.clear();
-        work.extend(self.places.iter().map(|&place| (input[place], 0.0)));
-        let mut half = 1;
+        let Spectrum { real, imaginary } = work;
+        real.clear();
+        real.extend(self.places.iter().map(|&place| input[place]));
+        imaginary.clear();
+        imaginary.resize(length, 0.0);
+        let (mut half, mut passed) = (1, 0);
         while half < length {
-            let step = length / (2 * half);
-            for group in work.chunks_exact_mut(2 * half) {
-                let (low, high) = group.split_at_mut(half);
-                for ((a, b), &(cos, sin)) in low.iter_mut().zip(high).zip(self.turns.iter().step_by(step)) {
-                    let turned = (b.0 * cos - b.1 * sin, b.0 * sin + b.1 * cos);
-                    *b = (a.0 - turned.0, a.1 - turned.1);
-                    *a = (a.0 + turned.0, a.1 + turned.1);
+            let (cosines, sines) = (&self.cosines[passed..passed + half], &self.sines[passed..passed + half]);
+            for (real, imaginary) in real.chunks_exact_mut(2 * half).zip(imaginary.chunks_exact_mut(2 * half)) {
+                let ((low_real, high_real), (low_imaginary, high_imaginary)) = (real.split_at_mut(half), imaginary.split_at_mut(half));
+                let low = low_real.iter_mut().zip(low_imaginary);
+                let high = high_real.iter_mut().zip(high_imaginary);
+                for (((a, b), (c, d)), (&cos, &sin)) in low.zip(high).zip(cosines.iter().zip(sines)) {
+                    let turned = (*c * cos - *d * sin, *c * sin + *d * cos);
+                    (*c, *d) = (*a - turned.0, *b - turned.1);
+                    (*a, *b) = (*a + turned.0, *b + turned.1);
                 }
             }
+            passed += half;
             half *= 2;
         }
-        &work[..length / 2 + 1]
+        real.iter().copied().zip(imaginary.iter().copied()).take(length / 2 + 1)
     }
 }
 
@@ -53,10 +66,10 @@ mod tests {
 
     #[test]
     fn it_is_the_sum_that_defines_it() {
-        let mut work = Vec::new();
+        let mut work = Spectrum::default();
         for length in [1, 2, 4, 8, 64, 512] {
             let input: Vec<f64> = (0..length).map(|n| ((n * n * 7 + 3) % 101) as f64 / 50.0 - 1.0).collect();
-            let spectrum = Fourier::new(length).transform(&input, &mut work).to_vec();
+            let spectrum: Vec<_> = Fourier::new(length).transform(&input, &mut work).collect();
             assert_eq!(spectrum.len(), length / 2 + 1);
             for (k, (real, imaginary)) in spectrum.into_iter().enumerate() {
                 let angle = |n: usize| TAU * (k * n % length) as f64 / length as f64;

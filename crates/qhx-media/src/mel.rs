@@ -3,9 +3,12 @@
 //! The numbers have the types of the models' own preprocessing, because quiet bins beside loud ones show the difference: samples times window in
 //! 32 bits, the Fourier transform in 64, its result and the magnitudes in 32, mel sums and logarithms in 64, features in 32.
 
-use super::{MediaError, MediaProblem, fourier::Fourier};
+use super::{
+    MediaError, MediaProblem,
+    fourier::{Fourier, Spectrum},
+};
 use qhx_bundle::{Digest, media::AudioFrontEnd};
-use std::{f64::consts::PI, fmt, ops::Range};
+use std::{f64::consts::PI, fmt, num::NonZero, ops::Range, thread};
 
 /// A sound as its tower takes it: `frames`.
 #[derive(Clone, PartialEq)]
@@ -76,36 +79,70 @@ fn count(samples: usize, front_end: &AudioFrontEnd) -> Result<usize, MediaProble
     Ok((samples - needed) / front_end.hop_length + 1)
 }
 
+/// Frames from which a second thread pays.
+const PARALLEL_FRAMES: usize = 128;
+/// More threads gain little.
+const MOST_THREADS: usize = 8;
+
 /// The frames of samples at the front end's rate.
 pub(super) fn frames(samples: &[f32], front_end: &AudioFrontEnd) -> Result<Frames, MediaProblem> {
-    let count = count(samples.len(), front_end)?;
-    let &AudioFrontEnd { frame_length, fft_length, hop_length, bins, .. } = front_end;
-    let zeros = zeros_before(front_end);
-    let (window, filters) = (hann(frame_length), filters(front_end));
-    let scale = front_end.input_scale as f32;
-    let fourier = Fourier::new(fft_length);
-    let (mut work, mut magnitudes) = (Vec::new(), Vec::new());
-    let mut input = vec![0.0; fft_length];
-    let mut numbers = Vec::with_capacity(count * bins);
-    for frame in 0..count {
-        input.fill(0.0);
-        let first = frame * hop_length;
-        let silent = zeros.saturating_sub(first).min(frame_length);
-        let sound = &samples[(first + silent).saturating_sub(zeros)..first + frame_length - zeros];
-        for ((input, &sample), &weight) in input[silent..].iter_mut().zip(sound).zip(&window[silent..]) {
-            *input = f64::from(sample * scale * weight);
+    let (count, bins) = (count(samples.len(), front_end)?, front_end.bins);
+    let tables = Tables::new(front_end);
+    let mut numbers = vec![0.0; count * bins];
+    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS).min(count / PARALLEL_FRAMES + 1);
+    let each = count.div_ceil(threads);
+    thread::scope(|scope| {
+        let mut parts = numbers.chunks_mut((each * bins).max(1)).enumerate();
+        let mine = parts.next();
+        for (part, numbers) in parts {
+            let tables = &tables;
+            scope.spawn(move || tables.frames(samples, part * each, numbers));
         }
-        magnitudes.clear();
-        magnitudes.extend(fourier.transform(&input, &mut work).iter().map(|bin| f64::from(magnitude(*bin))));
-        for (bin, (range, weights)) in filters.iter().enumerate() {
-            let mel: f64 = magnitudes[range.clone()].iter().zip(weights).map(|(m, w)| m * w).sum();
-            let log = (mel + front_end.mel_floor).ln();
-            let mean = front_end.bin_mean.get(bin).copied().unwrap_or(0.0);
-            let std = front_end.bin_std.get(bin).copied().unwrap_or(1.0);
-            numbers.push(((log - mean) / std) as f32);
+        mine.into_iter().for_each(|(_, numbers)| tables.frames(samples, 0, numbers));
+    });
+    Ok(Frames { numbers, bins })
+}
+
+/// What all frames share.
+struct Tables<'a> {
+    front_end: &'a AudioFrontEnd,
+    window: Vec<f32>,
+    filters: Vec<(Range<usize>, Vec<f64>)>,
+    fourier: Fourier,
+}
+
+impl<'a> Tables<'a> {
+    fn new(front_end: &'a AudioFrontEnd) -> Self {
+        let (window, filters) = (hann(front_end.frame_length), filters(front_end));
+        Self { front_end, window, filters, fourier: Fourier::new(front_end.fft_length) }
+    }
+
+    /// The frames from `first_frame` on, as many as there is room for.
+    fn frames(&self, samples: &[f32], first_frame: usize, numbers: &mut [f32]) {
+        let &AudioFrontEnd { frame_length, fft_length, hop_length, bins, mel_floor, .. } = self.front_end;
+        let zeros = zeros_before(self.front_end);
+        let scale = self.front_end.input_scale as f32;
+        let (mut work, mut magnitudes) = (Spectrum::default(), Vec::new());
+        let mut input = vec![0.0; fft_length];
+        for (frame, numbers) in (first_frame..).zip(numbers.chunks_exact_mut(bins.max(1))) {
+            input.fill(0.0);
+            let first = frame * hop_length;
+            let silent = zeros.saturating_sub(first).min(frame_length);
+            let sound = &samples[(first + silent).saturating_sub(zeros)..first + frame_length - zeros];
+            for ((input, &sample), &weight) in input[silent..].iter_mut().zip(sound).zip(&self.window[silent..]) {
+                *input = f64::from(sample * scale * weight);
+            }
+            magnitudes.clear();
+            magnitudes.extend(self.fourier.transform(&input, &mut work).map(|bin| f64::from(magnitude(bin))));
+            for ((bin, (range, weights)), number) in self.filters.iter().enumerate().zip(numbers) {
+                let mel: f64 = magnitudes[range.clone()].iter().zip(weights).map(|(m, w)| m * w).sum();
+                let log = (mel + mel_floor).ln();
+                let mean = self.front_end.bin_mean.get(bin).copied().unwrap_or(0.0);
+                let std = self.front_end.bin_std.get(bin).copied().unwrap_or(1.0);
+                *number = ((log - mean) / std) as f32;
+            }
         }
     }
-    Ok(Frames { numbers, bins })
 }
 
 fn magnitude((real, imaginary): (f64, f64)) -> f32 {
@@ -164,6 +201,21 @@ mod tests {
         assert_eq!(text(160), "is too short: 160 samples at 16000 Hz, and the model needs at least 161 (10.1 ms)");
         let long = "is 30.10 s long and this model takes at most 30.00 s in one piece; cut it, or go through it in windows";
         assert_eq!(text(481_600), long);
+    }
+
+    /// However frames are dealt to threads, each is what it is alone.
+    #[test]
+    fn threads_change_nothing() {
+        let front_end = AudioFrontEnd::default();
+        let samples: Vec<f32> = (0..7 * PARALLEL_FRAMES * front_end.hop_length).map(|n| (n * n % 1009) as f32 / 1009.0 - 0.5).collect();
+        let all = frames(&samples, &front_end).expect("frames");
+        let mut alone = vec![0.0; all.numbers().len()];
+        let tables = Tables::new(&front_end);
+        for (frame, numbers) in alone.chunks_exact_mut(front_end.bins).enumerate() {
+            tables.frames(&samples, frame, numbers);
+        }
+        assert!(all.count() > 6 * PARALLEL_FRAMES);
+        assert_eq!(all.numbers(), alone);
     }
 
     #[test]

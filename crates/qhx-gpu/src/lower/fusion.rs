@@ -9,7 +9,7 @@ use crate::{
     kernels,
     recorder::{Recorder, Resource},
 };
-use qhx_ir::{ActivationForm, Clip, Dim, Name, OpKind};
+use qhx_ir::{ActivationForm, Clip, DeviceError, Dim, Name, OpKind};
 
 /// What is done with a row before it is stored.
 pub(super) struct RowWork {
@@ -50,6 +50,40 @@ impl Sum {
     }
 }
 
+/// Heads as products take them, in int8 by blocks.
+#[derive(Clone, Copy)]
+pub(super) struct FormedHeads {
+    /// The heads in f32.
+    from: usize,
+    numbers: usize,
+    scales: usize,
+    rows: Dim,
+    /// Of all heads of a row.
+    width: usize,
+}
+
+impl FormedHeads {
+    pub(super) fn writes(formed: Option<Self>) -> impl Iterator<Item = Resource> {
+        formed.into_iter().flat_map(|formed| buffers([formed.numbers, formed.scales]))
+    }
+
+    /// As the shaders of attention take them: whether there are any, and where they go.
+    pub(super) fn arguments(formed: Option<Self>, r: &Recorder<'_>) -> (u32, [u64; 2]) {
+        formed.map_or((0, [0; 2]), |formed| (1, [r.address(formed.numbers), r.address(formed.scales)]))
+    }
+
+    /// Makes them of what attention has stored, where it did not.
+    pub(super) fn dispatch(self, r: &mut Recorder<'_>) -> Result<(), DeviceError> {
+        let (rows, runs) = (r.bind(self.rows), self.width / 4);
+        let group = runs.next_power_of_two().clamp(32, 256);
+        let constants = [group, runs.div_ceil(group), 0, 0, 0, 4].map(|n| n as u32);
+        let addresses = [r.address(self.from), 0, 0, 0, 0, 0, 0, r.address(self.numbers), r.address(self.scales)];
+        let [low, high] = [f32::NEG_INFINITY, f32::INFINITY].map(f32::to_bits);
+        r.inner_barrier();
+        r.flat(kernels::ROW, &constants, rows, 1, &addresses, &[rows as u32, self.width as u32, 0, low, high, 1f32.to_bits()])
+    }
+}
+
 impl RowWork {
     /// The row as it is.
     pub(super) fn plain() -> Self {
@@ -62,17 +96,7 @@ impl Lowering<'_> {
     pub(super) fn row_step(&mut self, x: &View, work: RowWork) -> Option<Prepared> {
         let (width, outer) = (x.width(), x.outer().to_vec());
         let (blocks, rows) = (width.div_ceil(32), self.bytes(&outer) / 4);
-        let prepared = work.form.map(|(form, _)| {
-            let (bytes, scales) = match form {
-                ActivationForm::F32 | ActivationForm::F16 => (4, 0),
-                ActivationForm::I8Row => (1, 1),
-                ActivationForm::I8Block32 => (1, blocks),
-            };
-            // Products of small matrices read whole tiles of rows.
-            let numbers = self.buffer(rows.next_multiple_of(64) * 32 * (blocks * bytes) as u64);
-            let scales = (scales > 0).then(|| self.buffer(4 * rows * scales as u64));
-            Prepared { numbers, scales, stride: blocks * 32 }
-        });
+        let prepared = work.form.map(|(form, _)| self.form_buffers(form, width, rows));
         let form = match work.form.map(|(form, _)| form) {
             None => 0,
             Some(ActivationForm::F32) => 1,
@@ -124,6 +148,41 @@ impl Lowering<'_> {
             self.prepared.insert((result, width, form, clip.map(f32::to_bits)), prepared);
         }
         prepared
+    }
+
+    /// Memory for so many rows in a form.
+    fn form_buffers(&mut self, form: ActivationForm, width: usize, rows: u64) -> Prepared {
+        let blocks = width.div_ceil(32);
+        let (bytes, scales) = match form {
+            ActivationForm::F32 | ActivationForm::F16 => (4, 0),
+            ActivationForm::I8Row => (1, 1),
+            ActivationForm::I8Block32 => (1, blocks),
+        };
+        // Products of small matrices read whole tiles of rows.
+        let numbers = self.buffer(rows.next_multiple_of(64) * 32 * (blocks * bytes) as u64);
+        let scales = (scales > 0).then(|| self.buffer(4 * rows * scales as u64));
+        Prepared { numbers, scales, stride: blocks * 32 }
+    }
+
+    /// Heads that attention is about to make, in int8 by blocks: where products read all heads of a row so, attention stores them.
+    pub(super) fn formed_heads(&mut self, name: &Name, y: &View) -> Option<FormedHeads> {
+        let (heads, dim) = (Self::fixed(y.shape[1]), y.width());
+        let width = heads * dim;
+        let wanted = |&reader: &usize| match &self.program.ops[reader].op {
+            OpKind::Reshape { shape, .. } => {
+                shape.last() == Some(&Dim::Fixed(width))
+                    && self.wanted_form(&self.program.ops[reader].path, width).is_some_and(|(form, _)| form == ActivationForm::I8Block32)
+            }
+            _ => false,
+        };
+        if dim % 32 != 0 || !self.program.readers(name).iter().any(wanted) {
+            return None;
+        }
+        let rows = self.bytes(&y.shape[..1]) / 4;
+        let prepared = self.form_buffers(ActivationForm::I8Block32, width, rows);
+        let bounds = [f32::NEG_INFINITY, f32::INFINITY].map(f32::to_bits);
+        self.prepared.insert((y.buffer, width, ActivationForm::I8Block32, bounds), prepared);
+        Some(FormedHeads { from: y.buffer, numbers: prepared.numbers, scales: prepared.scales?, rows: y.shape[0], width })
     }
 
     /// The form in which products read a value that is about to be made, and whether anything else reads it. None where they read it in several forms, or as it is.

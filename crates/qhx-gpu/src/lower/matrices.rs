@@ -1,10 +1,10 @@
-//! Products of many rows with weights, and with the weights of chosen experts, by products of small matrices.
+//! Products of several rows with weights, and with the weights of chosen experts, by products of small matrices.
 
 use super::{Lowering, Prepared, buffers, fusion::reads_of, simple::GATED};
 use crate::{
     kernels::{self, Kernel},
     recorder::{Recorder, Resource, bind},
-    vulkan::SmallMatrices,
+    vulkan::{Adapter, Kind, SmallMatrices},
     weights::Matrix,
 };
 use qhx_ir::{ActivationForm, DeviceError, Dim, Encoding};
@@ -15,8 +15,12 @@ pub(super) struct Small {
     matrices: SmallMatrices,
     /// In f16; else in int8.
     half: bool,
-    form: ActivationForm,
+    /// Rows come as `linear_matrix.comp` names it.
+    form: u32,
 }
+
+/// Rows whose numbers are two f16 each.
+const SPLIT: u32 = 3;
 
 impl Small {
     /// For a weight and rows in a form, where such products say exactly what the program says.
@@ -24,41 +28,88 @@ impl Small {
         let matrices = matrices?;
         let [_, block, ..] = m.constants();
         let half = match (m.encoding, form) {
-            (Encoding::F16, ActivationForm::F16) => true,
+            (Encoding::F16, ActivationForm::F16 | ActivationForm::F32) => true,
             (Encoding::I8Row | Encoding::Block(_), ActivationForm::F16) => true,
             // A small matrix may not reach beyond a block, for blocks have scales.
             (Encoding::I8Row | Encoding::Block(_), ActivationForm::I8Row | ActivationForm::I8Block32) => block % matrices.byte_depth != 0,
             _ => return None,
         };
+        let form = match form {
+            ActivationForm::F32 => SPLIT,
+            ActivationForm::F16 => 0,
+            ActivationForm::I8Row => 1,
+            ActivationForm::I8Block32 => 2,
+        };
         Some(Self { matrices, half, form })
+    }
+
+    /// Whether rows have to be split: see [`Lowering::split`].
+    pub(super) fn is_split(self) -> bool {
+        self.form == SPLIT
     }
 
     /// Whether calls of so many rows take it.
     pub(super) fn takes(self, rows: usize) -> bool {
-        rows >= self.matrices.from_rows
+        rows >= self.matrices.from_rows || self.is_few(rows)
     }
 
-    /// Outputs and rows of a workgroup.
-    fn tile(self) -> usize {
-        4 * self.matrices.size as usize
+    /// Whether any call of at most so many rows takes it.
+    pub(super) fn takes_up_to(self, rows: usize) -> bool {
+        rows >= self.matrices.from_rows.min(self.matrices.few_rows[0])
+    }
+
+    fn is_few(self, rows: usize) -> bool {
+        let [from, to] = self.matrices.few_rows;
+        (from..=to).contains(&rows)
+    }
+
+    /// How the work is divided where so many rows meet so many weight rows.
+    fn shape(self, rows: usize, outputs: usize, adapter: &Adapter) -> Shape {
+        let size = self.matrices.size as usize;
+        if !self.is_few(rows) {
+            let step = if self.half { 4 * size } else { 8 * size };
+            return Shape { outputs: 4 * size, rows: 4 * size, own_outputs: 2 * size, own_rows: 2 * size, step, parts: 1 };
+        }
+        // Time goes into reading weights: many of them are on their way at once, and there are enough workgroups for all processors.
+        let (outputs, parts, step) = match adapter.kind {
+            // It compiles what is unrolled for long.
+            Kind::Software => (size, 2, 128),
+            _ if outputs <= FEW_OUTPUTS => (size, 8, 1024),
+            _ => (2 * size, 8, 512),
+        };
+        let parts = parts.min(LARGEST_GROUP / adapter.subgroup_size as usize);
+        let step = if self.half { step / 2 } else { step };
+        let rows = self.tile(rows);
+        let mut shape = Shape { outputs, rows, own_outputs: outputs, own_rows: rows, step, parts };
+        while shape.step > 32 * parts && shape.bytes(self) > adapter.shared_memory as usize {
+            shape.step /= 2;
+        }
+        shape
+    }
+
+    /// Rows of a tile in a call of so many.
+    fn tile(self, rows: usize) -> usize {
+        let size = self.matrices.size as usize;
+        match (self.is_few(rows), rows <= size) {
+            (true, true) => size,
+            (true, false) => 2 * size,
+            (false, _) => 4 * size,
+        }
     }
 
     /// Adds the dispatch of a product.
     pub(super) fn product(self, r: &mut Recorder<'_>, m: Matrix, o: Operands) -> Result<(), DeviceError> {
         let SmallMatrices { size, byte_depth, half_depth, .. } = self.matrices;
-        // Columns of a row that wait in shared memory.
-        let (kernel, depth, step): (&Kernel, _, _) = match self.half {
-            true => (kernels::LINEAR_MATRIX_HALF, half_depth, 4 * size),
-            false => (kernels::LINEAR_MATRIX, byte_depth, 8 * size),
+        let (kernel, depth): (&Kernel, _) = match self.half {
+            true => (kernels::LINEAR_MATRIX_HALF, half_depth),
+            false => (kernels::LINEAR_MATRIX, byte_depth),
         };
-        let form = match self.form {
-            ActivationForm::F32 | ActivationForm::F16 => 0,
-            ActivationForm::I8Row => 1,
-            ActivationForm::I8Block32 => 2,
-        };
-        let (tile, own) = (4 * size, 2 * size);
+        let shape = self.shape(o.call_rows, o.outputs, r.adapter());
         let grouped = o.groups.is_some() as u32;
-        let constants = [form, 4 * r.adapter().subgroup_size, size, depth, tile, tile, own, own, step, 1, grouped];
+        let lanes = shape.subgroups() as u32 * r.adapter().subgroup_size;
+        let [tile_outputs, tile_rows, own_outputs, own_rows, step, parts] =
+            [shape.outputs, shape.rows, shape.own_outputs, shape.own_rows, shape.step, shape.parts].map(|n| n as u32);
+        let constants = [self.form, lanes, size, depth, tile_outputs, tile_rows, own_outputs, own_rows, step, 1, grouped, parts];
         let constants = [&m.constants()[..], &constants].concat();
         let place = |buffer: Option<usize>| buffer.map_or(0, |buffer| r.address(buffer));
         let groups = o.groups.map(|groups| groups.buffer);
@@ -69,14 +120,51 @@ impl Small {
         let [low, high] = o.clip.map(f32::to_bits);
         let share = o.groups.map_or(1, |groups| groups.share) as u32;
         let numbers = [&numbers[..], &[m.data_bytes, m.scale_bytes, m.min_bytes, low, high, share]].concat();
-        let tiles = o.groups.map_or(o.rows.div_ceil(self.tile()), |groups| groups.tiles);
-        r.dispatch(kernel, &constants, [o.outputs.div_ceil(self.tile()), tiles, 1], &addresses, &numbers)
+        let tiles = o.groups.map_or(o.rows.div_ceil(shape.rows), |groups| groups.tiles);
+        r.dispatch(kernel, &constants, [o.outputs.div_ceil(shape.outputs), tiles, 1], &addresses, &numbers)
+    }
+}
+
+/// Invocations of a workgroup, at most.
+const LARGEST_GROUP: usize = 256;
+/// Weight rows with which few rows of a call have few workgroups.
+const FEW_OUTPUTS: usize = 4096;
+
+/// How `linear_matrix.comp` divides its work.
+#[derive(Clone, Copy)]
+struct Shape {
+    /// Weight rows and rows of a workgroup.
+    outputs: usize,
+    rows: usize,
+    /// Those of a subgroup.
+    own_outputs: usize,
+    own_rows: usize,
+    /// Columns that wait in shared memory.
+    step: usize,
+    /// Parts of these, each for subgroups of its own.
+    parts: usize,
+}
+
+impl Shape {
+    fn subgroups(self) -> usize {
+        self.outputs / self.own_outputs * (self.rows / self.own_rows) * self.parts
+    }
+
+    /// Shared memory that it takes, at most.
+    fn bytes(self, small: Small) -> usize {
+        let rows = self.outputs + if small.is_split() { 2 * self.rows } else { self.rows };
+        let columns = if small.half || small.matrices.byte_depth < 16 { 8 } else { 16 };
+        let staged = (16 * rows * (self.step / columns + 1)).max(4 * self.outputs * self.rows * self.parts);
+        // Blocks have 16 columns, or more.
+        staged + self.step / 16 * 4 * (rows + self.outputs) + 64
     }
 }
 
 /// What a product reads and writes, beside the weight.
 pub(super) struct Operands {
     pub(super) x: Prepared,
+    /// Of the call; and of the product, where each has several.
+    pub(super) call_rows: usize,
     pub(super) rows: usize,
     pub(super) outputs: usize,
     /// The address, or 0. Where rows are grouped, each expert has its own.
@@ -132,9 +220,19 @@ impl Grouped {
         self.small[0].takes(r.bind(self.mixture.rows))
     }
 
+    fn tile(&self, rows: usize) -> usize {
+        self.small[0].tile(rows)
+    }
+
     fn most_tiles(&self, rows: usize) -> usize {
         let pairs = rows * self.mixture.choices;
-        pairs / self.small[0].tile() + self.mixture.count.min(pairs)
+        pairs / self.tile(rows) + self.mixture.count.min(pairs)
+    }
+
+    /// Words of what `group.comp` writes.
+    fn words(&self, rows: usize) -> usize {
+        let tiles = self.most_tiles(rows);
+        2 + tiles + tiles * self.tile(rows)
     }
 
     fn pairs(&self, r: &Recorder<'_>) -> usize {
@@ -147,7 +245,8 @@ impl Grouped {
         let bias = self.mixture.biases.get(place).copied().unwrap_or(0);
         let groups = Some(Groups { buffer: self.groups, tiles: self.most_tiles(r.bind(self.mixture.rows)), share });
         let (rows, outputs, clip) = (self.pairs(r), m.rows / self.mixture.count, [f32::NEG_INFINITY, f32::INFINITY]);
-        self.small[place].product(r, m, Operands { x, rows, outputs, bias, added: None, clip, y, groups })
+        let call_rows = r.bind(self.mixture.rows);
+        self.small[place].product(r, m, Operands { x, call_rows, rows, outputs, bias, added: None, clip, y, groups })
     }
 }
 
@@ -157,12 +256,13 @@ impl Lowering<'_> {
         let Mixture { gate, up, down, form, function, rows, choices, count, chosen, .. } = mixture;
         let [Some(a), Some(b), Some(c)] = [gate, up, down].map(|m| Small::new(self.matrices, &m, form)) else { return None };
         let most = bind(rows, &self.max);
-        if !a.takes(most) || count > MOST_GROUPED {
+        if !a.takes(most) || a.is_split() || count > MOST_GROUPED {
             return None;
         }
         let mut grouped = Grouped { mixture, small: [a, b, c], groups: 0 };
-        let tiles = grouped.most_tiles(most);
-        grouped.groups = self.buffer(4 * (2 + tiles + tiles * a.tile()) as u64);
+        // Fewer rows may have more tiles.
+        let words = (1..=most).map(|rows| grouped.words(rows)).max().unwrap_or(0);
+        grouped.groups = self.buffer(4 * words as u64);
         let inner_bytes = 4 * (most * choices * down.columns) as u64;
         let results = [self.buffer(inner_bytes), self.buffer(inner_bytes)];
         self.many_rows(buffers([chosen]), grouped.groups, move |r| {
@@ -171,7 +271,7 @@ impl Lowering<'_> {
             }
             let numbers = [grouped.pairs(r), grouped.most_tiles(r.bind(rows))].map(|n| n as u32);
             let addresses = [r.address(chosen), r.address(grouped.groups)];
-            r.dispatch(kernels::GROUP, &[count as u32, a.tile() as u32], [1; 3], &addresses, &numbers)
+            r.dispatch(kernels::GROUP, &[count as u32, grouped.tile(r.bind(rows)) as u32], [1; 3], &addresses, &numbers)
         });
         for (place, result) in results.into_iter().enumerate() {
             let reads = reads_of(x).into_iter().chain([Resource::Buffer(grouped.groups)]).collect();
@@ -208,6 +308,31 @@ impl Lowering<'_> {
         });
     }
 
+    /// Rows of floats, each number as two f16, where a call's products take them so.
+    pub(super) fn split(&mut self, x: Prepared, outer: &[Dim], small: Small) -> Prepared {
+        if let Some(&split) = self.splits.get(&x.numbers) {
+            return split;
+        }
+        let (width, rows, outer) = (x.stride, self.bytes(outer) / 4, outer.to_vec());
+        let bytes = rows.next_multiple_of(64) * 4 * width as u64;
+        let (numbers, scales) = (self.buffer(bytes), self.buffer(4 * rows));
+        let group = (width / 4).next_power_of_two().clamp(32, 256);
+        let constants = [group, (width / 4).div_ceil(group), 0, 0, 0, 5].map(|n| n as u32);
+        self.step(reads_of(x), buffers([numbers, scales]), move |r| {
+            let rows = r.volume(&outer);
+            if !small.takes(rows) {
+                return Ok(());
+            }
+            let addresses = [r.address(x.numbers), 0, 0, 0, 0, 0, 0, r.address(numbers), r.address(scales)];
+            let [low, high] = [f32::NEG_INFINITY, f32::INFINITY].map(f32::to_bits);
+            r.flat(kernels::ROW, &constants, rows, 1, &addresses, &[rows as u32, width as u32, 0, low, high, 1f32.to_bits()])
+        });
+        self.left_out_of_one();
+        let split = Prepared { numbers, scales: Some(scales), stride: width };
+        self.splits.insert(x.numbers, split);
+        split
+    }
+
     /// Adds a step that a call of one row does without.
     fn many_rows(
         &mut self,
@@ -216,6 +341,11 @@ impl Lowering<'_> {
         work: impl Fn(&mut Recorder<'_>) -> Result<(), DeviceError> + Send + 'static,
     ) {
         self.step(reads, buffers([result]), work);
+        self.left_out_of_one();
+    }
+
+    /// A call of one row does without the last step.
+    fn left_out_of_one(&mut self) {
         if let Some(step) = self.steps.last_mut() {
             step.left_out = true;
         }

@@ -2,6 +2,7 @@
 
 use super::{
     Lowering, buffers,
+    fusion::FormedHeads,
     heads::{MatrixAttention, Tiles},
     simple::function,
     single::Turned,
@@ -9,7 +10,7 @@ use super::{
 use crate::{
     kernels,
     parameters::{TILE_ROWS, most_tiles},
-    recorder::{Recorder, Resource, bind, fold},
+    recorder::{Recorder, Resource, Step, bind, fold},
     state::Held,
     stream::{Instruction, Operation},
 };
@@ -105,13 +106,23 @@ impl Lowering<'_> {
         let mut kept = None;
         if let (Some([k, v]), Some(resource)) = (&kv, slot_resource) {
             let (k, v) = (k.buffer, v.buffer);
-            kept = Some((self.steps.len(), k, v));
-            let words = if kind == 2 { dim.div_ceil(2) } else { dim };
-            self.step(buffers([k, v]), vec![resource], move |r| {
-                let rows = r.bind(rows);
-                let addresses = [r.call(), r.address(k), r.address(v), offset];
-                r.flat(kernels::KEEP, &[kind], rows * kv_heads * words, 256, &addresses, &[rows, kv_heads, dim].map(|n| n as u32))
-            });
+            let turning = names.1.filter(|name| self.is_read_once(name)).and_then(|name| self.turnings.remove(name));
+            if let Some(turning) = turning {
+                // Keys are turned on their way to their page.
+                self.steps[turning.step] = Step::nothing();
+                kept = Some((self.steps.len(), k, v));
+                self.step(buffers([turning.from, turning.turns, v]), vec![resource], move |r| {
+                    turning.dispatch(r, kind, 0, [r.call(), r.address(v), offset])
+                });
+            } else {
+                kept = Some((self.steps.len(), k, v));
+                let words = if kind == 2 { dim.div_ceil(2) } else { dim };
+                self.step(buffers([k, v]), vec![resource], move |r| {
+                    let rows = r.bind(rows);
+                    let addresses = [r.call(), r.address(k), r.address(v), offset];
+                    r.flat(kernels::KEEP, &[kind], rows * kv_heads * words, 256, &addresses, &[rows, kv_heads, dim].map(|n| n as u32))
+                });
+            }
         }
         let (masked, window) = match *mask {
             Mask::Full => (0, 0),
@@ -134,7 +145,8 @@ impl Lowering<'_> {
                 }
                 SingleHeads { kind: self.single.attention(kind, dim, share), q, kv: kept.map(|(_, own, v)| (own, k, v)) }
             });
-            self.attend_tiles(rows, reads, slot_resource, tiles, single);
+            let formed = self.formed_heads(path, &y);
+            self.attend_tiles(rows, reads, slot_resource, tiles, single, formed);
             self.define(path, y);
             return Ok(());
         }
@@ -151,8 +163,21 @@ impl Lowering<'_> {
         Ok(())
     }
 
+    /// Whether one op reads a value, and nobody else.
+    fn is_read_once(&self, name: &Name) -> bool {
+        self.program.readers(name).len() == 1 && !self.program.is_output(name) && self.program.stages_shown_by(name).is_empty()
+    }
+
     /// Attention by tiles of queries; where there are few, their keys are split among workgroups.
-    fn attend_tiles(&mut self, rows: Dim, mut reads: Vec<Resource>, slot: Option<Resource>, t: Tiles, single: Option<SingleHeads>) {
+    fn attend_tiles(
+        &mut self,
+        rows: Dim,
+        mut reads: Vec<Resource>,
+        slot: Option<Resource>,
+        t: Tiles,
+        single: Option<SingleHeads>,
+        formed: Option<FormedHeads>,
+    ) {
         let Tiles { from, to, free, offset, kind, masked, window, heads, kv_heads, dim, scale, cap } = t;
         let share = heads / kv_heads;
         let most_queries = self.most_queries;
@@ -164,7 +189,7 @@ impl Lowering<'_> {
             let fits = |tile: usize| {
                 let queries = tile * share;
                 queries <= most_queries
-                    && queries * (dim * 4 + 512) + 4096 + 1024 + 512 <= (r.adapter().shared_memory as usize).min(48 << 10)
+                    && queries * (dim * 4 + 512) + 4096 + 1024 + 512 + 4 * dim <= (r.adapter().shared_memory as usize).min(48 << 10)
             };
             let each = rows.div_ceil(r.segments.max(1)).next_power_of_two();
             let tile = TILE_ROWS.into_iter().rev().find(|&tile| tile <= each.min(MOST_TILE) && fits(tile)).unwrap_or(1);
@@ -176,6 +201,7 @@ impl Lowering<'_> {
             (tile, tiles, splits)
         };
         let mut writes = buffers([to, parts]);
+        writes.extend(FormedHeads::writes(formed));
         if let Some(single) = &single {
             reads.extend(single.reads());
             writes.extend(slot);
@@ -186,22 +212,25 @@ impl Lowering<'_> {
                 return Ok(());
             }
             if let Some(attention) = MatrixAttention::new(r, &t, r.bind(rows)) {
-                return attention.attend(r, &t, r.bind(rows));
+                attention.attend(r, &t, r.bind(rows))?;
+                return formed.map_or(Ok(()), |formed| formed.dispatch(r));
             }
             let (tile, tiles, splits) = plan(r);
             let table = TILE_ROWS.iter().position(|&rows| rows == tile).unwrap_or(0) as u32;
             let (k, v) = free.map_or((0, 0), |(k, v)| (r.address(k), r.address(v)));
             let out = if splits == 1 { to } else { parts };
-            let addresses = [r.call(), r.address(from), k, v, r.address(out), offset];
+            let (is_formed, [form_numbers, form_scales]) = FormedHeads::arguments(formed, r);
+            let addresses = [r.call(), r.address(from), k, v, r.address(out), offset, form_numbers, form_scales];
             let numbers = [heads, kv_heads, window, splits].map(|n| n as u32);
             let numbers = [&numbers[..], &[scale.to_bits(), cap.to_bits()]].concat();
-            let constants = [kind, masked, dim as u32, tile as u32, share as u32, table];
+            let constants = [kind, masked, dim as u32, tile as u32, share as u32, table, is_formed];
             r.dispatch(kernels::ATTEND_TILES, &constants, [tiles, kv_heads, splits], &addresses, &numbers)?;
             if splits > 1 {
                 r.inner_barrier();
                 let rows = r.bind(rows);
-                let numbers = [rows, heads, dim, splits].map(|n| n as u32);
-                r.dispatch(kernels::ATTEND_MERGE, &[], [rows, heads, 1], &[r.call(), r.address(parts), r.address(to)], &numbers)?;
+                let numbers = [rows, heads, splits].map(|n| n as u32);
+                let addresses = [r.call(), r.address(parts), r.address(to), form_numbers, form_scales];
+                r.dispatch(kernels::ATTEND_MERGE, &[dim as u32, is_formed], [rows, heads, 1], &addresses, &numbers)?;
             }
             Ok(())
         });

@@ -110,7 +110,9 @@ pub(crate) fn lower(
         wanted: HashSet::new(),
         taps: Vec::new(),
         prepared: HashMap::new(),
+        splits: HashMap::new(),
         turns: HashMap::new(),
+        turnings: HashMap::new(),
         done: HashSet::new(),
         single: single::Single::new(stream),
     };
@@ -145,8 +147,12 @@ struct Lowering<'a> {
     taps: Vec<Tapped>,
     /// Rows as they enter products, by buffer, width, form and bounds.
     prepared: HashMap<(usize, usize, ActivationForm, [u32; 2]), Prepared>,
+    /// Rows of floats that are split into f16, by their buffer.
+    splits: HashMap<usize, Prepared>,
     /// Cosines and sines by positions and rotary.
     turns: HashMap<(Name, Name), usize>,
+    /// How heads are turned.
+    turnings: HashMap<Name, simple::Turning>,
     /// Ops that were lowered together with an earlier one.
     done: HashSet<usize>,
     /// What steps of one row do differently.

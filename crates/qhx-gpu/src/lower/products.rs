@@ -48,8 +48,10 @@ impl Lowering<'_> {
         let added = added.as_ref().map(|(_, view)| view.buffer);
         let [low, high] = clip.map_or([f32::NEG_INFINITY, f32::INFINITY], |clip| clip.output);
         let (to, outer, form) = (y.buffer, x.outer().to_vec(), form_constant(*activation));
-        let small = Small::new(self.matrices, &m, *activation);
+        let small = Small::new(self.matrices, &m, *activation).filter(|small| small.takes_up_to(self.bytes(&outer) as usize / 4));
+        let split = small.filter(|small| small.is_split()).map(|small| self.split(p, &outer, small));
         let mut reads = reads_of(p);
+        reads.extend(split.into_iter().flat_map(reads_of));
         reads.extend(added.map(Resource::Buffer));
         let bounds = clip.map_or([f32::NEG_INFINITY, f32::INFINITY], |clip| clip.input);
         let single = self.single_product(&x, m, *activation, bounds, 1, to);
@@ -68,13 +70,25 @@ impl Lowering<'_> {
             let rows = r.volume(&outer);
             let together = [1, 2, 4, 8].into_iter().find(|&n| n >= rows).unwrap_or(8);
             let (ahead, team) = shape_of_work(r, together, m.rows, rows.div_ceil(together));
+            // Rows that were loaded meet several weight rows.
+            let slots = together.div_ceil(2).min(team / 4);
             let place = |buffer: Option<usize>| buffer.map_or(0, |buffer| r.address(buffer));
             let addresses = [r.address(p.numbers), place(p.scales), m.data, m.scales, m.minima, bias, place(added), r.address(to)];
             if let Some(small) = small.filter(|small| small.takes(rows)) {
-                let operands = Operands { x: p, rows, outputs: m.rows, bias, added, clip: [low, high], y: to, groups: None };
+                let operands = Operands {
+                    x: split.unwrap_or(p),
+                    call_rows: rows,
+                    rows,
+                    outputs: m.rows,
+                    bias,
+                    added,
+                    clip: [low, high],
+                    y: to,
+                    groups: None,
+                };
                 return small.product(r, m, operands);
             }
-            let constants = [&m.constants()[..], &[form, together as u32, 1, team as u32, 0, ahead]].concat();
+            let constants = [&m.constants()[..], &[form, together as u32, slots as u32, team as u32, 0, ahead]].concat();
             let numbers = [
                 rows as u32,
                 m.columns as u32,

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     kernels,
-    recorder::{Resource, fold},
+    recorder::{Recorder, Resource, fold},
     stream::{Instruction, Operation},
 };
 use qhx_ir::{Activation, Checked, DeviceError, Dim, Name, OpKind, Routing, Symbol, hadamard};
@@ -74,6 +74,32 @@ impl View {
 
 /// What `map.comp` calls an activation of one value times another.
 pub(super) const GATED: u32 = 2;
+
+/// Heads that are turned, and normed before where there is a norm: its weight and the number under the root.
+#[derive(Clone)]
+pub(super) struct Turning {
+    /// That does it.
+    pub(super) step: usize,
+    pub(super) from: usize,
+    outer: Vec<Dim>,
+    heads: usize,
+    dim: usize,
+    norm: Option<(u64, f32)>,
+    pub(super) turns: usize,
+    roles: u64,
+    frequencies: u32,
+}
+
+impl Turning {
+    /// Adds the dispatch. `kept`: keys go to pages of this kind; `kept_by` are then the call, the values and where the slot begins in a page.
+    pub(super) fn dispatch(&self, r: &mut Recorder<'_>, kept: u32, to: u64, kept_by: [u64; 3]) -> Result<(), DeviceError> {
+        let (count, (weight, eps)) = (r.volume(&self.outer), self.norm.unwrap_or((0, 0.0)));
+        let constants = [self.dim as u32, self.norm.is_some() as u32, kept];
+        let addresses = [&[r.address(self.from), weight, r.address(self.turns), self.roles, to], &kept_by[..]].concat();
+        let numbers = [count as u32, self.heads as u32, self.frequencies, eps.to_bits()];
+        r.flat(kernels::ROPE, &constants, count, 1, &addresses, &numbers)
+    }
+}
 
 impl Lowering<'_> {
     pub(super) fn map(&mut self, path: &Name, op: &OpKind) -> Result<(), DeviceError> {
@@ -154,14 +180,12 @@ impl Lowering<'_> {
         let roles = self.table(&format!("roles {rotary} {dim}"));
         let frequencies = self.program.rotaries[rotary].variants[0].inv_freq.len() as u32;
         let (from, to, outer) = (x.buffer, y.buffer, y.outer().to_vec());
-        let constants = [dim as u32, norm.is_some() as u32];
-        let (weight, eps) = norm.unwrap_or((0, 0.0));
-        self.note_turned(to, Turned { step: self.steps.len(), from, norm, turns, roles });
-        self.step(buffers([from, turns]), buffers([to]), move |r| {
-            let count = r.volume(&outer);
-            let addresses = [r.address(from), weight, r.address(turns), roles, r.address(to)];
-            r.flat(kernels::ROPE, &constants, count, 1, &addresses, &[count as u32, heads as u32, frequencies, eps.to_bits()])
-        });
+        let step = self.steps.len();
+        self.note_turned(to, Turned { step, from, norm, turns, roles });
+        let turning = Turning { step, from, outer, heads, dim, norm, turns, roles, frequencies };
+        let own = turning.clone();
+        self.step(buffers([from, turns]), buffers([to]), move |r| own.dispatch(r, 0, r.address(to), [0; 3]));
+        self.turnings.insert(path.clone(), turning);
         self.define(path, y);
     }
 

@@ -106,6 +106,8 @@ pub(crate) struct SmallMatrices {
     pub(crate) half_depth: u32,
     /// They are used from so many rows on.
     pub(crate) from_rows: usize,
+    /// For products also with so few rows, from and to.
+    pub(crate) few_rows: [usize; 2],
 }
 
 const VALIDATION: &CStr = c"VK_LAYER_KHRONOS_validation";
@@ -351,7 +353,7 @@ impl Driver {
         };
         [16, 8].into_iter().find_map(|size| {
             let (byte_depth, half_depth) = (depth(size, Type::SINT8, Type::SINT32)?, depth(size, Type::FLOAT16, Type::FLOAT32)?);
-            Some(SmallMatrices { size, byte_depth, half_depth, from_rows: 0 })
+            Some(SmallMatrices { size, byte_depth, half_depth, from_rows: 0, few_rows: [1, 0] })
         })
     }
 
