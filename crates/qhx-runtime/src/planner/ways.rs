@@ -97,12 +97,15 @@ pub(super) fn ways(program: &Checked, names: Names<'_>, room: Room) -> Result<Ve
         // The rest on the accelerator, and beside it as many experts as fit, whichever are chosen most often.
         let total = all_experts(program).map_or(0, |all| all.count);
         // Looking up rows costs the processor next to nothing, and where their table would be there is room for experts.
-        let not_there = [&experts[..], &embeddings(program)].concat();
-        let hot = |count: usize| Way {
-            name: format!("{count} hot experts of {total} on {accelerator}"),
+        let looked_up = embeddings(program);
+        let hot = |whole: usize, count: usize| Way {
+            name: match whole {
+                0 => format!("{count} hot experts of {total} on {accelerator}"),
+                _ => format!("{count} hot experts and all of {whole} of {} layers on {accelerator}", experts.len()),
+            },
             rules: Rules {
                 default: Some(accelerator.into()),
-                stages: moved(&not_there, processor),
+                stages: moved(&[&experts[whole..], &looked_up].concat(), processor),
                 // Both devices are at work on every layer as it is.
                 overlap: Some(false),
                 hot_experts: Some(HotExperts { count, transfer_from: None }),
@@ -110,7 +113,16 @@ pub(super) fn ways(program: &Checked, names: Names<'_>, room: Room) -> Result<Ve
             },
         };
         if room.replaces_weights && total > 1 {
-            all.extend(most(total - 1, &hot)?);
+            let alone = most(total - 1, &|count| hot(0, count))?;
+            // Layers that have all of their experts there need no crossing: some of them, and fewer hot experts of the others.
+            let each = total.div_ceil(experts.len());
+            let layers = alone.iter().filter_map(|way| way.rules.hot_experts).map(|hot| hot.count / each).sum::<usize>();
+            let mut shares: Vec<usize> = [layers / 2, layers * 3 / 4].into_iter().filter(|&whole| whole > 0).collect();
+            shares.dedup();
+            all.extend(alone);
+            for whole in shares {
+                all.extend(most(total - each * whole, &|count| hot(whole, count))?);
+            }
         }
     }
     let first_there = |there: usize| Way {
