@@ -478,7 +478,7 @@ impl GpuExecutable {
     /// Gives the caller what it wants of rows that were computed.
     fn give(&self, call: &mut Call<'_>, bindings: &Bindings, wants: &[Want<'_>], ending: Ending) -> Result<(), DeviceError> {
         let wanted = self.program.wanted_output().filter(|_| !wants.is_empty());
-        for (place, view) in self.lowered.outputs.iter().enumerate() {
+        for place in 0..self.lowered.outputs.len() {
             let own = wanted.filter(|&(own, _)| own == place);
             if let (Some(_), Ending::Top(count)) = (own, ending) {
                 let mut bytes = vec![0; 8 * count * wants.len()];
