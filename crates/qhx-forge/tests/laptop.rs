@@ -154,15 +154,14 @@ fn every_way_gives_the_same_tokens() {
         let parts = ModelParts::of(fixture.bundle()).unwrap();
         let whole = MemoryEstimate::of(&parts.program, 512, CHUNK, 8).total_bytes;
         let mut ways: BTreeMap<String, Way> = BTreeMap::new();
-        let mut devices = pair(NEAR, PROCESSOR).0;
         for memory in [None, Some(9 * whole / 10), Some(2 * whole / 3), Some(whole / 2)] {
-            devices = pair(Traits { memory, ..NEAR }, PROCESSOR).0;
-            let model = Model::on_pair(parts.clone(), devices.clone(), &options(DeviceChoice::Auto)).unwrap();
+            let limited = pair(Traits { memory, ..NEAR }, PROCESSOR).0;
+            let model = Model::on_pair(parts.clone(), limited, &options(DeviceChoice::Auto)).unwrap();
             let fitting = model.choice().unwrap().measured.clone().unwrap().ways.into_iter().filter(|tried| tried.predicted.is_some());
             ways.extend(fitting.map(|tried| (tried.way.name.clone(), tried.way)));
         }
         for way in ways.values() {
-            let model = in_one_way(&parts, &devices, way);
+            let model = in_one_way(&parts, &pair(NEAR, PROCESSOR).0, way);
             let settings = GenerateOptions { max_new: greedy.len(), ignore_eos: true, ..Default::default() };
             let answer = generate(&mut model.session().unwrap(), &Prompt::from_ids(ids.clone()), &settings, &Cancel::new(), &mut |_| {});
             assert_eq!(answer.unwrap().ids, greedy, "{family}: {}", way.name);
