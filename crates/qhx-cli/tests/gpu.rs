@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{bundle, child_of, failed, json, qhx, ran, succeed};
+use common::{bundle, child_of, failed, json, qhx, ran, read_json, succeed};
 use serde_json::Value;
 use std::{
     collections::BTreeSet,
@@ -193,26 +193,53 @@ fn a_trace_says_what_ran() {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace.json");
     let phimoe = bundle("phimoe");
-    let arguments = [
-        "generate",
-        phimoe.to_str().unwrap(),
-        "--ids",
-        "1,2,3,4,5",
-        "--max-new",
-        "4",
-        "--ignore-eos",
-        "--device",
-        "cpu",
-        "--draft",
-        "none",
-    ];
-    let done = ran(qhx([&arguments[..], &["--trace", trace.to_str().unwrap()]].concat()).output().unwrap());
+    let traced = |command: &str, arguments: &[&str]| {
+        let common = [command, phimoe.to_str().unwrap(), "--device", "cpu", "--trace", trace.to_str().unwrap()];
+        let done = ran(qhx([&common[..], arguments].concat()).output().unwrap());
+        assert_eq!(done.code, Some(0), "{done:?}");
+        let (lanes, spans) = lanes(&trace);
+        assert_eq!((lanes.len(), lanes.contains("cpu")), (1, true), "{command}: {lanes:?}");
+        let ends = |span: &Value| span["ts"].as_f64().unwrap() + span["dur"].as_f64().unwrap();
+        assert!(spans.windows(2).all(|pair| ends(&pair[0]) <= pair[1]["ts"].as_f64().unwrap() + 1.0), "{command}: {spans:?}");
+        spans.iter().map(|span| span["args"]["rows"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    let answer = ["--max-new", "4", "--ignore-eos", "--draft", "none"];
+    assert_eq!(traced("generate", &[&["--ids", "1,2,3,4,5"], &answer[..]].concat()), [5, 1, 1, 1]);
+    let run = traced("run", &[&["hello there"], &answer[..]].concat());
+    assert!(run[0] > 1 && run[1..] == [1, 1, 1], "{run:?}");
+    let bench = traced("bench", &["-p", "8", "-n", "4", "-r", "1"]);
+    assert!(bench.contains(&8) && bench.iter().filter(|&&rows| rows == 1).count() >= 4, "{bench:?}");
+}
+
+/// What an owner of a laptop sends: every device's speed, what there is, and what was predicted and measured of every way.
+#[test]
+#[ignore = "needs Vulkan: cargo xtask gpu"]
+fn a_report_has_every_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let (report, trace) = (folder.path().join("laptop.json"), folder.path().join("trace.json"));
+    let phimoe = bundle("phimoe");
+    let devices = ["bench", phimoe.to_str().unwrap(), "--device", "cpu,gpu,split", "-p", "16", "-n", "4", "-r", "1", "--json"];
+    let files = ["--report", report.to_str().unwrap(), "--trace", trace.to_str().unwrap()];
+    let done = ran(with_software(&[&devices[..], &files].concat()).output().unwrap());
     assert_eq!(done.code, Some(0), "{done:?}");
-    let (lanes, spans) = lanes(&trace);
-    let rows: Vec<u64> = spans.iter().map(|span| span["args"]["rows"].as_u64().unwrap()).collect();
-    assert_eq!((lanes.len(), lanes.contains("cpu"), rows), (1, true, vec![5, 1, 1, 1]));
-    let ends = |span: &Value| span["ts"].as_f64().unwrap() + span["dur"].as_f64().unwrap();
-    assert!(spans.windows(2).all(|pair| ends(&pair[0]) <= pair[1]["ts"].as_f64().unwrap() + 1.0), "{spans:?}");
+    let report = read_json(&report);
+    let runs = report["runs"].as_array().unwrap();
+    let names: Vec<_> = runs.iter().map(|run| (run["device"].as_str().unwrap(), run["report"]["device"].as_str().unwrap())).collect();
+    assert_eq!(names, [("cpu", "cpu"), ("gpu", "gpu"), ("split", "split")], "{report:#}");
+    let printed: Value = serde_json::from_str(&done.stdout).unwrap();
+    for (run, printed) in runs.iter().zip(printed.as_array().unwrap()) {
+        assert_eq!((&run["report"], &run["report"]["fallbacks"]), (printed, &Value::Array(vec![])));
+        let tests: Vec<_> = run["report"]["results"].as_array().unwrap().iter().map(|result| result["test"].as_str().unwrap()).collect();
+        assert_eq!(tests, ["pp16", "tg4"], "{run:#}");
+        assert!(run["report"]["results"].as_array().unwrap().iter().all(|result| result["mean"].as_f64().unwrap() > 0.0), "{run:#}");
+    }
+    assert!(report["devices"].as_array().unwrap().iter().any(|device| device["name"] == "gpu"), "{report:#}");
+    let choice = &runs[2]["choice"];
+    let tried = choice["measured"]["ways"].as_array().unwrap();
+    assert!(tried.iter().all(|tried| tried["predicted"]["decode_seconds"].as_f64().unwrap() > 0.0), "{choice:#}");
+    assert!(tried.iter().any(|tried| tried["way"] == choice["way"] && tried["speed"].is_object()), "{choice:#}");
+    let (lanes, _) = lanes(&trace);
+    assert!(lanes.contains("cpu") && lanes.contains("gpu"), "{lanes:?}");
 }
 
 /// A limit of memory: `gpu` refuses, `auto` takes the CPU and says so.

@@ -3,7 +3,7 @@
 //! A job is a number of units and a function of the unit's number. Each thread, the calling one among them, has a range of them and takes it from front to back:
 //! units that follow one another read memory that follows itself, which a CPU fetches fastest. A thread that is through with its own range takes units from the back
 //! of others' ranges, so a slow or busy core simply takes fewer. What a unit computes must not depend on who takes it: then results are the same for
-//! any number of threads. Idle workers spin for a moment (the next op follows within microseconds), then give way, then sleep.
+//! any number of threads. Idle workers spin for a moment (the next op follows within microseconds), then give way, then sleep: later where the last pause was short.
 #![allow(unsafe_code)] // A job borrows the caller's stack; the barrier at its end is what makes that sound.
 
 use crate::affinity::{Core, Held};
@@ -23,6 +23,8 @@ use std::{
 const SPIN: Duration = Duration::from_micros(25);
 /// How long it waits in all before it sleeps.
 const AWAKE: Duration = Duration::from_micros(100);
+/// The same where the last job came within this time: its caller waits for another device between two jobs, and waking all threads takes about as long as a small job.
+const LONG_AWAKE: Duration = Duration::from_millis(2);
 
 /// The unit's number and the number of the thread that took it (0 is the caller).
 type Body<'a> = dyn Fn(usize, usize) + Sync + 'a;
@@ -200,18 +202,20 @@ impl Shared {
     /// A worker's life.
     fn work(&self, number: usize) {
         let asleep = &self.asleep[number - 1].0;
+        let mut awake = AWAKE;
         while !self.stop.load(Ordering::Relaxed) {
             let seen = self.jobs.0.load(Ordering::Acquire);
             let called = || self.jobs.0.load(Ordering::SeqCst) != seen || self.stop.load(Ordering::SeqCst);
             self.take_units(number);
-            if linger(called) {
-                continue;
+            let began = Instant::now();
+            if !linger(awake, called) {
+                asleep.store(true, Ordering::SeqCst);
+                while !called() {
+                    thread::park();
+                }
+                asleep.store(false, Ordering::SeqCst);
             }
-            asleep.store(true, Ordering::SeqCst);
-            while !called() {
-                thread::park();
-            }
-            asleep.store(false, Ordering::SeqCst);
+            awake = awake_after(began.elapsed());
         }
     }
 
@@ -258,7 +262,7 @@ impl Shared {
     /// The caller's wait for the units that others took.
     fn wait(&self, units: usize) {
         let all_done = || self.done.0.load(Ordering::SeqCst) == units;
-        if linger(all_done) {
+        if linger(AWAKE, all_done) {
             return;
         }
         *lock(&self.caller) = Some(thread::current());
@@ -270,8 +274,13 @@ impl Shared {
     }
 }
 
+/// How long a worker stays awake after a pause of this length.
+fn awake_after(pause: Duration) -> Duration {
+    if pause < LONG_AWAKE { LONG_AWAKE } else { AWAKE }
+}
+
 /// Waits a short while for `ready`: spinning, then giving way. Gives whether it came.
-fn linger(ready: impl Fn() -> bool) -> bool {
+fn linger(awake: Duration, ready: impl Fn() -> bool) -> bool {
     for _ in 0..64 {
         if ready() {
             return true;
@@ -287,7 +296,7 @@ fn linger(ready: impl Fn() -> bool) -> bool {
             std::hint::spin_loop();
         }
         match start.elapsed() {
-            waited if waited > AWAKE => return false,
+            waited if waited > awake => return false,
             waited if waited > SPIN => thread::yield_now(),
             _ => {}
         }
@@ -332,6 +341,16 @@ mod tests {
             });
             assert_eq!(sum.into_inner(), 45);
         }
+    }
+
+    /// Jobs that come every now and then are waited for awake; one that comes late is slept for, and so is the next.
+    #[test]
+    fn short_pauses_are_stayed_awake_for() {
+        assert!(awake_after(Duration::from_micros(300)) > Duration::from_millis(1));
+        assert!(awake_after(Duration::from_millis(5)) < Duration::from_micros(300));
+        assert!(!linger(Duration::from_micros(50), || false));
+        let began = Instant::now();
+        assert!(linger(Duration::from_secs(5), || began.elapsed() > Duration::from_micros(500)));
     }
 
     #[test]

@@ -6,14 +6,18 @@ use common::{
     Fixture,
     simulated::{Simulated, Traits, VirtualClock},
 };
+use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Executable, Machine, Op, Timeline, Weights};
 use qhx_runtime::{
-    Cancel, DeviceChoice, LoadOptions, Model, ModelParts, Wanted,
+    Cancel, DeviceChoice, GenerateOptions, LoadOptions, Model, ModelParts, Prompt, Wanted, generate,
     memory::MemoryEstimate,
     placement::Rules,
     planner::{Clock, Pair, Way},
     registry,
 };
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 const CHUNK: usize = 64;
 const PROCESSOR: Traits = Traits { call_seconds: 1e-6, op_seconds: 2e-7, read: 1e9, products: 2e9, copy: 1e10, memory: None };
@@ -29,6 +33,9 @@ fn pair(accelerator: Traits, processor: Traits) -> (Pair, Arc<VirtualClock>) {
 fn options(device: DeviceChoice) -> LoadOptions {
     LoadOptions { device, context: Some(512), chunk: CHUNK, ..LoadOptions::default() }
 }
+
+/// A GPU that is fast, and near.
+const NEAR: Traits = Traits { call_seconds: 1e-6, op_seconds: 1e-7, read: 2e10, products: 1e11, copy: 1e10, memory: None };
 
 /// How long a request of 256 tokens with an answer of 128 takes, by the clock of the simulated machine.
 fn request(model: &Model, clock: &dyn Clock) -> f64 {
@@ -56,7 +63,6 @@ fn the_planner_finds_the_best_way() {
     let whole = MemoryEstimate::of(&parts[0].program, 512, CHUNK, 8).total_bytes;
     // Latency of a call, reading, computing, copying, memory: from a discrete GPU to one that is worse than the processor in everything.
     let fast = Traits { call_seconds: 2e-5, op_seconds: 1e-7, read: 2e10, products: 1e11, copy: 1e9, memory: None };
-    let near = Traits { call_seconds: 1e-6, copy: 1e10, ..fast };
     let settings = [
         ("a fast GPU", fast),
         ("a fast GPU with half the memory", Traits { memory: Some(whole / 2), ..fast }),
@@ -70,10 +76,10 @@ fn the_planner_finds_the_best_way() {
         ("reads fast, computes slowly", Traits { read: 2e10, products: 5e8, ..fast }),
         ("a slow crossing", Traits { copy: 1e6, ..fast }),
         ("worse in everything", Traits { read: 1e8, products: 1e8, call_seconds: 1e-3, copy: 1e8, ..fast }),
-        ("a near GPU with half the memory", Traits { memory: Some(whole / 2), ..near }),
-        ("a near GPU with two thirds of the memory", Traits { memory: Some(2 * whole / 3), ..near }),
-        ("a near GPU with most of the memory", Traits { memory: Some(9 * whole / 10), ..near }),
-        ("a near GPU with two thirds of the memory and a fast crossing", Traits { memory: Some(2 * whole / 3), copy: 5e10, ..near }),
+        ("a near GPU with half the memory", Traits { memory: Some(whole / 2), ..NEAR }),
+        ("a near GPU with two thirds of the memory", Traits { memory: Some(2 * whole / 3), ..NEAR }),
+        ("a near GPU with most of the memory", Traits { memory: Some(9 * whole / 10), ..NEAR }),
+        ("a near GPU with two thirds of the memory and a fast crossing", Traits { memory: Some(2 * whole / 3), copy: 5e10, ..NEAR }),
         ("slow ops", Traits { op_seconds: 2e-5, ..fast }),
         ("slow ops, but computes fast", Traits { op_seconds: 5e-6, products: 1e12, ..fast }),
     ];
@@ -134,4 +140,144 @@ fn two_halves_of_a_prompt_overlap() {
     let ((logits, together), (expected, apart)) = (prompt(None), prompt(Some(false)));
     assert!(logits == expected, "the halves are the same rows");
     assert!(together < 0.9 * apart, "{together} against {apart}");
+}
+
+/// Whatever may be chosen, with much memory or little, gives the tokens of transformers.
+#[test]
+fn every_way_gives_the_same_tokens() {
+    let mut kinds = BTreeSet::new();
+    for family in ["llama", "qwen3", "qwen3_vl", "phimoe", "phimoe_longrope", "qwen3_5", "gemma4"] {
+        let fixture = Fixture::forge(&common::fixtures().join(family));
+        // Long enough for two halves.
+        let prompt = fixture.prompts.iter().find(|p| p.ids.len() == 70).unwrap();
+        let [ids, greedy] = [&prompt.ids, &prompt.greedy].map(|ids| ids.iter().map(|&id| id as u32).collect::<Vec<_>>());
+        let parts = ModelParts::of(fixture.bundle()).unwrap();
+        let whole = MemoryEstimate::of(&parts.program, 512, CHUNK, 8).total_bytes;
+        let mut ways: BTreeMap<String, Way> = BTreeMap::new();
+        for memory in [None, Some(9 * whole / 10), Some(2 * whole / 3), Some(whole / 2)] {
+            let limited = pair(Traits { memory, ..NEAR }, PROCESSOR).0;
+            let model = Model::on_pair(parts.clone(), limited, &options(DeviceChoice::Auto)).unwrap();
+            let fitting = model.choice().unwrap().measured.clone().unwrap().ways.into_iter().filter(|tried| tried.predicted.is_some());
+            ways.extend(fitting.map(|tried| (tried.way.name.clone(), tried.way)));
+        }
+        for way in ways.values() {
+            let model = in_one_way(&parts, &pair(NEAR, PROCESSOR).0, way);
+            let settings = GenerateOptions { max_new: greedy.len(), ignore_eos: true, ..Default::default() };
+            let answer = generate(&mut model.session().unwrap(), &Prompt::from_ids(ids.clone()), &settings, &Cancel::new(), &mut |_| {});
+            assert_eq!(answer.unwrap().ids, greedy, "{family}: {}", way.name);
+        }
+        let without_numbers = |name: &String| name.replace(|c: char| c.is_ascii_digit(), "");
+        kinds.extend(ways.keys().map(without_numbers));
+    }
+    let all = [
+        " hot experts and all of  of  layers on gpu",
+        " hot experts of  on gpu",
+        "cpu",
+        "experts of  of  layers on cpu",
+        "experts of  of  layers on gpu",
+        "experts on cpu",
+        "first  of  layers on gpu",
+        "gpu",
+        "prefill on cpu, decode on gpu",
+        "prefill on gpu, decode on cpu",
+    ];
+    assert_eq!(kinds, all.map(str::to_owned).into(), "every kind of way was there");
+}
+
+/// Two halves that would disturb one another take turns: no faster than one after the other, and the trace says who waited.
+#[test]
+fn halves_that_take_turns_are_traced() {
+    let parts = ModelParts::of(Fixture::forge(&common::fixtures().join("qwen3")).bundle()).unwrap();
+    let waited = |together: Option<f64>| {
+        let (pair, _) = pair(Traits { call_seconds: 1e-6, memory: None, ..PROCESSOR }, PROCESSOR);
+        let stages = parts.program.stages.iter().step_by(2).map(|stage| (stage.name.to_string(), "gpu".to_owned())).collect();
+        let together = together.map(|ratio| ratio.try_into().unwrap());
+        let rules = Rules { default: Some("cpu".into()), stages, together, ..Rules::default() };
+        let timeline = Timeline::default();
+        let options = LoadOptions { placement: Some(rules), timeline: Some(timeline.clone()), ..options(DeviceChoice::Auto) };
+        let model = Model::on_devices(parts.clone(), &[pair.processor.clone(), pair.accelerator.clone()], &options).unwrap();
+        model.session().unwrap().append(&(0..64).collect::<Vec<u32>>(), &Cancel::new()).unwrap();
+        let lanes = timeline.spans().into_iter().map(|span| (span.lane, span.name));
+        let (waits, calls): (Vec<_>, Vec<_>) = lanes.partition(|(lane, _)| lane == "waiting for bandwidth tokens");
+        assert!(["cpu", "gpu"].iter().all(|device| calls.iter().any(|(lane, _)| lane == device)), "{calls:?}");
+        (waits, calls)
+    };
+    let (waits, calls) = waited(Some(2.4));
+    // All parts but the first and the last are computed while another one might be: one of the two waits.
+    assert_eq!(2 * waits.len() + 2, calls.len(), "{waits:?} of {calls:?}");
+    assert!(waits.iter().all(|(_, name)| calls.iter().any(|(_, called)| called == name)), "{waits:?}");
+    assert_eq!(waited(Some(1.5)).0, [], "two at once are faster");
+    assert_eq!(waited(None).0, []);
+}
+
+/// An accelerator that holds less than it says.
+struct Overstated {
+    device: Arc<dyn Device>,
+    weight_bytes: u64,
+}
+
+impl Device for Overstated {
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    fn accepts(&self, program: &Checked, op: &Op) -> Result<(), DeviceError> {
+        self.device.accepts(program, op)
+    }
+
+    fn own_memory(&self) -> Result<Option<u64>, DeviceError> {
+        self.device.own_memory()
+    }
+
+    fn replaces_weights(&self) -> bool {
+        self.device.replaces_weights()
+    }
+
+    fn open(&self) -> Result<Arc<dyn Machine>, DeviceError> {
+        Ok(Arc::new(Self { device: self.device.clone(), ..*self }))
+    }
+}
+
+impl Machine for Overstated {
+    fn describe(&self) -> DeviceInfo {
+        self.device.open().unwrap().describe()
+    }
+
+    fn load(
+        &self,
+        program: &Checked,
+        weights: &Arc<dyn Weights>,
+        options: &qhx_ir::LoadOptions,
+    ) -> Result<Box<dyn Executable>, DeviceError> {
+        let needed = MemoryEstimate::of(program, 1, 1, 1).weight_bytes;
+        let is_probe = program.stages.first().is_some_and(|stage| &*stage.name == "probe");
+        match needed > self.weight_bytes && !is_probe {
+            true => Err(DeviceError::Exhausted { device: self.name().to_owned(), reason: format!("{needed} bytes are too many") }),
+            false => self.device.load(program, weights, options),
+        }
+    }
+}
+
+/// Memory that was estimated too low: fewer layers, or fewer hot experts, and the name says how many.
+#[test]
+fn what_does_not_fit_after_all_is_tried_with_less() {
+    for (family, kind) in [("gemma4", "of 8 layers on gpu"), ("phimoe", "hot experts of 15 on gpu")] {
+        let parts = ModelParts::of(Fixture::forge(&common::fixtures().join(family)).bundle()).unwrap();
+        let whole = MemoryEstimate::of(&parts.program, 512, CHUNK, 8);
+        let roomy = pair(Traits { memory: Some(9 * whole.total_bytes / 10), ..NEAR }, PROCESSOR).0;
+        // How much of that way lies on the accelerator, and whether it was timed.
+        let there = |pair: Pair| {
+            let model = Model::on_pair(parts.clone(), pair, &options(DeviceChoice::Split)).unwrap();
+            let tried = model.choice().unwrap().measured.clone().unwrap().ways;
+            let tried =
+                tried.iter().find(|tried| tried.way.name.ends_with(kind) && tried.speed.is_some()).unwrap_or_else(|| panic!("{tried:?}"));
+            let Rules { stages, hot_experts, .. } = &tried.way.rules;
+            let count = hot_experts.map_or(stages.len(), |hot| hot.count);
+            assert!(tried.way.name.split(' ').any(|word| word == count.to_string()), "{}", tried.way.name);
+            count
+        };
+        let narrow = Overstated { device: roomy.accelerator.clone(), weight_bytes: whole.weight_bytes / 4 };
+        let (most, fewer) = (there(roomy.clone()), there(Pair { accelerator: Arc::new(narrow), ..roomy }));
+        assert!((1..most).contains(&fewer), "{family}: {fewer} of {most}");
+    }
 }

@@ -34,15 +34,16 @@ pub(crate) struct GpuExecutable {
     layout: Arc<SlotLayout>,
     pool: Arc<Pool>,
     arena: Arc<Buffer>,
-    inputs: Buffer,
+    inputs: Arc<Buffer>,
     /// Where each input begins.
     input_offsets: Vec<u64>,
     /// Segments, pages and whatever else differs from call to call; and where it is copied to, where it does not lie in the device's own memory.
     parameters: Arc<Buffer>,
     copied_parameters: Option<Arc<Buffer>>,
     download: Arc<Buffer>,
-    /// Where each output begins in it.
+    /// Where each output begins in it, and the largest numbers of wanted rows behind them.
     output_offsets: Vec<u64>,
+    top_offset: u64,
     /// The largest numbers of parts of wanted rows.
     partial: Arc<Buffer>,
     recordings: HashMap<Shape, Recorded>,
@@ -161,16 +162,16 @@ impl GpuExecutable {
         if lowered.arena > gpu.largest_buffer() {
             return Err(too_large("intermediate values", lowered.arena));
         }
-        let arena = arenas.get(gpu, options.scratch_group, lowered.arena)?;
+        let arena = arenas.get(gpu, options.scratch_group, Use::Device, lowered.arena)?;
         let (input_offsets, input_bytes) = offsets(&lowered.input_bytes());
         let sizes: Vec<u64> = lowered.outputs.iter().map(|view| 4 * volume(view, &max) as u64).collect();
         let (output_offsets, output_bytes) = offsets(&sizes);
         if output_bytes > gpu.largest_buffer() {
             return Err(too_large("outputs", output_bytes));
         }
-        let inputs = Buffer::new(gpu, input_bytes, Use::Upload)?;
+        let inputs = arenas.get(gpu, options.scratch_group, Use::Upload, input_bytes)?;
         let (parameters, copied_parameters) = parameter_buffers(gpu, 1 << 14)?;
-        let download = Arc::new(Buffer::new(gpu, output_bytes + top_bytes(&limits), Use::Download)?);
+        let download = arenas.get(gpu, options.scratch_group, Use::Download, output_bytes + top_bytes(&limits))?;
         let partial = Arc::new(Buffer::new(gpu, PARTS as u64 * top_bytes(&limits), Use::Device)?);
         let pool = Pool::new(gpu, limits.max_state_bytes);
         let transfers = limits.replaceable.then(|| Transfers::new(gpu, limits.timeline.is_some()));
@@ -189,6 +190,7 @@ impl GpuExecutable {
             download,
             partial,
             output_offsets,
+            top_offset: output_bytes,
             recordings: HashMap::new(),
             together: None,
             under_way: None,
@@ -332,15 +334,11 @@ impl GpuExecutable {
     /// The largest numbers of each wanted row and their places, into the end of the download buffer.
     fn record_top(&self, recorder: &mut Recorder<'_>, view: &View, width: usize, count: usize) -> Result<(), DeviceError> {
         let rows = recorder.bindings.wanted;
-        let (from, partial, results) = (recorder.address(view.buffer), self.partial.address(), self.download.address() + self.top_offset());
+        let (from, partial, results) = (recorder.address(view.buffer), self.partial.address(), self.download.address() + self.top_offset);
         let parts = width.div_ceil(1024).min(PARTS);
         recorder.dispatch(kernels::LARGEST, &[0], [parts, rows, 1], &[from, partial], &[width as u32, parts as u32, count as u32])?;
         recorder.inner_barrier();
         recorder.dispatch(kernels::LARGEST, &[1], [1, rows, 1], &[partial, results], &[(parts * count) as u32, 1, count as u32])
-    }
-
-    fn top_offset(&self) -> u64 {
-        self.download.bytes() - top_bytes(&self.limits)
     }
 
     /// How a call ends, by what is wanted of its rows.
@@ -450,7 +448,9 @@ impl GpuExecutable {
             let copy = Command::Copy { from: self.arena.clone(), from_offset, to: to.clone(), to_offset: 0, bytes };
             self.gpu.run(&Recording::new(&self.gpu, vec![copy])?)?;
         }
-        Ok(read_numbers(&to, 0, bytes as usize / 4, view.dtype))
+        let mut numbers = vec![0.0; bytes as usize / 4];
+        read_numbers(&to, 0, view.dtype, &mut numbers);
+        Ok(numbers)
     }
 
     /// Runs the steps of the wanted rows for so many of them at a time as there is memory for.
@@ -479,11 +479,11 @@ impl GpuExecutable {
     /// Gives the caller what it wants of rows that were computed.
     fn give(&self, call: &mut Call<'_>, bindings: &Bindings, wants: &[Want<'_>], ending: Ending) -> Result<(), DeviceError> {
         let wanted = self.program.wanted_output().filter(|_| !wants.is_empty());
-        for (place, view) in self.lowered.outputs.iter().enumerate() {
+        for place in 0..self.lowered.outputs.len() {
             let own = wanted.filter(|&(own, _)| own == place);
             if let (Some(_), Ending::Top(count)) = (own, ending) {
                 let mut bytes = vec![0; 8 * count * wants.len()];
-                self.download.read(self.top_offset(), &mut bytes);
+                self.download.read(self.top_offset, &mut bytes);
                 let word = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
                 let pair = |b: &[u8]| (word(b), f32::from_bits(word(&b[4..])));
                 let answers = wants.iter().zip(bytes.chunks_exact(8 * count)).map(|(want, row)| {
@@ -498,21 +498,32 @@ impl GpuExecutable {
                 call.outputs.answer_all(place, wants, answers, &vec![0.0; wants.len()])?;
                 continue;
             }
-            let values = match self.lowered.input(view) {
-                Some(input) => input_numbers(&call.inputs[input]),
-                None => read_numbers(&self.download, self.output_offsets[place], volume(view, bindings), view.dtype),
-            };
             match own {
                 Some((_, width)) => {
+                    let mut values = Vec::new();
+                    self.read_output(call.inputs, bindings, place, &mut values);
                     let answers: Vec<_> = wants.iter().zip(values.chunks(width.max(1))).map(|(want, row)| want.of(row)).collect();
                     call.outputs.answer_all(place, wants, answers, &values)?;
                 }
                 // Outputs that have nothing to do with wanted rows are there once.
-                None if call.outputs.put(place).is_empty() => *call.outputs.put(place) = values,
+                None if call.outputs.put(place).is_empty() => self.read_output(call.inputs, bindings, place, call.outputs.put(place)),
                 None => {}
             }
         }
         Ok(())
+    }
+}
+
+impl GpuExecutable {
+    /// An output of a call that has ended, into memory that is there from the call before.
+    fn read_output(&self, inputs: &[InputData<'_>], bindings: &Bindings, place: usize, values: &mut Vec<f32>) {
+        let view = &self.lowered.outputs[place];
+        if let Some(input) = self.lowered.input(view) {
+            *values = input_numbers(&inputs[input]);
+            return;
+        }
+        values.resize(volume(view, bindings), 0.0);
+        read_numbers(&self.download, self.output_offsets[place], view.dtype, values);
     }
 }
 
@@ -677,11 +688,9 @@ fn input_numbers(data: &InputData<'_>) -> Vec<f32> {
     }
 }
 
-fn read_numbers(from: &Buffer, offset: u64, count: usize, dtype: DType) -> Vec<f32> {
-    let mut numbers = vec![0f32; count];
-    from.read(offset, bytemuck::cast_slice_mut(&mut numbers));
+fn read_numbers(from: &Buffer, offset: u64, dtype: DType, numbers: &mut [f32]) {
+    from.read(offset, bytemuck::cast_slice_mut(numbers));
     if dtype == DType::I32 {
         numbers.iter_mut().for_each(|number| *number = number.to_bits() as i32 as f32);
     }
-    numbers
 }

@@ -93,9 +93,10 @@ fn load_fastest(parts: ModelParts, options: &LoadOptions, contest: &Contest, sta
         let Tried { way, speed, failure, .. } = &mut measured.ways[place];
         let run = |way: &Way| load(way).and_then(|model| Ok((time(&model, &*contest.pair.clock)?, model)));
         let mut done = run(way);
-        // How many experts fit is an estimate.
-        while let (Err(Error::Device(DeviceError::Exhausted { .. })), Some(fewer)) = (&done, way.with_fewer_experts()) {
-            *way = fewer;
+        // How many experts or layers fit is an estimate.
+        let less = |way: &Way| way.with_less(contest.pair.accelerator.name());
+        while let (Err(Error::Device(DeviceError::Exhausted { .. })), Some(less)) = (&done, less(way)) {
+            *way = less;
             done = run(way);
         }
         match done {

@@ -10,6 +10,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// The stages of a program, for people.
+pub(crate) fn stages_shown(program: &Checked) -> String {
+    match (program.stages.first(), program.stages.last()) {
+        (Some(first), Some(last)) if first.name != last.name => format!("{} … {}", first.name, last.name),
+        (first, _) => first.map_or_else(String::new, |stage| stage.name.to_string()),
+    }
+}
+
 /// The executable, and what is written of it.
 pub(crate) struct Recorded {
     executable: Box<dyn Executable>,
@@ -27,11 +35,7 @@ impl Recorded {
     /// Has the calls of an executable on the device `lane` written down, if there is something to write them into.
     pub(crate) fn of(executable: Box<dyn Executable>, lane: &str, timeline: Option<&Timeline>) -> Box<dyn Executable> {
         let Some(timeline) = timeline.cloned() else { return executable };
-        let stages = &executable.program().stages;
-        let name = match (stages.first(), stages.last()) {
-            (Some(first), Some(last)) if first.name != last.name => format!("{} … {}", first.name, last.name),
-            (first, _) => first.map_or_else(String::new, |stage| stage.name.to_string()),
-        };
+        let name = stages_shown(executable.program());
         let (lane, transfers) = (lane.to_owned(), format!("to {lane}"));
         Box::new(Self { executable, timeline, lane, transfers, name, begun: HashMap::new() })
     }

@@ -11,7 +11,7 @@ use std::{
 };
 
 /// What a buffer is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Use {
     /// Read and written by shaders.
     Device,
@@ -104,20 +104,30 @@ impl Buffer {
                 Use::Download => &[visible | Memory::HOST_CACHED, visible],
             };
             let mut result = Err(vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
+            let mut counted = own;
             for &wanted in preferences {
                 let Some(kind) = gpu.memory_type(needs.memory_type_bits, wanted) else { continue };
+                // Memory of the device that the host sees counts like any other.
+                let local = !own && wanted.contains(Memory::DEVICE_LOCAL) && !gpu.adapter.unified;
+                if local && gpu.count(bytes).is_err() {
+                    continue;
+                }
                 let mut flags = vk::MemoryAllocateFlagsInfo::default().flags(vk::MemoryAllocateFlags::DEVICE_ADDRESS);
                 let allocate = vk::MemoryAllocateInfo::default().allocation_size(needs.size).memory_type_index(kind).push_next(&mut flags);
                 result = gpu.device.allocate_memory(&allocate, None);
                 if result.is_ok() {
+                    counted |= local;
                     break;
+                }
+                if local {
+                    gpu.used.fetch_sub(bytes, Ordering::Relaxed);
                 }
             }
             let memory = result.map_err(|e| {
                 gpu.device.destroy_buffer(handle, None);
                 uncount(Fault::of(&format!("allocating {bytes} bytes"), e))
             })?;
-            let mut buffer = Self { gpu: gpu.clone(), handle, memory, address: 0, bytes, mapped: None, counted: own, owners: Vec::new() };
+            let mut buffer = Self { gpu: gpu.clone(), handle, memory, address: 0, bytes, mapped: None, counted, owners: Vec::new() };
             let device = &gpu.device;
             device.bind_buffer_memory(handle, memory, 0).map_err(|e| Fault::of("binding memory", e))?;
             buffer.address = device.get_buffer_device_address(&vk::BufferDeviceAddressInfo::default().buffer(handle));

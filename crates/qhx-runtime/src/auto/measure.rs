@@ -10,11 +10,13 @@ use crate::{
 use qhx_ir::Phase;
 use std::{ops::Range, time::Duration};
 
-/// Steps of decoding that are timed, after some that are not.
+/// Steps of decoding that are timed together; the fastest of such runs counts.
 const STEPS: usize = 8;
-const UNTIMED: usize = 2;
-/// No more steps are made when they have taken so long.
-const ENOUGH: Duration = Duration::from_secs(1);
+/// There are runs until so many in a row are no faster than the best before them, or until they have taken so long.
+const NO_FASTER: usize = 8;
+const ENOUGH: Duration = Duration::from_millis(1500);
+/// A run that takes this part of the time of the best one is faster.
+const FASTER: f64 = 0.97;
 
 /// What is measured, and on what.
 pub(crate) struct Trial {
@@ -39,16 +41,7 @@ pub(crate) fn measure(runner: &mut Runner, trial: Trial, clock: &dyn Clock) -> R
         steps.run(first..first + rows, Phase::Prefill)?;
         prefill = Some(rows as f64 / (clock.now() - began).as_secs_f64().max(1e-9));
     }
-    let room = context.saturating_sub(steps.len());
-    for _ in 0..UNTIMED.min(room / 2) {
-        steps.decode()?;
-    }
-    let (began, mut done) = (clock.now(), 0);
-    while done < STEPS && (done < 2 || clock.now() - began < ENOUGH) && steps.len() < context {
-        steps.decode()?;
-        done += 1;
-    }
-    let decode = done.max(1) as f64 / (clock.now() - began).as_secs_f64().max(1e-9);
+    let decode = steps.decode_speed(context, clock)?;
     Ok(Speed { decode_tokens_per_second: decode, prefill_tokens_per_second: prefill })
 }
 
@@ -61,6 +54,31 @@ struct Steps<'a> {
 impl Steps<'_> {
     fn len(&self) -> usize {
         self.sequence.rows.len()
+    }
+
+    /// Steps per second, once they get no faster: a device compiles at its first steps, tries several ways, and raises its clocks slowly.
+    fn decode_speed(&mut self, context: usize, clock: &dyn Clock) -> Result<f64, Error> {
+        if self.len() + 1 < context {
+            self.decode()?;
+        }
+        let (mut fastest_step, mut best, mut no_faster, mut spent) = (Duration::MAX, f64::INFINITY, 0, Duration::ZERO);
+        while self.len() < context && no_faster < NO_FASTER && spent < ENOUGH {
+            let (mut total, mut done) = (Duration::ZERO, 0);
+            while done < STEPS && self.len() < context && (done < 2 || spent < ENOUGH) {
+                let began = clock.now();
+                self.decode()?;
+                let took = clock.now() - began;
+                fastest_step = fastest_step.min(took);
+                // What is compiled once does not use up the time for the others.
+                spent += took.min(4 * fastest_step);
+                total += took;
+                done += 1;
+            }
+            let each = total.as_secs_f64() / done as f64;
+            no_faster = if each < FASTER * best { 0 } else { no_faster + 1 };
+            best = best.min(each);
+        }
+        Ok(if best.is_finite() { 1.0 / best.max(1e-9) } else { 0.0 })
     }
 
     /// Computes one new row.

@@ -110,7 +110,7 @@ impl Pair {
         // Only where two at once take longer than one after the other.
         way.rules.together =
             Some(facts.together).filter(|together| way.is_split() && *together > 2.0).and_then(|ratio| ratio.try_into().ok());
-        let shared = Shared::of(program, facts, way, chunk);
+        let shared = Shared::of(program, facts, way, self.names(), chunk);
         let seconds = |runs: &[OpRange], shape: Shape| -> Result<Vec<f64>, DeviceError> {
             let one = |run: &OpRange| {
                 let device = if run.device == ACCELERATOR { &facts.accelerator } else { &facts.processor };

@@ -2,12 +2,13 @@
 
 use super::{
     facts::{DeviceFacts, Facts},
-    ways::Way,
+    ways::{ACCELERATOR, Names, Way, runs},
     work::{Shape, Work},
 };
 use crate::{
     memory::experts_per_row,
-    split::{AllExperts, all_experts},
+    placement::Phase,
+    split::{AllExperts, HotExperts, all_experts},
 };
 use qhx_ir::{Checked, Op, OpKind};
 
@@ -21,10 +22,14 @@ pub(super) struct Shared {
 
 impl Shared {
     /// Of a way with hot experts, which is told from how many rows on a transfer beats the processor.
-    pub(super) fn of(program: &Checked, facts: &Facts, way: &mut Way, chunk: usize) -> Option<Self> {
+    pub(super) fn of(program: &Checked, facts: &Facts, way: &mut Way, names: Names<'_>, chunk: usize) -> Option<Self> {
         let (hot, all) = (way.rules.hot_experts.as_mut()?, all_experts(program)?);
         hot.transfer_from = transfer_from(facts, all, chunk);
-        Some(Self { facts: *facts, hits: hot.count as f64 / all.count as f64, transfer_from: hot.transfer_from })
+        let HotExperts { count, transfer_from } = *hot;
+        // Those of whole layers are there without being counted.
+        let on_processor = runs(program, names, way, Phase::Decode).into_iter().filter(|run| run.device != ACCELERATOR);
+        let of: usize = on_processor.flat_map(|run| run.ops).filter_map(|op| experts_of(program, &program.ops[op])).sum();
+        Some(Self { facts: *facts, hits: (count as f64 / of.max(1) as f64).min(1.0), transfer_from })
     }
 
     /// Of an op in a call of this shape.
@@ -45,6 +50,12 @@ impl Shared {
         let (there, here) = (share(&accelerator, hits), share(&processor, 1.0 - hits));
         there.max(here) + (together - 1.0).min(1.0) * there.min(here)
     }
+}
+
+/// How many experts an op has, if it has any.
+fn experts_of(program: &Checked, op: &Op) -> Option<usize> {
+    let OpKind::Experts { gate, .. } = &op.op else { return None };
+    program.weights.get(gate)?.shape.first().copied()
 }
 
 /// The number of rows of a call from which on it takes less time to transfer an expert and compute it on the accelerator than to compute it on the processor.

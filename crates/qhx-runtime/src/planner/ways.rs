@@ -25,12 +25,27 @@ impl Way {
         Self { name: device.to_owned(), rules: Rules { default: Some(device.to_owned()), ..Rules::default() } }
     }
 
-    /// The same with an eighth fewer hot experts, if it has any.
-    pub(crate) fn with_fewer_experts(&self) -> Option<Self> {
-        let HotExperts { count, transfer_from } = self.rules.hot_experts.filter(|hot| hot.count > 1)?;
-        let fewer = HotExperts { count: count - (count / 8).max(1), transfer_from };
-        let name = self.name.replacen(&count.to_string(), &fewer.count.to_string(), 1);
-        Some(Self { name, rules: Rules { hot_experts: Some(fewer), ..self.rules.clone() } })
+    /// The same with an eighth less on the accelerator, where that is a number of hot experts or of layers and something is left.
+    pub(crate) fn with_less(&self, accelerator: &str) -> Option<Self> {
+        let fewer = |count: usize| (count > 1).then(|| count - (count / 8).max(1));
+        let (before, after, rules) = match self.rules.hot_experts {
+            Some(HotExperts { count, transfer_from }) => {
+                let hot = HotExperts { count: fewer(count)?, transfer_from };
+                (count, hot.count, Rules { hot_experts: Some(hot), ..self.rules.clone() })
+            }
+            None => {
+                let mut layers: Vec<(usize, &String)> = Vec::new();
+                for (path, device) in &self.rules.stages {
+                    let number = path.split('.').nth(1).and_then(|number| number.parse().ok());
+                    layers.push((number.filter(|_| device == accelerator)?, path));
+                }
+                layers.sort_unstable();
+                let after = fewer(layers.len())?;
+                let stages = layers[..after].iter().map(|&(_, path)| (path.clone(), accelerator.to_owned())).collect();
+                (layers.len(), after, Rules { stages, ..self.rules.clone() })
+            }
+        };
+        Some(Self { name: self.name.replacen(&before.to_string(), &after.to_string(), 1), rules })
     }
 
     /// Whether more than one device takes part.
@@ -97,12 +112,15 @@ pub(super) fn ways(program: &Checked, names: Names<'_>, room: Room) -> Result<Ve
         // The rest on the accelerator, and beside it as many experts as fit, whichever are chosen most often.
         let total = all_experts(program).map_or(0, |all| all.count);
         // Looking up rows costs the processor next to nothing, and where their table would be there is room for experts.
-        let not_there = [&experts[..], &embeddings(program)].concat();
-        let hot = |count: usize| Way {
-            name: format!("{count} hot experts of {total} on {accelerator}"),
+        let looked_up = embeddings(program);
+        let hot = |whole: usize, count: usize| Way {
+            name: match whole {
+                0 => format!("{count} hot experts of {total} on {accelerator}"),
+                _ => format!("{count} hot experts and all of {whole} of {} layers on {accelerator}", experts.len()),
+            },
             rules: Rules {
                 default: Some(accelerator.into()),
-                stages: moved(&not_there, processor),
+                stages: moved(&[&experts[whole..], &looked_up].concat(), processor),
                 // Both devices are at work on every layer as it is.
                 overlap: Some(false),
                 hot_experts: Some(HotExperts { count, transfer_from: None }),
@@ -110,7 +128,16 @@ pub(super) fn ways(program: &Checked, names: Names<'_>, room: Room) -> Result<Ve
             },
         };
         if room.replaces_weights && total > 1 {
-            all.extend(most(total - 1, &hot)?);
+            let alone = most(total - 1, &|count| hot(0, count))?;
+            // Layers that have all of their experts there need no crossing: some of them, and fewer hot experts of the others.
+            let each = total.div_ceil(experts.len());
+            let layers = alone.iter().filter_map(|way| way.rules.hot_experts).map(|hot| hot.count / each).sum::<usize>();
+            let mut shares: Vec<usize> = [layers / 2, layers * 3 / 4].into_iter().filter(|&whole| whole > 0).collect();
+            shares.dedup();
+            all.extend(alone);
+            for whole in shares {
+                all.extend(most(total - each * whole, &|count| hot(whole, count))?);
+            }
         }
     }
     let first_there = |there: usize| Way {
@@ -196,4 +223,33 @@ fn embeddings(program: &Checked) -> Vec<Name> {
 /// The paths of the ops with experts.
 fn experts(program: &Checked) -> Vec<Name> {
     program.ops.iter().filter(|op| matches!(op.op, OpKind::Experts { .. })).map(|op| op.path.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What did not fit is tried again with less, until nothing is left: the last layers go first, and what lies on the processor is not counted.
+    #[test]
+    fn a_way_with_less_has_fewer_experts_or_layers() {
+        let moved = |layers: usize, to: &str| (0..layers).map(|layer| (format!("layers.{layer}"), to.to_owned())).collect();
+        let way = |name: &str, default: &str, stages, hot_experts| Way {
+            name: name.into(),
+            rules: Rules { default: Some(default.into()), stages, hot_experts, ..Rules::default() },
+        };
+        let first = way("first 12 of 28 layers on gpu", "cpu", moved(12, "gpu"), None);
+        let less = first.with_less("gpu").unwrap();
+        assert_eq!(less, way("first 11 of 28 layers on gpu", "cpu", moved(11, "gpu"), None));
+        assert_eq!(std::iter::successors(Some(first), |way| way.with_less("gpu")).last().unwrap().rules.stages, moved(1, "gpu"));
+        let hot = |count| Some(HotExperts { count, transfer_from: Some(3) });
+        let experts = way("16 hot experts of 64 on gpu", "gpu", moved(4, "cpu"), hot(16));
+        assert_eq!(experts.with_less("gpu").unwrap(), way("14 hot experts of 64 on gpu", "gpu", moved(4, "cpu"), hot(14)));
+        for without in [
+            way("experts of 4 of 6 layers on cpu", "gpu", moved(4, "cpu"), None),
+            way("1 hot experts of 64 on gpu", "gpu", moved(4, "cpu"), hot(1)),
+            Way::alone("gpu"),
+        ] {
+            assert_eq!(without.with_less("gpu"), None);
+        }
+    }
 }

@@ -30,6 +30,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
+use tokens::Share;
 
 /// Says which device (by its place) runs an op in a phase.
 pub type Choose = dyn Fn(&Checked, &Op, Phase) -> usize + Send + Sync;
@@ -41,7 +42,8 @@ pub struct SplitDevice {
     choose: Arc<Choose>,
     halved_from: usize,
     hot: Option<Hot>,
-    bandwidth: Option<f64>,
+    /// How many times as long as one two stages at once take, where they take bandwidth tokens.
+    together: Option<f64>,
 }
 
 /// Prompts of so many rows are cut in two halves, which devices compute side by side: fewer would not be worth the second reading of the weights.
@@ -98,7 +100,7 @@ impl OpRange {
 impl SplitDevice {
     /// `choose` gives a place among `devices`; of a larger one the last is meant.
     pub fn new(devices: Vec<Arc<dyn Device>>, choose: impl Fn(&Checked, &Op, Phase) -> usize + Send + Sync + 'static) -> Self {
-        Self { devices, choose: Arc::new(choose), halved_from: HALVED_FROM, hot: None, bandwidth: None }
+        Self { devices, choose: Arc::new(choose), halved_from: HALVED_FROM, hot: None, together: None }
     }
 
     /// The same with prefill calls in two halves from so many rows on.
@@ -116,7 +118,7 @@ impl SplitDevice {
 
     /// The same with bandwidth tokens: two stages that read at the same time were measured to take so many times as long as one.
     pub fn with_bandwidth_tokens(self, together: f64) -> Self {
-        Self { bandwidth: Some(together / 2.0), ..self }
+        Self { together: Some(together), ..self }
     }
 
     /// The device that runs an op in a phase.
@@ -143,10 +145,15 @@ impl SplitDevice {
         hot::expert_ops(program).filter(|place| alone.contains(place)).collect()
     }
 
+    /// The bandwidth tokens of a stage.
+    fn share(&self, options: &LoadOptions) -> Option<Share> {
+        self.together.map(|together| Share::new(together, options.timeline.clone()))
+    }
+
     fn load_runs(&self, runs: &[OpRange], job: &Job<'_>) -> Result<Box<dyn Executable>, DeviceError> {
         let [only] = runs else {
             let parts = runs.iter().map(|run| self.load_run(run, run.part(job.program)?, job)).collect::<Result<_, _>>()?;
-            return Ok(Box::new(Parts::new(job.program, parts, self.halved_from, self.bandwidth)?));
+            return Ok(Box::new(Parts::new(job.program, parts, self.halved_from, self.share(job.options))?));
         };
         self.load_run(only, job.program.clone(), job)
     }
@@ -156,7 +163,9 @@ impl SplitDevice {
         let place = shared.iter().position(|&place| run.ops == (place..place + 1));
         if let (Some(place), Some(pool)) = (place, pool) {
             let ops = (shared[place], shared.get(place + 1).copied());
-            return Ok(Box::new(SharedExperts::load(&**device, program, ops, part, pool, weights, options)?.with_tokens(self.bandwidth)));
+            return Ok(Box::new(
+                SharedExperts::load(&**device, program, ops, part, pool, weights, options)?.with_tokens(self.share(options)),
+            ));
         }
         Ok(Recorded::of(device.load(&part, weights, options)?, device.name(), options.timeline.as_ref()))
     }

@@ -4,8 +4,9 @@
 use super::{
     halves::{self, Half, HalfSegment},
     parts_state::{Homes, PartsState},
-    tokens::BUS,
+    tokens::{BUS, Share},
 };
+use crate::recorded::stages_shown;
 use qhx_ir::{
     Bindings, Call, Checked, DType, DeviceError, Executable, ExpertCache, InputData, Ledger, Name, Outputs, Phase, RowResult, Segment,
     Slot, State, StateBytes, Tap, Ticket, Want,
@@ -26,7 +27,7 @@ pub(super) struct Parts {
     /// Prefill calls of so many rows are computed in two halves.
     halved_from: usize,
     /// Bandwidth tokens of a part.
-    bandwidth: Option<f64>,
+    bandwidth: Option<Share>,
 }
 
 struct Part {
@@ -47,7 +48,7 @@ impl Parts {
         program: &Checked,
         parts: Vec<Box<dyn Executable>>,
         halved_from: usize,
-        bandwidth: Option<f64>,
+        bandwidth: Option<Share>,
     ) -> Result<Self, DeviceError> {
         let broken = |what: &str, name: &str| DeviceError::Call(format!("program `{}` cannot be cut: {what} `{name}`", program.name));
         let places: HashMap<&Name, usize> = program.inputs.iter().enumerate().map(|(place, input)| (&input.name, place)).collect();
@@ -127,7 +128,7 @@ impl Parts {
         let (wants, bindings, outputs) = (wants(self.answers, number, half, call.wants), half.bindings, &mut own[0]);
         let Call { phase, cancel, tapped, .. } = *call;
         let segments = &mut segments(half, &mut states, call.segments);
-        let tokens = self.bandwidth.map(|weight| BUS.take(weight));
+        let tokens = self.bandwidth.as_ref().map(|share| share.take(&BUS, &stages_shown(executable.program())));
         let done = executable.run(&mut Call { bindings, phase, inputs: &inputs, segments, wants, outputs, cancel, taps, tapped });
         drop(tokens);
         take_back(&self.homes, number, half, states, call)?;
@@ -149,7 +150,7 @@ impl Parts {
         let mut states_behind = lend(&self.homes, behind, second, call)?;
         let Call { phase, cancel, .. } = *call;
         let done = run_together(
-            self.bandwidth,
+            self.bandwidth.as_ref(),
             &mut *ahead.executable,
             &mut Call {
                 bindings: first.bindings,
@@ -223,7 +224,7 @@ fn take_back(
 
 /// Two calls on two devices. What works in the background begins first and is waited for last; without enough bandwidth tokens for both it is waited for before the other begins.
 fn run_together(
-    bandwidth: Option<f64>,
+    bandwidth: Option<&Share>,
     first: &mut dyn Executable,
     first_call: &mut Call<'_>,
     second: &mut dyn Executable,
@@ -232,13 +233,17 @@ fn run_together(
     if !first.works_in_background() && second.works_in_background() {
         return run_together(bandwidth, second, second_call, first, first_call);
     }
-    let tokens = bandwidth.map(|weight| BUS.take(weight));
+    let tokens = bandwidth.map(|share| share.take(&BUS, &stages_shown(first.program())));
     let begun = first.submit(first_call)?;
-    if let Some(weight) = bandwidth {
-        let Some(_both) = BUS.try_take(weight) else {
-            first.wait(begun, first_call)?;
-            drop(tokens);
-            let _alone = BUS.take(weight);
+    if let Some(share) = bandwidth {
+        let Some(_both) = share.try_take(&BUS) else {
+            let stage = stages_shown(second.program());
+            let first_is_done = || -> Result<(), DeviceError> {
+                first.wait(begun, first_call)?;
+                drop(tokens);
+                Ok(())
+            };
+            let _alone = share.take_after(&BUS, &stage, first_is_done)?;
             return second.run(second_call);
         };
     }

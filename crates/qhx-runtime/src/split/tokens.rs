@@ -1,7 +1,11 @@
 //! Bandwidth tokens: stages that read much memory take some while they run, so that two of them do not run against each other on one bus where that takes longer than one after
 //! the other, and do where it does not.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use qhx_ir::Timeline;
+use std::{
+    sync::{Condvar, Mutex, PoisonError},
+    time::Instant,
+};
 
 /// A semaphore whose permits have weights.
 #[derive(Debug)]
@@ -23,9 +27,56 @@ const ALL: f64 = 2.0;
 /// The bus of this machine: all models of the process share it.
 pub(super) static BUS: BandwidthTokens = BandwidthTokens::new();
 
-/// Whether there are enough for two stages that take so many each.
-pub(super) fn two_fit(weight: f64) -> bool {
-    2.0 * weight <= ALL
+/// The lane of a trace that shows which stages waited for tokens.
+const LANE: &str = "waiting for bandwidth tokens";
+
+/// The tokens that each stage of a model takes, and the record of how long they waited for them.
+#[derive(Clone, Debug)]
+pub(super) struct Share {
+    weight: f64,
+    timeline: Option<Timeline>,
+}
+
+impl Share {
+    /// Of a model of which two stages at once take `together` times as long as one.
+    pub(super) fn new(together: f64, timeline: Option<Timeline>) -> Self {
+        Self { weight: together / 2.0, timeline }
+    }
+
+    /// Whether there are enough for two stages.
+    pub(super) fn fits_twice(&self) -> bool {
+        2.0 * self.weight <= ALL
+    }
+
+    /// Tokens for a stage, as soon as there are enough.
+    pub(super) fn take<'a>(&self, tokens: &'a BandwidthTokens, stage: &str) -> Permit<'a> {
+        self.try_take(tokens).unwrap_or_else(|| self.while_waiting(stage, || tokens.take(self.weight)))
+    }
+
+    /// Tokens for a stage, if there are enough.
+    pub(super) fn try_take<'a>(&self, tokens: &'a BandwidthTokens) -> Option<Permit<'a>> {
+        tokens.try_take(self.weight)
+    }
+
+    /// Tokens for a stage that waits until `before` is done and there are enough.
+    pub(super) fn take_after<'a, E>(
+        &self,
+        tokens: &'a BandwidthTokens,
+        stage: &str,
+        before: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Permit<'a>, E> {
+        self.while_waiting(stage, || before().map(|()| tokens.take(self.weight)))
+    }
+
+    /// Does what a stage waits for, and writes down how long that took.
+    pub(super) fn while_waiting<T>(&self, stage: &str, wait: impl FnOnce() -> T) -> T {
+        let started = Instant::now();
+        let waited_for = wait();
+        if let Some(timeline) = &self.timeline {
+            timeline.add(LANE, stage, started, Vec::new());
+        }
+        waited_for
+    }
 }
 
 impl BandwidthTokens {
@@ -106,5 +157,33 @@ mod tests {
             }
         });
         assert_eq!(most.into_inner(), 1);
+    }
+
+    /// A trace shows who waited, and for how long; who gets tokens at once is not in it.
+    #[test]
+    fn waiting_is_written_down() {
+        const HELD: Duration = Duration::from_millis(20);
+        let (tokens, timeline) = (BandwidthTokens::new(), Timeline::default());
+        let share = Share::new(2.4, Some(timeline.clone()));
+        assert!(!share.fits_twice() && Share::new(2.0, None).fits_twice());
+        let first = share.take(&tokens, "layers.0");
+        assert!(timeline.spans().is_empty() && share.try_take(&tokens).is_none());
+        thread::scope(|scope| {
+            scope.spawn(|| drop(share.take(&tokens, "layers.1")));
+            thread::sleep(HELD);
+            drop(first);
+        });
+        let first = share.take(&tokens, "layers.2");
+        let done = share.take_after(&tokens, "layers.3", || {
+            thread::sleep(HELD);
+            drop(first);
+            Ok::<_, ()>(())
+        });
+        assert!(done.is_ok());
+        let spans = timeline.spans();
+        let waited: Vec<_> = spans.iter().map(|span| (&*span.lane, &*span.name)).collect();
+        assert_eq!(waited, [(LANE, "layers.1"), (LANE, "layers.3")]);
+        // The first may have begun to wait late.
+        assert!(spans[1].length >= HELD, "{spans:?}");
     }
 }

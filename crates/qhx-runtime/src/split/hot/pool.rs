@@ -81,7 +81,7 @@ impl Pool {
             unkept: 0,
         };
         for (number, ((kind, slots), counts)) in kinds.iter().zip(counts).enumerate() {
-            let residency = Residency::new(Counts::new(counts), *slots, &pool.in_turns(number));
+            let residency = Residency::new(Counts::new(counts), *slots, &pool.in_turns(number), pool.transfers());
             let most_choices = most_at_once(options.max_rows, kind.per_row);
             let limits = LoadOptions {
                 max_rows: most_choices,

@@ -24,11 +24,12 @@ const CLEARLY: f64 = 1.5;
 const AND_BY: f64 = 4.0;
 
 impl Residency {
-    /// So many slots, the first of which hold the experts that were chosen most often; at equal counts those that come first in `order`.
-    pub(super) fn new(counts: Counts, slots: usize, order: &[usize]) -> Self {
+    /// So many slots, the first of which hold the experts that were chosen most often; at equal counts those that come first in `order`. Without `transfers` for calls
+    /// they all do.
+    pub(super) fn new(counts: Counts, slots: usize, order: &[usize], transfers: bool) -> Self {
         let of = order.len();
         // Where everything fits nothing has to be transferred.
-        let staging = if slots >= of { 0 } else { (slots / STAGING_SHARE).min(MOST_STAGING) };
+        let staging = if slots >= of || !transfers { 0 } else { (slots / STAGING_SHARE).min(MOST_STAGING) };
         let mut hottest = order.to_vec();
         hottest.sort_by(|&a, &b| counts.of(b).total_cmp(&counts.of(a)));
         hottest.truncate(slots - staging);
@@ -95,7 +96,7 @@ mod tests {
     use super::*;
 
     fn residency(counts: &[f64], slots: usize) -> Residency {
-        Residency::new(Counts::new(counts.to_vec()), slots, &(0..counts.len()).collect::<Vec<_>>())
+        Residency::new(Counts::new(counts.to_vec()), slots, &(0..counts.len()).collect::<Vec<_>>(), true)
     }
 
     fn check(residency: &Residency) {
@@ -114,6 +115,9 @@ mod tests {
         let all = residency(&[1.0; 16], 16);
         assert!((0..16).all(|expert| all.slot(expert).is_some()) && all.at_once() == 0);
         check(&all);
+        let still = Residency::new(Counts::new(vec![1.0; 40]), 32, &(0..40).collect::<Vec<_>>(), false);
+        assert_eq!(((0..40).filter(|&expert| still.slot(expert).is_some()).count(), still.at_once()), (32, 0), "no slot is kept free");
+        check(&still);
     }
 
     #[test]

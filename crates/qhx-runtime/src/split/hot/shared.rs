@@ -5,7 +5,10 @@ use super::{
     choices::{Batch, Chosen, Kind, most_at_once},
     forecast::Forecast,
 };
-use crate::{recorded::Recorded, split::tokens::two_fit};
+use crate::{
+    recorded::{Recorded, stages_shown},
+    split::tokens::Share,
+};
 use qhx_ir::{
     Call, Checked, Device, DeviceError, Executable, ExpertCache, InputData, LoadOptions, Name, OpKind, State, StateBytes, Tap, Ticket,
     Weights,
@@ -29,7 +32,7 @@ pub(in crate::split) struct SharedExperts {
     forecast: Option<(Forecast, usize)>,
     cache: ExpertCache,
     /// Bandwidth tokens of what each device does.
-    bandwidth: Option<f64>,
+    bandwidth: Option<Share>,
 }
 
 impl SharedExperts {
@@ -79,7 +82,7 @@ impl SharedExperts {
     }
 
     /// The same with bandwidth tokens: the devices compute at the same time only if there are enough for both.
-    pub(in crate::split) fn with_tokens(self, bandwidth: Option<f64>) -> Self {
+    pub(in crate::split) fn with_tokens(self, bandwidth: Option<Share>) -> Self {
         Self { bandwidth, ..self }
     }
 
@@ -96,7 +99,18 @@ impl SharedExperts {
     /// What each choice gives, one after the other.
     fn compute(&mut self, chosen: Chosen<'_>, rows: usize, cancel: Option<&AtomicBool>) -> Result<Vec<f32>, DeviceError> {
         let by_expert = self.by_expert(chosen)?;
-        let Self { layer, hidden, most_choices, ref pool, ref mut processor, ref mut forecast, ref mut cache, bandwidth, .. } = *self;
+        let Self {
+            layer,
+            hidden,
+            most_choices,
+            ref pool,
+            ref mut processor,
+            ref mut forecast,
+            ref mut cache,
+            ref bandwidth,
+            ref program,
+            ..
+        } = *self;
         let mut pool = lock(pool);
         pool.begin(layer, rows, cache)?;
         let (mut there, mut fetched, mut here) = (Vec::new(), Vec::new(), Vec::new());
@@ -143,8 +157,8 @@ impl SharedExperts {
         }
         cache.misses += here.len() as u64;
         // Two that would slow one another down take turns.
-        if bandwidth.is_some_and(|weight| !two_fit(weight)) {
-            work.wait(&mut pool, &mut results)?;
+        if let Some(share) = bandwidth.as_ref().filter(|share| !share.fits_twice() && !here.is_empty() && work.under_way.is_some()) {
+            share.while_waiting(&stages_shown(program), || work.wait(&mut pool, &mut results))?;
         }
         let done = here.chunks(most_choices).try_for_each(|choices| {
             let mut batch = Batch::new(chosen, choices);
