@@ -20,7 +20,7 @@ use std::{
 };
 
 const CHUNK: usize = 64;
-const PROCESSOR: Traits = Traits { call_seconds: 1e-6, op_seconds: 2e-7, read: 1e9, products: 2e9, copy: 1e10, memory: None };
+const PROCESSOR: Traits = Traits { call_seconds: 1e-6, op_seconds: 2e-7, read: 1e9, products: 2e9, copy: 1e10, memory: None, waking: 0 };
 
 fn pair(accelerator: Traits, processor: Traits) -> (Pair, Arc<VirtualClock>) {
     let clock = Arc::new(VirtualClock::default());
@@ -35,7 +35,7 @@ fn options(device: DeviceChoice) -> LoadOptions {
 }
 
 /// A GPU that is fast, and near.
-const NEAR: Traits = Traits { call_seconds: 1e-6, op_seconds: 1e-7, read: 2e10, products: 1e11, copy: 1e10, memory: None };
+const NEAR: Traits = Traits { call_seconds: 1e-6, op_seconds: 1e-7, read: 2e10, products: 1e11, copy: 1e10, memory: None, waking: 0 };
 
 /// How long a request of 256 tokens with an answer of 128 takes, by the clock of the simulated machine.
 fn request(model: &Model, clock: &dyn Clock) -> f64 {
@@ -62,7 +62,7 @@ fn the_planner_finds_the_best_way() {
     let parts = ["phimoe", "qwen3"].map(|family| ModelParts::of(Fixture::forge(&common::fixtures().join(family)).bundle()).unwrap());
     let whole = MemoryEstimate::of(&parts[0].program, 512, CHUNK, 8).total_bytes;
     // Latency of a call, reading, computing, copying, memory: from a discrete GPU to one that is worse than the processor in everything.
-    let fast = Traits { call_seconds: 2e-5, op_seconds: 1e-7, read: 2e10, products: 1e11, copy: 1e9, memory: None };
+    let fast = Traits { call_seconds: 2e-5, op_seconds: 1e-7, read: 2e10, products: 1e11, copy: 1e9, memory: None, waking: 0 };
     let settings = [
         ("a fast GPU", fast),
         ("a fast GPU with half the memory", Traits { memory: Some(whole / 2), ..fast }),
@@ -105,6 +105,16 @@ fn the_planner_finds_the_best_way() {
     }
     assert!(chosen.iter().any(|way| way.contains("hot experts")), "{chosen:?}");
     assert!(chosen.len() >= 5, "the settings ask for different ways: {chosen:?}");
+}
+
+/// A GPU compiles at its first steps, and raises its clocks slowly: what it does when it is awake counts.
+#[test]
+fn a_gpu_that_wakes_slowly_is_waited_for() {
+    let parts = ModelParts::of(Fixture::forge(&common::fixtures().join("phimoe")).bundle()).unwrap();
+    let (pair, _) = pair(Traits { waking: 60, ..NEAR }, PROCESSOR);
+    let model = Model::on_pair(parts, pair, &options(DeviceChoice::Auto)).unwrap();
+    let choice = model.choice().unwrap();
+    assert_eq!(choice.way.as_ref().unwrap().name, "gpu", "{:?}", choice.measured);
 }
 
 /// Asked for by name, a split that loses to a single device says what it costs; `auto` does not take it.

@@ -42,7 +42,12 @@ pub(crate) struct Traits {
     pub(crate) copy: f64,
     /// Bytes of its own memory.
     pub(crate) memory: Option<u64>,
+    /// So many calls of a loaded program take [`WAKING`] times as long: it compiles, and its clocks rise.
+    pub(crate) waking: usize,
 }
+
+/// How much longer a call takes until a device is awake.
+const WAKING: f64 = 30.0;
 
 /// A device with a time of its own.
 pub(crate) struct Simulated(Arc<Inner>);
@@ -101,7 +106,7 @@ impl Machine for Simulated {
             true => ReferenceDevice.load(program, weights, options)?,
             false => self.0.device.load(program, weights, options)?,
         };
-        Ok(Box::new(Timed { executable, device: self.0.clone(), ends: Vec::new() }))
+        Ok(Box::new(Timed { executable, device: self.0.clone(), ends: Vec::new(), calls: 0 }))
     }
 }
 
@@ -111,6 +116,7 @@ struct Timed {
     device: Arc<Inner>,
     /// When each call that was submitted ends.
     ends: Vec<f64>,
+    calls: usize,
 }
 
 impl Timed {
@@ -175,7 +181,9 @@ impl Executable for Timed {
     }
 
     fn submit(&mut self, call: &mut Call<'_>) -> Result<Ticket, DeviceError> {
-        let cost = self.cost(call);
+        let asleep = self.calls < self.device.traits.waking && !self.is_probe();
+        let cost = self.cost(call) * if asleep { WAKING } else { 1.0 };
+        self.calls += 1;
         let mut free = self.device.free.lock().unwrap();
         *free = free.max(self.device.clock.seconds()) + cost;
         self.ends.push(*free);
