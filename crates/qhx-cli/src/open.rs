@@ -70,7 +70,11 @@ impl Told {
         match event {
             OpenEvent::Waiting { place } => self.waiting = Some(Waiting::new(place)),
             OpenEvent::Forging { source, place } => {
-                output::dim_note(&format!("forging {} into {} (once)", source.display(), place.display()));
+                output::dim_note(&format!(
+                    "forging {} into {} (once), weights as they are stored, uncalibrated",
+                    source.display(),
+                    place.display()
+                ));
             }
             OpenEvent::ForgingAgain { reason } => output::note(&format!("forging again: the cached bundle cannot be used: {reason}")),
             OpenEvent::Kept { place, kept, reason } => {

@@ -313,6 +313,12 @@ fn flags_that_are_wrong() {
         (&["--gate", "none", "--prompts", "x.json"], &["--prompts needs a gate"]),
         (&["--gate", "none", "--gate-budget", "9"], &["--gate-budget needs a gate"]),
         (&["--gate-budget", "0"], &["a number of seconds above 0"]),
+        (&["--bits", "0"], &["`0` is no number of bits per weight; use one from 4 to 16"]),
+        (&["--bits", "99"], &["`99` is no number of bits"]),
+        (&["--bits", "nan"], &["`nan` is no number of bits"]),
+        (&["--bits", "-5"], &["`-5` is no number of bits"]),
+        (&["--bits", "6", "--precision", "w8"], &["cannot be used with"]),
+        (&["--gate-budget", "-1"], &["a number of seconds above 0"]),
         (&["--gate-budget", "soon"], &["`soon` is no number of seconds"]),
     ];
     let source = fixture("llama");

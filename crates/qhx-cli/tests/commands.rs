@@ -162,6 +162,7 @@ fn checkpoints_are_forged_once_and_again_when_they_change() {
     };
     let first = answer(&gguf);
     assert!(first.stderr.contains("(once)") && first.stderr.contains("gate passed: "), "forged and gated: {}", first.stderr);
+    assert!(first.stderr.contains("weights as they are stored, uncalibrated"), "{}", first.stderr);
     let second = answer(&gguf);
     assert!(!second.stderr.contains("(once)") && !second.stderr.contains("gate passed: "), "{}", second.stderr);
     assert_eq!(first.stdout, second.stdout);
@@ -385,11 +386,25 @@ fn weights_are_calibrated_by_default() {
     std::fs::write(&file, "The quick brown fox jumps over the lazy dog. ".repeat(60)).unwrap();
     let own = rounding(&["--calibration", &file]);
     assert!(own["calibrated"]["texts"] == "texts.txt" && own["calibrated"]["tokens"].as_u64().unwrap() > 256, "{own}");
-    for (bytes, expected) in [(&b""[..], "is empty"), (b"\xff\xfe", "is not UTF-8 text"), (b"Too short.", "at least 256 are needed")] {
-        std::fs::write(&file, bytes).unwrap();
+    fs::remove_dir_all(at("w8")).unwrap();
+    let wrong: [(&[u8], &str); 6] = [
+        (b"", "is empty"),
+        (b" \n\t", "is empty"),
+        (b"\xff\xfe", "is not UTF-8 text"),
+        (b"\x7fELF\0\0", "is not text: it has zero bytes"),
+        (b"Too short.", "at least 256 are needed"),
+        (b"{\"messages\": []}\n{\"prompt\": 1}", "line 2: expected `messages`"),
+    ];
+    for (bytes, expected) in wrong {
+        fs::write(&file, bytes).unwrap();
         common::fail(with(&["--calibration", &file]), 1, &["texts.txt", expected]);
     }
+    // No room is taken on the disk.
+    fs::File::create(&file).unwrap().set_len(1 << 40).unwrap();
+    common::fail(with(&["--calibration", &file]), 1, &["texts.txt"]);
     common::fail(with(&["--calibration", &at("absent")]), 1, &["absent", "cannot read"]);
+    common::fail(with(&["--calibration", folder.path().to_str().unwrap()]), 1, &["folder"]);
+    assert_eq!(common::listing(folder.path()), ["texts.txt"], "nothing is left behind");
 }
 
 #[test]

@@ -61,17 +61,19 @@ fn held_out_cases_are_answered_as_by_transformers() {
 #[test]
 #[cfg(feature = "cpu")]
 fn every_demo_bundle_is_through_its_gate_and_verifies() {
-    for model in MODELS {
-        for precision in ["f32", "f16", "w8", "w4"] {
-            let folder = scratch();
-            let (source, bundle) = (demo().join(model), folder.path().join(model));
-            let (source, out) = (source.to_str().unwrap(), bundle.to_str().unwrap());
-            let forged = json(["forge", source, "--out", out, "--precision", precision, "--gate-budget", "2", "--json"]);
-            assert_eq!(forged["parity"]["passed"], true, "{model} at {precision}: {}", forged["parity"]);
-            let report = json(["verify", out, "--json", "--device", DEVICE]);
-            assert_eq!(report["passed"], true, "{model} at {precision}: {}", report["problems"]);
-            println!("{model} at {precision}: {}; {}", forged["parity"]["result"], report["result"]);
-        }
+    let each = MODELS.into_iter().flat_map(|model| ["f32", "f16", "w8", "w4"].map(|precision| (model, precision)));
+    // The other precisions, one of each.
+    let others = [("phimoe", "moe-i8"), ("qwen3_5", "w8-f16head"), ("qwen3-vl", "w4-row"), ("gemma4", "6.5"), ("phimoe", "native")];
+    for (model, precision) in each.chain(others) {
+        let folder = scratch();
+        let (source, bundle) = (demo().join(model), folder.path().join(model));
+        let (source, out) = (source.to_str().unwrap(), bundle.to_str().unwrap());
+        let flag = if precision.parse::<f64>().is_ok() { "--bits" } else { "--precision" };
+        let forged = json(["forge", source, "--out", out, flag, precision, "--gate-budget", "2", "--json"]);
+        assert_eq!(forged["parity"]["passed"], true, "{model} at {precision}: {}", forged["parity"]);
+        let report = json(["verify", out, "--json", "--device", DEVICE]);
+        assert_eq!(report["passed"], true, "{model} at {precision}: {}", report["problems"]);
+        println!("{model} at {precision}: {}; {}", forged["parity"]["result"], report["result"]);
     }
 }
 

@@ -86,26 +86,43 @@ fn below_its_gate() {
     fail(["verify", text(&common::bundle("llama"))], 1, &["carries no oracle", "hint: forge it again with a gate"]);
 }
 
+/// Forges a fixture with its gate, which it must pass, and verifies it on this machine's instructions; gives whether it was held to plain rounding.
+fn passes(model: &str, precision: &str) -> bool {
+    let folder = scratch();
+    let (source, out) = (fixture(model), folder.path().join("model"));
+    let flag = if precision.parse::<f64>().is_ok() { "--bits" } else { "--precision" };
+    let forged = json(["forge", text(&source), "--out", text(&out), flag, precision, "--json"]);
+    let gate = &forged["parity"];
+    let result = gate["result"].as_str().unwrap();
+    assert_eq!(gate["passed"], true, "{model} at {precision}: {result}");
+    let is_raised = gate["closeness"]["plain"].is_object();
+    assert_eq!(is_raised, result.contains("plain rounding changes"), "{model} at {precision}: {gate}");
+    let report = json(["verify", text(&out), "--json", "--device", "cpu"]);
+    assert_eq!(report["passed"], true, "{model} at {precision}: {}", report["problems"]);
+    is_raised
+}
+
 /// Weights that nobody trained lose more by any rounding than the limits of a class allow: every precision passes by what plain rounding of them loses, and `verify` follows.
 #[test]
 fn models_with_random_weights_pass_their_gates() {
-    let mut raised = 0;
-    for model in ["llama", "qwen3", "qwen3_5", "phimoe", "gemma4", "qwen3_vl"] {
-        for precision in ["f16", "w8", "w4"] {
-            let folder = scratch();
-            let out = folder.path().join(model);
-            let forged = json(["forge", text(&fixture(model)), "--out", text(&out), "--precision", precision, "--json"]);
-            let gate = &forged["parity"];
-            let result = gate["result"].as_str().unwrap();
-            assert_eq!(gate["passed"], true, "{model} at {precision}: {result}");
-            let plain = &gate["closeness"]["plain"];
-            assert_eq!(plain.is_object(), result.contains("plain rounding changes"), "{model} at {precision}: {gate}");
-            raised += usize::from(plain.is_object());
-            let report = json(["verify", text(&out), "--json", "--device", "cpu"]);
-            assert_eq!(report["passed"], true, "{model} at {precision}: {}", report["problems"]);
+    let all = ["llama", "qwen3", "qwen3_5", "phimoe", "gemma4", "qwen3_vl"];
+    let cases = all.iter().flat_map(|model| ["f16", "w8", "w4"].map(|precision| (model, precision)));
+    let raised = cases.filter(|(model, precision)| passes(model, precision)).count();
+    assert!(raised >= 12, "only {raised} of 18 were measured beside plain rounding");
+    // Other instructions than those of the gate: it carries their order of sums on from stage to stage.
+    assert!(passes("qwen3_5", "6.5"));
+}
+
+/// The other precisions, each of at least two models.
+#[test]
+fn every_precision_passes_its_gate() {
+    let models = ["llama", "qwen3", "qwen3_5", "phimoe", "gemma4", "qwen3_vl", "phimoe_longrope", "llama-gguf/model.gguf"];
+    let precisions = ["native", "f32", "w8-f16head", "moe-i8", "w4-row", "6.5", "auto"];
+    for (m, model) in models.into_iter().enumerate() {
+        for place in [m, m + 3] {
+            passes(model, precisions[place % precisions.len()]);
         }
     }
-    assert!(raised >= 12, "only {raised} of 18 were measured beside plain rounding");
 }
 
 #[test]
@@ -149,8 +166,11 @@ fn limits_of_ones_own() {
     assert_eq!((&closeness["limits"]["flips"], &closeness["limits"]["mean_kl"]), (&json!(1.0), &json!(20.0)), "{found}");
     // Prompts count too: five words and four ids, and the answers to both.
     assert!(closeness["tokens"].as_u64() > found["parity"]["tokens"].as_u64(), "{found}");
-    for wrong in [["--max-flips", "101%"], ["--max-flips", "x"], ["--max-kl", "-1"], ["--max-kl", "inf"]] {
-        fail(forge(&wrong), 2, &["expected a"]);
+    for share in ["101%", "-1", "x", "nan"] {
+        fail(forge(&["--max-flips", share]), 2, &["expected a share from 0 to 1"]);
+    }
+    for kl in ["-1", "-0.5", "inf", "nan", "x"] {
+        fail(forge(&["--max-kl", kl]), 2, &["expected a number of nats, 0 or above"]);
     }
     fail(["forge", text(&source), "--out", text(&out), "--gate", "none", "--max-kl", "1"], 2, &["--max-kl needs a gate"]);
 }
@@ -175,6 +195,28 @@ fn precisions_side_by_side() {
     let found = ran(command.current_dir(place.path()).env("TMPDIR", temporary.path()).output().unwrap());
     assert!(found.code == Some(0) && found.stdout.contains("| f16 ") && found.stdout.contains("page: compare.html"), "{found:?}");
     assert_eq!((listing(place.path()), listing(temporary.path())), (vec!["compare.html".to_owned()], vec![]));
-    fail(["forge", text(&source), "--compare", "f16", "--precision", "w8"], 2, &["cannot be used with"]);
+    let compare = |flags: &[&'static str]| {
+        ["forge", text(&source), "--out", text(&out)].into_iter().chain(flags.iter().copied()).map(str::to_owned).collect::<Vec<_>>()
+    };
+    for flags in
+        [["--precision", "w8"], ["--bits", "6"], ["--max-kl", "1"], ["--max-flips", "1%"], ["--gate-budget", "9"], ["--gate", "none"]]
+    {
+        fail(compare(&["--compare", "f16", flags[0], flags[1]]), 2, &["cannot be used with"]);
+    }
+    for (precisions, expected) in [
+        ("q9", "`q9` is no precision"),
+        ("f16,w8,f16", "f16 twice"),
+        ("4.8,4.80", "4.8 twice"),
+        ("f16,", "is no precision"),
+        ("auto", "a search for a precision"),
+    ] {
+        fail(compare(&["--compare", precisions]), 2, &[expected]);
+    }
+    fail(compare(&["--compare", "f16", "--target", "v81"]), 2, &["--compare measures on this machine"]);
+    fail(compare(&["--compare", "f16", "--context", "64"]), 2, &["--context is for targets"]);
+    // A name that is taken is told before anything is made.
+    fail(compare(&["--compare", "f16,w4"]), 1, &["w4", "exists already", "--force"]);
+    assert!(!out.join("f16").exists(), "{:?}", listing(&out));
+    fail(["forge", text(&source), "--compare", "f16", "--text", text(folder.path())], 1, &["folder"]);
     fail(["forge", text(&source)], 2, &["--out DIR is missing"]);
 }

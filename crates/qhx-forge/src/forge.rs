@@ -24,6 +24,7 @@ use qhx_bundle::{
     manifest::{
         Chat, ChatMode, IgnoredTensors, Manifest, ModelFacts, Rounding, SCHEMA_VERSION, SourceFormat, SuggestedSampling, Synthetic, Tokens,
     },
+    write::check_free,
 };
 use qhx_ir::{Checked, Name, Weight};
 use serde_json::Value;
@@ -124,6 +125,7 @@ impl Material {
 
     /// Makes a bundle of it. No gate is applied.
     pub fn forge(&self, options: &mut ForgeOptions<'_>) -> Result<Forged, ForgeError> {
+        check_free(options.out, options.replace)?;
         let plan = mixture::plan(self, options)?;
         let staged = self.stage(&plan, &self.programs(&plan)?, options)?;
         let manifest = staged.manifest().clone();

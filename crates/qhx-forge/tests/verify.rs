@@ -6,7 +6,9 @@ use qhx_bundle::{
     manifest::FileEntry,
     safetensors::read_header,
 };
-use qhx_forge::{ForgeOptions, GateOptions, Material, Precision, forge_gated, gate::suite::GivenPrompt, plan::Owners};
+use qhx_forge::{
+    Calibration, ForgeOptions, GateOptions, GateProgress, Material, Precision, forge_gated, gate::suite::GivenPrompt, plan::Owners,
+};
 use qhx_ir::{Checked, Encoding, Name, Quants, Weight};
 use qhx_runtime::{Cancel, LoadOptions, Model, verify};
 use std::{
@@ -25,14 +27,20 @@ struct Victim {
 
 impl Victim {
     fn new(name: &str, precision: Precision) -> Self {
+        Self::made(name, Some(precision), None)
+    }
+
+    /// At a precision, or, where there is none, by `auto`.
+    fn made(name: &str, asked: Option<Precision>, calibration: Option<Calibration>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name);
         let out = folder.path().join("model");
-        let mut options = ForgeOptions::new(&out, precision);
+        let mut options = ForgeOptions { calibration, ..ForgeOptions::new(&out, asked.unwrap_or(Precision::W8)) };
         let prompts = [2usize, 30].map(|n| GivenPrompt::Ids((0..n as u32).map(|i| i * 41 % 300).collect()));
         let material = Material::open(&source).unwrap();
-        let gated =
-            forge_gated(&material, &mut options, GateOptions { prompts: Some(prompts.to_vec()), ..GateOptions::new(&mut |_| {}) }).unwrap();
+        let mut silent = |_: GateProgress<'_>| {};
+        let gate = GateOptions { prompts: Some(prompts.to_vec()), auto: asked.is_none(), ..GateOptions::new(&mut silent) };
+        let gated = forge_gated(&material, &mut options, gate).unwrap();
         // Tiny random models may be below the tolerant gate at w8: their oracle is as good.
         fs::rename(&gated.path, folder.path().join("bundle")).unwrap();
         let [file] = &gated.manifest.weights[..] else { panic!("one weight file") };
@@ -168,6 +176,43 @@ fn a_flipped_sign_or_exponent_in_any_stage_is_found_and_the_stage_named() {
             }
         }
         println!("{name} at {precision}: {flips} flips in {} stages found, every stage named", stages.len());
+    }
+}
+
+/// Calibrated, with random weights, which are held to what plain rounding loses.
+#[test]
+fn broken_bundles_fail_at_every_precision() {
+    let bits = Precision::Bits("6".parse().unwrap());
+    let asked = Precision::ALL.into_iter().map(|(precision, _)| Some(precision)).chain([Some(bits), None]);
+    for asked in asked {
+        let label = asked.map_or("auto".into(), |precision| precision.to_string());
+        let victim = Victim::made("phimoe", asked, Some(Calibration::default()));
+        let program = Bundle::open(victim.path()).unwrap().program("text").unwrap().clone();
+        let (experts, about) = program.weights.iter().find(|(_, weight)| weight.shape.len() == 3).unwrap();
+        let part = if about.encoding.is_float() { Part::Data } else { Part::Scale };
+        let scale = victim.numbers(experts, about, part)[9].clone();
+        let fails = |what: &str, change: &dyn Fn(&mut [u8])| {
+            let mut weights = victim.weights.clone();
+            change(&mut weights);
+            let report = victim.replay(victim.write(&[(&victim.file, &weights)]));
+            assert!(!report.passed && report.damaged_weights == [experts.to_string()], "{label}, {what}: {:?}", report.problems);
+        };
+        let whole = victim.replay(victim.write(&[(&victim.file, &victim.weights)]));
+        assert!(whole.passed, "{label}: {:?}", whole.problems);
+        // The lowest bit of its exponent, and of its fraction.
+        let exponent = if scale.len() == 4 { (2, 0x80) } else { (1, 0x04) };
+        fails("a doubled or halved scale", &|weights| weights[scale.start + exponent.0] ^= exponent.1);
+        fails("a flipped bit of a scale", &|weights| weights[scale.start] ^= 1);
+        fails("exchanged experts", &|weights| {
+            for part in [Part::Data, Part::Scale] {
+                let numbers = victim.numbers(experts, about, part);
+                let (first, second) = numbers.split_at(numbers.len() / about.shape[0]);
+                for (a, b) in first.iter().zip(second) {
+                    weights[a.clone()].copy_from_slice(&victim.weights[b.clone()]);
+                    weights[b.clone()].copy_from_slice(&victim.weights[a.clone()]);
+                }
+            }
+        });
     }
 }
 

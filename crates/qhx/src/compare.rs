@@ -4,7 +4,7 @@ use crate::{
     Error,
     eval::{Against, EvalOptions, evaluate},
 };
-use qhx_bundle::{Bundle, OpenOptions, Verify, files, parity::GateResult};
+use qhx_bundle::{Bundle, OpenOptions, Verify, files, parity::GateResult, write::check_free};
 use qhx_forge::{Calibration, ForgeOptions, GateOptions, Gated, Material, Precision, forge_gated, gate::suite::built_in_text};
 use qhx_runtime::{
     Cancel, LoadOptions, Model,
@@ -73,6 +73,9 @@ pub struct Compared {
 /// Makes a bundle of each precision, measures its gate, evaluates it on a text beside the checkpoint, and measures its speed.
 pub fn compare(material: &Material, options: CompareOptions<'_>) -> Result<Vec<Compared>, Error> {
     let CompareOptions { precisions, text, folder, calibration, replace, threads, cancel, progress } = options;
+    // Before the first one is made: names that are taken.
+    let place = |precision: &Precision| folder.join(precision.to_string());
+    precisions.iter().try_for_each(|precision| check_free(&place(precision), replace))?;
     fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
     let built_in = built_in_text();
     let text = text.unwrap_or(&built_in);
@@ -81,7 +84,7 @@ pub fn compare(material: &Material, options: CompareOptions<'_>) -> Result<Vec<C
         let name = |what: &str| format!("{precision}: {what}");
         let Gated { path, manifest, parity, .. } = {
             let mut measured = |at: qhx_forge::GateProgress<'_>| progress(&name(at.what), at.done, at.total);
-            let out = folder.join(precision.to_string());
+            let out = place(&precision);
             let mut forge =
                 ForgeOptions { replace, calibration: calibration.clone(), cancel: cancel.shared(), ..ForgeOptions::new(&out, precision) };
             forge_gated(material, &mut forge, GateOptions { cancel: cancel.clone(), threads, ..GateOptions::new(&mut measured) })?

@@ -161,7 +161,7 @@ impl Drop for CreatedAncestors {
 }
 
 /// Whether a bundle may be put at `place`: nothing is there, or an empty folder, or a bundle that may be replaced.
-fn check_free(place: &Path, replace: bool) -> Result<(), BundleError> {
+pub fn check_free(place: &Path, replace: bool) -> Result<(), BundleError> {
     let mut entries = match fs::read_dir(place) {
         Ok(entries) => entries,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),

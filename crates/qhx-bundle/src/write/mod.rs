@@ -26,8 +26,8 @@ use crate::{
     manifest::{FileEntry, MANIFEST_FILE},
     parity::PARITY_FILE,
 };
-pub use folder::TemporaryFolder;
 use folder::write_synced;
+pub use folder::{TemporaryFolder, check_free};
 use listed::Listed;
 pub use ours::check_replaceable;
 use qhx_ir::{Program, WeightTensor};

@@ -9,9 +9,11 @@ use crate::{
     units::show_bytes,
 };
 use qhx::{
+    Error,
     compare::{CompareOptions, Compared, compare, write_page},
     eval::read_text,
 };
+use qhx_bundle::BundleError;
 use qhx_forge::{Calibration, Material, Precision};
 use serde::Serialize;
 use std::{
@@ -68,7 +70,11 @@ impl Comparison<'_> {
             },
         );
         drop(bar);
-        let compared = compared.map_err(|error| if error.is_cancelled() { Failure::work("cancelled") } else { error.into() })?;
+        let compared = compared.map_err(|error| match error {
+            error if error.is_cancelled() => Failure::work("cancelled"),
+            Error::Bundle(BundleError::Exists(_)) => Failure::from(error).hint("--force replaces bundles that are there already"),
+            error => error.into(),
+        })?;
         let name = self.source.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy());
         write_page(&page, &name, &compared)?;
         if self.json {

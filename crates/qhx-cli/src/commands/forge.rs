@@ -47,7 +47,7 @@ pub(crate) struct Forge {
     #[arg(long, value_name = "DIR", conflicts_with_all = ["compare", "plan"])]
     drafter: Option<PathBuf>,
     /// Compare precisions instead of making one bundle: a table and a page with size, divergence from the checkpoint, perplexity and speed. With --out each bundle is kept as DIR/PRECISION
-    #[arg(long, value_name = "P,P", value_delimiter = ',', value_parser = str::parse::<Precision>, conflicts_with_all = ["precision", "bits", "plan", "gate", "prompts"])]
+    #[arg(long, value_name = "P,P", value_delimiter = ',', value_parser = compared, conflicts_with_all = ["precision", "bits", "plan", "gate", "prompts", "max_flips", "max_kl", "gate_budget"])]
     compare: Vec<Precision>,
     /// Text for the perplexity and divergence of --compare, as a UTF-8 file [default: a built-in text]
     #[arg(long, value_name = "FILE", requires = "compare")]
@@ -69,7 +69,7 @@ pub(crate) struct BundleFlags {
     #[arg(long, value_name = "P", default_value = "native", value_parser = precision)]
     precision: PrecisionChoice,
     /// Bits per weight instead of a precision, such as 4.8: the mixture of int4, int6, int8 and f16 that loses least at that size, found by measuring what the model loses by each matrix
-    #[arg(long, value_name = "N", value_parser = str::parse::<MeanBits>, conflicts_with = "precision")]
+    #[arg(long, value_name = "N", value_parser = str::parse::<MeanBits>, allow_negative_numbers = true, conflicts_with = "precision")]
     bits: Option<MeanBits>,
     #[command(flatten)]
     targets: TargetFlags,
@@ -80,13 +80,13 @@ pub(crate) struct BundleFlags {
     #[arg(long, value_enum)]
     gate: Option<Gate>,
     /// Largest share of tokens that may differ from the f32 model's choice, such as 0.02 or 2% [default: by precision, see docs/precision.md]
-    #[arg(long, value_name = "X", value_parser = share)]
+    #[arg(long, value_name = "X", value_parser = share, allow_negative_numbers = true)]
     max_flips: Option<f64>,
     /// Largest mean Kullback-Leibler divergence from the f32 model, in nats per token [default: by precision, see docs/precision.md]
-    #[arg(long, value_name = "X", value_parser = divergence)]
+    #[arg(long, value_name = "X", value_parser = divergence, allow_negative_numbers = true)]
     max_kl: Option<f64>,
     /// Approximate time limit of the gate in seconds; with less time it measures fewer prompts, but at least one of every kind (text, image, sound)
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     gate_budget: Option<Duration>,
     /// Prompts for the gate instead of the built-in ones: a JSON list of texts, lists of token ids, or {"user": TEXT}
     #[arg(long, value_name = "FILE")]
@@ -131,6 +131,7 @@ impl Forge {
             Err(_) => self.source.clone(),
         };
         if !self.compare.is_empty() {
+            self.check_comparison()?;
             let (text, out, calibration) = (self.text.as_deref(), self.bundle.out.as_deref(), self.calibration()?);
             let (replace, json) = (self.bundle.force, self.bundle.json);
             return Comparison { source: &source, precisions: &self.compare, text, calibration, out, replace, json }.run(interrupt);
@@ -148,6 +149,18 @@ impl Forge {
             None => Material::open(&source)?,
         };
         self.bundle.make(&material, true, calibration.as_ref(), interrupt)
+    }
+
+    /// What can be wrong with the flags of a comparison.
+    fn check_comparison(&self) -> Result<(), Failure> {
+        let repeated = self.compare.iter().enumerate().find(|(place, precision)| self.compare[..*place].contains(precision));
+        if let Some((_, precision)) = repeated {
+            return Err(Failure::usage(format!("--compare has {precision} twice")));
+        }
+        match self.bundle.targets.has_npu() {
+            true => Err(Failure::usage("--compare measures on this machine: it makes nothing for --target")),
+            false => self.bundle.targets.check(false),
+        }
     }
 
     /// What `--calibration` asks for.
@@ -281,6 +294,14 @@ fn precision(text: &str) -> Result<PrecisionChoice, String> {
     match text {
         "auto" => Ok(PrecisionChoice::Auto),
         text => text.parse().map(PrecisionChoice::Fixed).map_err(|e: String| e + ", auto"),
+    }
+}
+
+/// A precision of a comparison.
+fn compared(text: &str) -> Result<Precision, String> {
+    match text {
+        "auto" => Err("auto is a search for a precision; compare with numbers of bits per weight, such as 4.8".into()),
+        text => text.parse(),
     }
 }
 

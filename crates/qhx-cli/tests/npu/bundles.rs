@@ -266,6 +266,31 @@ fn gates_run_in_the_emulator_on_the_whole_model_or_on_stages_alone() {
     assert!(!read_json(&place.join("parity.json"))["cases"].as_array().unwrap().is_empty(), "the processor's answers");
 }
 
+/// Folders of calibrated bundles pass the same suite as the bundle itself: four bits of a trained model, eight of one with random weights.
+#[test]
+#[ignore = "needs QNN's emulator: run by `cargo xtask test`"]
+fn calibrated_integers_pass_their_gates_in_the_emulator() {
+    let (folder, demo) = (scratch(), Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/phimoe"));
+    let prompts = folder.path().join("prompts.json");
+    let sizes = ["--target", "v81", "--for", "emulator", "--context", "64", "--prefill", "16", "--json", "--prompts", text(&prompts)];
+    for (source, precision, asked) in [
+        (demo, "w4", r#"["The old lighthouse keeper counted the ships", {"user": "What is the capital of France?"}]"#),
+        (fixture("phimoe"), "w8", "[[5, 6, 7, 8, 9], [41, 300, 7, 12, 99, 250, 3, 18, 77, 140, 6, 201, 35, 64, 9, 111, 2]]"),
+    ] {
+        fs::write(&prompts, asked).unwrap();
+        let place = folder.path().join(precision);
+        let report = json(["forge", text(&source), "--out", text(&place), "--precision", precision].iter().chain(&sizes));
+        assert!(report["rounding"]["calibrated"].is_object() && report["parity"]["passed"] == true, "{report}");
+        let (name, target) = (format!("v81-{precision}"), &report["targets"][0]);
+        assert!(target["folder"] == *name && target["level"] == "whole" && target["gate"]["passed"] == true, "{target}");
+        let (gate, root) = (&target["gate"]["closeness"], &report["parity"]["closeness"]);
+        assert_eq!((&gate["class"], &gate["limits"]), (&root["class"], &root["limits"]), "{target}");
+        assert!(gate["tokens"].as_u64().unwrap() > 16 && gate["mean_kl"].as_f64().unwrap() > 0.0, "{target}");
+        let verified = json(["verify", text(&place.join(name)), "--json"]);
+        assert!(verified["passed"] == true && verified["device"] == "npu", "{verified}");
+    }
+}
+
 #[test]
 #[ignore = "needs QNN's emulator: run by `cargo xtask test`"]
 fn phones_get_shared_weights_and_the_emulator_says_that_it_cannot_load_them() {

@@ -2,9 +2,9 @@
 
 use super::{
     moments::Moments,
-    run::{Calibrator, Inputs, Parts, Taken},
+    run::{Calibrator, Inputs, Taken, tensor_of},
 };
-use crate::{ForgeError, gate::teacher::Values, pen::Written};
+use crate::{ForgeError, encode::EncodedRows, gate::teacher::Values, pen::Written};
 use qhx_ir::{Name, OpKind, Weight, WeightTensor};
 use std::{collections::HashMap, ops::Range};
 
@@ -29,7 +29,7 @@ pub(super) fn round(
     let routed = routed_rows(experts, values, count, all.len())?;
     let rows: Vec<&[f32]> = all.iter().map(|(stored, _)| *stored).collect();
     let layer = Moments::of(&calibrator.multiplier(), hidden, &rows)?;
-    let mut kept = [gate, up, down].map(|name| (name, Parts::default()));
+    let mut kept = [gate, up, down].map(|name| (name, EncodedRows::default()));
     for (expert, routed) in routed.iter().enumerate() {
         let (own, own_exact): (Vec<&[f32]>, Vec<&[f32]>) = routed.iter().map(|&row| all[row]).unzip();
         let inputs = Inputs::made(hidden, own.concat(), own_exact.concat());
@@ -37,10 +37,10 @@ pub(super) fn round(
         let own_rows = expert * inner..(expert + 1) * inner;
         let mut rounded = Vec::new();
         for (name, kept) in &mut kept[..2] {
-            let mut own = Parts::default();
+            let mut own = EncodedRows::default();
             calibrator.round_weight(stored, name, own_rows.clone(), guide.as_ref(), take, Some(&mut own))?;
-            rounded.push(own.tensor(&Weight { encoding: weight(name).encoding, shape: vec![inner, hidden] })?);
-            kept.append(own);
+            rounded.push(tensor_of(&own, &Weight { encoding: weight(name).encoding, shape: vec![inner, hidden] })?);
+            kept.add(&own);
         }
         drop(guide);
         let in_f32 = |name: &Name, rows: Range<usize>, shape: &[usize]| -> Result<WeightTensor, ForgeError> {
@@ -61,7 +61,7 @@ pub(super) fn round(
         let rows = expert * hidden..(expert + 1) * hidden;
         calibrator.round_weight(stored, down, rows, guide.as_ref(), take, Some(&mut kept[2].1))?;
     }
-    kept.into_iter().map(|(name, parts)| Ok((name.clone(), parts.tensor(weight(name))?))).collect()
+    kept.into_iter().map(|(name, rows)| Ok((name.clone(), tensor_of(&rows, weight(name))?))).collect()
 }
 
 /// The rows that each expert gets from the bundle's program.

@@ -136,10 +136,10 @@ impl Calibrator<'_> {
             let guide = self.guide(&inputs, rows, None)?;
             for name in weights {
                 let weight = &stored.program.weights[name];
-                let mut kept = Parts::default();
+                let mut kept = EncodedRows::default();
                 self.round_weight(stored, name, 0..weight_rows(weight), guide.as_ref(), take, (!part.is_last).then_some(&mut kept))?;
                 if !part.is_last {
-                    rounded.insert(name.clone(), kept.tensor(weight)?);
+                    rounded.insert(name.clone(), tensor_of(&kept, weight)?);
                 }
             }
         }
@@ -188,7 +188,7 @@ impl Calibrator<'_> {
         rows: Range<usize>,
         guide: Option<&Guide<'_>>,
         take: &mut Taken<'_>,
-        mut kept: Option<&mut Parts>,
+        mut kept: Option<&mut EncodedRows>,
     ) -> Result<(), ForgeError> {
         let (weight, recipe) = (&stored.program.weights[name], &stored.recipes[name]);
         let piece = (NUMBERS_AT_ONCE / weight.shape[weight.shape.len() - 1]).max(1);
@@ -320,28 +320,8 @@ impl<'v> Inputs<'v> {
     }
 }
 
-/// The parts of a tensor as it grows.
-#[derive(Default)]
-pub(super) struct Parts(EncodedRows);
-
-impl Parts {
-    pub(super) fn add(&mut self, rows: &EncodedRows) {
-        self.0.add(rows);
-    }
-
-    /// Adds what another has.
-    pub(super) fn append(&mut self, rows: Self) {
-        self.add(&rows.0);
-    }
-
-    /// All rows that were added, as rows of a weight.
-    pub(super) fn tensor(&self, weight: &Weight) -> Result<WeightTensor, ForgeError> {
-        tensor_of(&self.0, weight)
-    }
-}
-
-/// Rows as a weight that has no others.
-fn tensor_of(rows: &EncodedRows, weight: &Weight) -> Result<WeightTensor, ForgeError> {
+/// Rows as a weight that has them alone.
+pub(super) fn tensor_of(rows: &EncodedRows, weight: &Weight) -> Result<WeightTensor, ForgeError> {
     let part = |bytes: &[u8]| (!bytes.is_empty()).then(|| AlignedBytes::copy_of(bytes).into());
     let data = AlignedBytes::copy_of(&rows.data).into();
     WeightTensor::new(weight.encoding, weight.shape.clone(), data, part(&rows.scale), part(&rows.min)).map_err(ForgeError::Calibration)

@@ -1,6 +1,6 @@
 //! What a model reads while its weights are rounded: texts of our own, or the user's.
 
-use crate::ForgeError;
+use crate::{ForgeError, gate::suite::NOW};
 use qhx_bundle::{Digest, files::read_given};
 use qhx_runtime::{
     Language, Prompt,
@@ -17,8 +17,6 @@ pub(crate) const MOST_TOKENS: usize = 8192;
 const FEWEST_TOKENS: usize = 256;
 /// Tokens of one sequence.
 const SEQUENCE: usize = 512;
-/// The moment that templates take for now: the same bundle comes out at any time.
-const NOW: i64 = 1_767_225_600;
 
 /// Documents, with a line of dashes between them.
 const DOCUMENTS: &str = include_str!("texts/documents.txt");

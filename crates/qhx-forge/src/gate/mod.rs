@@ -43,6 +43,7 @@ use qhx_bundle::{
     Bundle, BundlePath, Digest, Manifest, Staged,
     manifest::TEXT_PROGRAM,
     parity::{Choices, Covered, GateKind, Level, Limits, PARITY_PAGE, PARITY_VERSION, Parity, PlainRounding, StageResult},
+    write::check_free,
 };
 use qhx_ir::{Checked, Device, Encoding, Name, OpKind};
 use qhx_runtime::{
@@ -172,6 +173,8 @@ pub fn forge_gated_with_targets(
     gate: GateOptions<'_>,
     targets: &[TargetOrder],
 ) -> Result<Gated, ForgeError> {
+    // Before minutes of measuring: a place that is taken.
+    check_free(options.out, options.replace)?;
     let base = PrecisionPlan::from(options.precision);
     check_targets(material, &base, &material.programs(&base)?, options, targets)?;
     let mut gate = Gate::new(material, options, gate)?;
@@ -183,12 +186,8 @@ pub fn forge_gated_with_targets(
             search::fixed(&mut gate, plan, options)?
         }
     };
-    let search::Outcome { mut staged, programs, measurement, choices } = outcome;
-    let mut measurement = measurement;
-    if let Some(damage) = gate.damage(&staged, &programs)? {
-        measurement.gate.passed = false;
-        measurement.gate.result += &format!("; {damage}");
-    }
+    let search::Outcome { mut staged, programs, mut measurement, choices } = outcome;
+    gate.judge_weights(&staged, &programs, &mut measurement.gate)?;
     gate.tell("summing the weights", 0, 1);
     let parity = gate.parity(&staged, &programs, measurement, choices)?;
     let text = parity.to_json().map_err(ForgeError::Gate)?;

@@ -2,7 +2,7 @@
 
 use super::limits::percent;
 use qhx_bundle::parity::{Case, Choices, GateKind, Parity, StageResult};
-use std::fmt::Write;
+use std::{fmt::Write, ops::RangeInclusive};
 
 /// The page.
 pub(super) fn page(parity: &Parity) -> String {
@@ -115,15 +115,7 @@ fn stages(stages: &[StageResult]) -> String {
     let y = |log: f64| 8.0 + (highest - log) / (highest - lowest) * (height - bottom - 8.0);
     let step = (width - left - 10.0) / stages.len().max(1) as f64;
     let mut svg = open(width, height);
-    for power in lowest as i32..=highest as i32 {
-        let at = y(f64::from(power));
-        let _ = write!(
-            svg,
-            "<line class=\"axis\" x1=\"{left}\" x2=\"{width}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/><text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">1e{power}</text>",
-            left - 6.0,
-            at + 4.0
-        );
-    }
+    powers(&mut svg, lowest as i32..=highest as i32, [left, width], y);
     let every = (stages.len() / 24).max(1);
     for (i, stage) in stages.iter().enumerate() {
         let x = left + step * (i as f64 + 0.5);
@@ -165,15 +157,7 @@ fn margins(cases: &[Case]) -> String {
     let edge: Vec<_> = edge.map(|v| format!("{:.1},{:.1}", x(v), y((v + 2f64.log10()).min(0.5f64.log10())))).collect();
     let floor = y(y_low);
     let _ = write!(svg, "<polygon class=\"shade\" points=\"{:.1},{floor:.1} {} {:.1},{floor:.1}\"/>", x(x_low), edge.join(" "), x(x_high));
-    for power in y_low as i32..=y_high as i32 {
-        let at = y(f64::from(power));
-        let _ = write!(
-            svg,
-            "<line class=\"axis\" x1=\"{left}\" x2=\"{width}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/><text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">1e{power}</text>",
-            left - 6.0,
-            at + 4.0
-        );
-    }
+    powers(&mut svg, y_low as i32..=y_high as i32, [left, width], y);
     for power in x_low as i32..=x_high as i32 {
         let _ = write!(
             svg,
@@ -294,6 +278,19 @@ fn stage_table(stages: &[StageResult]) -> String {
 
 fn open(width: f64, height: f64) -> String {
     format!("<svg viewBox=\"0 0 {width:.0} {height:.0}\" role=\"img\">")
+}
+
+/// A line across the plot for each power of ten, from left to right, with its name before it.
+fn powers(svg: &mut String, powers: RangeInclusive<i32>, [left, right]: [f64; 2], y: impl Fn(f64) -> f64) {
+    for power in powers {
+        let at = y(f64::from(power));
+        let _ = write!(
+            svg,
+            "<line class=\"axis\" x1=\"{left}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/><text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">1e{power}</text>",
+            left - 6.0,
+            at + 4.0
+        );
+    }
 }
 
 /// A small number for people.

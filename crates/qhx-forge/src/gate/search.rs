@@ -4,7 +4,7 @@ use super::{
     Gate,
     judge::{Measurement, Played},
     suite::SuitePrompt,
-    teacher::{Audience, Pass},
+    teacher::Silent,
     whole,
 };
 use crate::{
@@ -302,18 +302,6 @@ pub(super) fn stored_bytes(programs: &Programs) -> u64 {
 /// Four digits are enough for a table.
 pub(super) fn significant(x: f64) -> f64 {
     if x.is_finite() { format!("{x:.3e}").parse().unwrap_or(x) } else { f64::MAX }
-}
-
-/// Nobody listens.
-struct Silent<'a>(&'a mut dyn FnMut(usize, usize));
-
-impl Audience for Silent<'_> {
-    fn stage(&mut self, _: &str, _: &Pass, _: &[f32]) {}
-    fn output(&mut self, _: &Pass, _: &str, _: &[f32]) {}
-    fn logits(&mut self, _: &Pass, _: usize, _: usize, _: &[f32]) {}
-    fn progress(&mut self, done: usize, all: usize) {
-        (self.0)(done, all);
-    }
 }
 
 /// For tests: the error of each stage of a plan with f32 activations, as a ladder measures it.

@@ -28,8 +28,8 @@ const MAX_BYTES: u64 = 16 << 20;
 const LENGTHS: [usize; 12] = [17, 600, 1, 150, 33, 384, 8, 100, 257, 3, 513, 64];
 /// Sentences that are given as conversations.
 const CONVERSATIONS: usize = 4;
-/// The moment that templates take for now: a gate gives the same numbers at any time.
-const NOW: i64 = 1_767_225_600;
+/// The moment that templates take for now: calibration and gates give the same numbers at any time.
+pub(crate) const NOW: i64 = 1_767_225_600;
 
 /// What the prompts are made of. Everyday prose with names, numbers, quotes and lists, so that many kinds of tokens occur.
 const SENTENCES: [&str; 24] = [

@@ -10,7 +10,7 @@ use super::{
     language,
     limits::{Class, raised},
     suite,
-    teacher::Teacher,
+    teacher::{Silent, Teacher},
     verdict, whole,
 };
 use crate::{ForgeError, ForgeOptions, families::Programs, target::TargetOrder};
@@ -223,18 +223,6 @@ fn read_only(prompt: &SuitePrompt) -> Played {
     let SuitePrompt { name, prompt, media, .. } = prompt;
     let media = media.iter().map(|drawn| (drawn.clone(), Notes::default())).collect();
     Played { name: name.clone(), prompt: prompt.clone(), media, ids: vec![0], shown: 0, logits: Vec::new(), notes: Notes::default() }
-}
-
-/// Takes what the f32 pass says and does nothing with it but tell how far it is.
-struct Silent<'a>(&'a mut dyn FnMut(usize, usize));
-
-impl super::teacher::Audience for Silent<'_> {
-    fn stage(&mut self, _: &str, _: &super::teacher::Pass, _: &[f32]) {}
-    fn logits(&mut self, _: &super::teacher::Pass, _: usize, _: usize, _: &[f32]) {}
-    fn output(&mut self, _: &super::teacher::Pass, _: &str, _: &[f32]) {}
-    fn progress(&mut self, done: usize, all: usize) {
-        (self.0)(done, all);
-    }
 }
 
 fn stages_verdict(stages: &[StageResult], order: &TargetOrder) -> GateResult {

@@ -108,6 +108,18 @@ pub(super) trait Audience {
     fn progress(&mut self, done: usize, all: usize);
 }
 
+/// Hears nothing but how far the pass is.
+pub(super) struct Silent<'a>(pub(super) &'a mut dyn FnMut(usize, usize));
+
+impl Audience for Silent<'_> {
+    fn stage(&mut self, _: &str, _: &Pass, _: &[f32]) {}
+    fn logits(&mut self, _: &Pass, _: usize, _: usize, _: &[f32]) {}
+    fn output(&mut self, _: &Pass, _: &str, _: &[f32]) {}
+    fn progress(&mut self, done: usize, all: usize) {
+        (self.0)(done, all);
+    }
+}
+
 /// Other forms of the same model whose stages are run on the f32 program's inputs.
 pub(super) struct Variant<'a> {
     /// Its program.

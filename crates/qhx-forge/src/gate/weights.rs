@@ -12,7 +12,7 @@ use crate::{
     forge::weights,
     numbers::{Numbers, weight_rows},
 };
-use qhx_bundle::{Manifest, Staged, layout::Part, manifest::Rounding};
+use qhx_bundle::{Manifest, Staged, layout::Part, manifest::Rounding, parity::GateResult};
 use qhx_ir::{Encoding, Weight, WeightTensor};
 use std::{fmt, ops::Range, panic::resume_unwind, thread};
 
@@ -60,6 +60,15 @@ pub(super) fn is_calibrated(manifest: &Manifest) -> bool {
 }
 
 impl Gate<'_, '_> {
+    /// A bundle that does not store its weights as it should has not passed, whatever its tokens say.
+    pub(super) fn judge_weights(&mut self, staged: &Staged, programs: &Programs, result: &mut GateResult) -> Result<(), ForgeError> {
+        if let Some(damage) = self.damage(staged, programs)? {
+            result.passed = false;
+            result.result += &format!("; {damage}");
+        }
+        Ok(())
+    }
+
     /// The first weight that a bundle does not store as it should; none where all are right.
     pub(super) fn damage(&mut self, staged: &Staged, programs: &Programs) -> Result<Option<Damage>, ForgeError> {
         let bundle = staged.open()?;
@@ -164,7 +173,11 @@ fn compare_rows(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Calibration, ForgeOptions, GateOptions, GateProgress, Material, Precision, gate::suite::GivenPrompt, mixture};
+    use crate::{
+        Calibration, ForgeOptions, GateOptions, GateProgress, Material, Precision,
+        gate::{auto, search, suite::GivenPrompt},
+        mixture,
+    };
     use qhx_bundle::{Digest, layout::stored_parts, manifest::FileEntry, safetensors::read_header};
     use std::{fs, path::Path};
 
@@ -183,6 +196,20 @@ mod tests {
             let size = parts.iter().find(|stored| stored.part == part).unwrap().row_bytes;
             let first = read_header(&self.whole).unwrap().tensors[&part.stored_name(name)].range.start + row * size;
             first..first + size
+        }
+
+        /// Writes the weights with the first two experts in each other's place.
+        fn exchange_experts(&self, name: &str) {
+            let (_, weight, _) = weights(self.programs).find(|(found, ..)| ***found == *name).unwrap();
+            let rows = weight.shape[1];
+            self.write(|bytes| {
+                for part in stored_parts(weight.encoding, &weight.shape).unwrap().iter().map(|stored| stored.part) {
+                    let expert =
+                        |number: usize| self.row(name, part, number * rows).start..self.row(name, part, (number + 1) * rows - 1).end;
+                    bytes[expert(0)].copy_from_slice(&self.whole[expert(1)]);
+                    bytes[expert(1)].copy_from_slice(&self.whole[expert(0)]);
+                }
+            });
         }
 
         /// Writes the weights with changes, all sums made to fit.
@@ -317,24 +344,87 @@ mod tests {
         }
     }
 
+    /// Every precision that users can ask for; none is `auto`.
+    fn offered() -> Vec<Option<Precision>> {
+        let bits = Precision::Bits("6".parse().unwrap());
+        Precision::ALL.into_iter().map(|(precision, _)| Some(precision)).chain([Some(bits), None]).collect()
+    }
+
+    /// Random weights, which pass by what plain rounding loses: its wide limits are no excuse for damage.
+    #[test]
+    fn broken_bundles_of_random_weights_fail_at_every_precision() {
+        let mut raised = 0;
+        for (name, asked) in ["phimoe", "qwen3"].into_iter().flat_map(|name| offered().into_iter().map(move |asked| (name, asked))) {
+            let label = format!("{name} at {}", asked.map_or("auto".into(), |precision| precision.to_string()));
+            let folder = tempfile::tempdir().unwrap();
+            let material = Material::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)).unwrap();
+            let out = folder.path().join("model");
+            let calibration = Some(Calibration::default());
+            let mut options = ForgeOptions { calibration, ..ForgeOptions::new(&out, asked.unwrap_or(Precision::W8)) };
+            let prompts = [3usize, 60, 100].map(|n| GivenPrompt::Ids((0..n as u32).map(|i| i * 37 % 300).collect()));
+            let mut silent = |_: GateProgress<'_>| {};
+            let gate = GateOptions { prompts: Some(prompts.to_vec()), auto: asked.is_none(), ..GateOptions::new(&mut silent) };
+            let mut gate = Gate::new(&material, &options, gate).unwrap();
+            let outcome = match asked {
+                Some(_) => {
+                    let plan = mixture::plan(&material, &mut options).unwrap();
+                    search::fixed(&mut gate, plan, &mut options).unwrap()
+                }
+                None => auto::auto(&mut gate, &mut options).unwrap(),
+            };
+            let search::Outcome { staged, programs, measurement, .. } = outcome;
+            raised += usize::from(measurement.gate.closeness.as_ref().is_some_and(|closeness| closeness.plain.is_some()));
+            let victim = Victim {
+                whole: fs::read(staged.path().join(staged.manifest().weights[0].as_str())).unwrap(),
+                staged: &staged,
+                programs: &programs,
+            };
+            let mut judged = || {
+                // Whatever so few tokens say.
+                let mut result = GateResult { passed: true, ..measurement.gate.clone() };
+                gate.judge_weights(&staged, &programs, &mut result).unwrap();
+                result
+            };
+            assert!(judged().passed, "{label}: {}", judged().result);
+            let mut fails = |what: &str, weight: &str| {
+                let GateResult { passed, result, .. } = judged();
+                assert!(!passed && result.contains(weight), "{label}, {what} of {weight}: {result}");
+            };
+            // A matrix of a layer, and the output head.
+            for weight in [if name == "phimoe" { "layers.1.block_sparse_moe.experts.w2" } else { "layers.1.mlp.down_proj" }, "lm_head"] {
+                let (weight, about, _) = weights(&programs).find(|(found, ..)| found.strip_suffix(".weight") == Some(weight)).unwrap();
+                let (part, size) = match about.encoding {
+                    Encoding::F32 => (Part::Data, 4),
+                    Encoding::F16 => (Part::Data, 2),
+                    Encoding::I8Row => (Part::Scale, 4),
+                    _ => (Part::Scale, 2),
+                };
+                let row = victim.row(weight, part, 7);
+                // All numbers of a row, or one of its scales.
+                let spoiled = if part == Part::Data { row.clone() } else { row.start..row.start + size };
+                victim.write(|bytes| bytes[spoiled].chunks_exact_mut(size).filter(|x| x.iter().any(|&b| b != 0)).for_each(scale_by_two));
+                fails("a doubled scale", weight);
+                victim.write(|bytes| bytes[row.start] ^= 1);
+                fails("the lowest bit of a scale", weight);
+            }
+            if name == "phimoe" {
+                let experts = weights(&programs).find(|(_, weight, _)| weight.shape.len() == 3).unwrap().0;
+                victim.exchange_experts(experts);
+                fails("exchanged experts", experts);
+            }
+            victim.write(|_| {});
+            assert!(judged().passed, "{label}: mended");
+        }
+        assert!(raised >= 6, "only {raised} were measured beside plain rounding");
+    }
+
     #[test]
     fn exchanged_experts_are_found_at_every_precision() {
         for precision in [Precision::F16, Precision::W8, Precision::W4] {
             with("phimoe", precision, |gate, victim| {
                 let is_experts = |name: &str, weight: &Weight| name.contains("layers.1.") && weight.shape.len() == 3;
-                let (name, weight, _) = weights(victim.programs).find(|(name, weight, _)| is_experts(name, weight)).unwrap();
-                let rows = weight.shape[1];
-                let parts: Vec<Part> = stored_parts(weight.encoding, &weight.shape).unwrap().iter().map(|stored| stored.part).collect();
-                victim.write(|bytes| {
-                    for part in parts {
-                        let expert = |number: usize| {
-                            victim.row(name, part, number * rows).start..victim.row(name, part, (number + 1) * rows - 1).end
-                        };
-                        let (first, second) = (victim.whole[expert(0)].to_vec(), victim.whole[expert(1)].to_vec());
-                        bytes[expert(0)].copy_from_slice(&second);
-                        bytes[expert(1)].copy_from_slice(&first);
-                    }
-                });
+                let (name, ..) = weights(victim.programs).find(|(name, weight, _)| is_experts(name, weight)).unwrap();
+                victim.exchange_experts(name);
                 let (damage, gain) = numbers_of_row(gate, victim, name, 0);
                 assert!(gain.abs() < 0.55, "{precision}: {damage}");
                 let tokens = gate.measure(victim.staged).unwrap().gate;

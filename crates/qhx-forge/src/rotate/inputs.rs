@@ -1,7 +1,7 @@
 //! The inputs of products that no folded rotation reaches: behind a gate, `down(act(gate) · up)`, where the elementwise product commutes with no rotation, and behind the norms of a stream that cannot be
 //! rotated. They are transformed at run time, and the matrices have the transform folded into their columns.
 
-use super::{Draft, is_hidden, is_plain_product, uses, width};
+use super::{Rewrite, is_hidden, is_plain_product, uses, width};
 use crate::{ForgeError, pen::Written};
 use qhx_ir::{Checked, Name, OpKind, hadamard};
 
@@ -10,7 +10,7 @@ pub(super) fn rotate(written: &mut Written, is_wanted: impl Fn(&Checked, &Name) 
     let uses = uses([&*written]);
     let program = written.program.clone();
     let recipes = written.recipes.clone();
-    let mut draft = Draft::new(written);
+    let mut rewrite = Rewrite::new(written);
     for value in program.ops.iter().flat_map(|op| op.outputs()).filter(|value| is_wanted(&program, value) && is_hidden(&program, value)) {
         let readers = program.readers(&value);
         let is_open = |&reader: &usize| {
@@ -19,11 +19,11 @@ pub(super) fn rotate(written: &mut Written, is_wanted: impl Fn(&Checked, &Name) 
         };
         let block = width(&program, &value).filter(|&width| hadamard::exists(width));
         if let (Some(block), false, true) = (block, readers.is_empty(), readers.iter().all(is_open)) {
-            readers.iter().for_each(|&reader| draft.rotate_input(&program.ops[reader].op, block, None));
-            draft.transform(&value);
+            readers.iter().for_each(|&reader| rewrite.rotate_input(&program.ops[reader].op, block, None));
+            rewrite.transform(&value);
         }
     }
-    draft.finish()
+    rewrite.finish()
 }
 
 /// Whether a value is an elementwise product with a gate, perhaps in another shape.

@@ -128,7 +128,7 @@ fn with_row_scales(written: &mut Written) -> Result<(), ForgeError> {
 }
 
 /// Changes to a program and its recipes that are made together.
-struct Draft<'w> {
+struct Rewrite<'w> {
     written: &'w mut Written,
     program: Program,
     /// New ops, each with the place of the op that it follows.
@@ -143,7 +143,7 @@ struct NormWeights {
     bias: Option<Recipe>,
 }
 
-impl<'w> Draft<'w> {
+impl<'w> Rewrite<'w> {
     fn new(written: &'w mut Written) -> Self {
         Self { program: Program::clone(&written.program), inserted: BTreeMap::new(), centred: false, written }
     }

@@ -7,7 +7,7 @@
 //! The embedding table has rotated rows. Where it is the output head too, the weight of the final norm cannot be folded into it: rows are transformed back before that norm, and forth again behind it.
 //! Rows of towers are rotated by the tower's last matrix. A stream that anything else writes or reads (a norm between a product and the stream; norms of both kinds; a layer norm before a table as output head) is left alone.
 
-use super::{Draft, NormWeights, is_hidden, is_plain_product, only_reader, uses, width};
+use super::{NormWeights, Rewrite, is_hidden, is_plain_product, only_reader, uses, width};
 use crate::{
     ForgeError,
     families::Programs,
@@ -24,37 +24,37 @@ pub(super) fn rotate(programs: &mut Programs, centred: bool, shared: &BTreeSet<N
     let Some(stream) = Stream::of(&program, &uses, shared).filter(|stream| centred || !stream.is_centred()) else { return Ok(()) };
     let Some(tower_products) = tower_products(towers, &stream.tower_outputs, &uses) else { return Ok(()) };
     for (tower, product) in tower_products {
-        let mut draft = Draft { centred: stream.is_centred(), ..Draft::new(&mut towers[tower]) };
-        draft.rotate_output(&product.op, stream.width);
-        for stage in draft.program.stages.iter_mut().filter(|stage| stage.tap.as_ref() == Some(&product.path)) {
+        let mut rewrite = Rewrite { centred: stream.is_centred(), ..Rewrite::new(&mut towers[tower]) };
+        rewrite.rotate_output(&product.op, stream.width);
+        for stage in rewrite.program.stages.iter_mut().filter(|stage| stage.tap.as_ref() == Some(&product.path)) {
             (stage.rotated, stage.centred) = (true, stream.is_centred());
         }
-        draft.finish()?;
+        rewrite.finish()?;
     }
-    let mut draft = Draft { centred: stream.is_centred(), ..Draft::new(text) };
+    let mut rewrite = Rewrite { centred: stream.is_centred(), ..Rewrite::new(text) };
     for &writer in &stream.writers {
-        draft.rotate_output(&program.ops[writer].op, stream.width);
+        rewrite.rotate_output(&program.ops[writer].op, stream.width);
     }
     for &norm in &stream.norms {
-        let NormWeights { gain, bias } = draft.take_weights(norm);
+        let NormWeights { gain, bias } = rewrite.take_weights(norm);
         for &reader in program.readers(&program.ops[norm].path) {
-            bias.iter().for_each(|bias| draft.fold_bias(reader, bias));
-            draft.rotate_input(&program.ops[reader].op, stream.width, gain.as_ref());
+            bias.iter().for_each(|bias| rewrite.fold_bias(reader, bias));
+            rewrite.rotate_input(&program.ops[reader].op, stream.width, gain.as_ref());
         }
     }
-    for stage in &mut draft.program.stages {
+    for stage in &mut rewrite.program.stages {
         stage.rotated = stage.tap.as_ref().is_some_and(|tap| stream.rotated.contains(tap));
         stage.centred = stage.rotated && stream.is_centred();
     }
-    draft.rotate(&stream.table, Side::Input { block: stream.width, gain: None });
+    rewrite.rotate(&stream.table, Side::Input { block: stream.width, gain: None });
     for &norm in &stream.before_table {
-        program.ops[norm].op.inputs().into_iter().for_each(|rows| draft.transform(rows));
-        draft.transform(&program.ops[norm].path);
+        program.ops[norm].op.inputs().into_iter().for_each(|rows| rewrite.transform(rows));
+        rewrite.transform(&program.ops[norm].path);
     }
     for &norm in &stream.before_shared {
-        program.ops[norm].op.inputs().into_iter().for_each(|rows| draft.transform(rows));
+        program.ops[norm].op.inputs().into_iter().for_each(|rows| rewrite.transform(rows));
     }
-    draft.finish()
+    rewrite.finish()
 }
 
 /// The linears at the end of towers that make outputs of these names, each with its tower; none where an output comes from anything else, or from nowhere.

@@ -1,6 +1,6 @@
 //! Weights that a drafting program has in common with the text: stored once, as the text wants them.
 
-use super::Draft;
+use super::Rewrite;
 use crate::{ForgeError, pen::Written};
 use qhx_ir::OpKind;
 
@@ -13,13 +13,13 @@ pub(super) fn follow(written: &mut Written, text: &Written) -> Result<(), ForgeE
         }
     }
     let is_rotated = |weight: &_| text.recipes.get(weight).is_some_and(|recipe| recipe.has_rotated_inputs());
-    let mut draft = Draft::new(written);
+    let mut rewrite = Rewrite::new(written);
     for op in &program.ops {
         match &op.op {
-            OpKind::Embed { table, .. } if is_rotated(table) => draft.transform(&op.path),
-            OpKind::Linear { x, weight, .. } if is_rotated(weight) => draft.transform(x),
+            OpKind::Embed { table, .. } if is_rotated(table) => rewrite.transform(&op.path),
+            OpKind::Linear { x, weight, .. } if is_rotated(weight) => rewrite.transform(x),
             _ => {}
         }
     }
-    draft.finish()
+    rewrite.finish()
 }

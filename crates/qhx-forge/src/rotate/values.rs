@@ -1,7 +1,7 @@
 //! The values of an attention: a weighted sum of rows commutes with a rotation of each head. It is folded into the rows of the matrix that makes the values and into the columns of the one that reads
 //! the result. A gate or a norm with weights in between forbids it.
 
-use super::{Draft, is_plain_product, only_reader, uses, width};
+use super::{Rewrite, is_plain_product, only_reader, uses, width};
 use crate::{ForgeError, pen::Written};
 use qhx_ir::{Checked, Name, Op, OpKind, hadamard};
 use std::collections::{BTreeSet, HashMap};
@@ -10,16 +10,16 @@ use std::collections::{BTreeSet, HashMap};
 pub(super) fn rotate(written: &mut Written, kept: &BTreeSet<Name>) -> Result<(), ForgeError> {
     let uses = uses([&*written]);
     let program = written.program.clone();
-    let mut draft = Draft::new(written);
+    let mut rewrite = Rewrite::new(written);
     let is_kept = |op: &&Op| op.op.slot().is_some_and(|slot| kept.contains(slot));
     for attends in sharing(&program).into_iter().filter(|attends| !attends.iter().any(is_kept)) {
         let found: Option<Vec<Pair<'_>>> = attends.into_iter().map(|attend| Pair::of(&program, attend, &uses)).collect();
         for Pair { block, writer, reader } in found.into_iter().flatten() {
-            writer.iter().for_each(|writer| draft.rotate_output(writer, block));
-            draft.rotate_input(reader, block, None);
+            writer.iter().for_each(|writer| rewrite.rotate_output(writer, block));
+            rewrite.rotate_input(reader, block, None);
         }
     }
-    draft.finish()
+    rewrite.finish()
 }
 
 /// Attention ops, those together that use the same slot: all of them or none can read rotated values.

@@ -1,4 +1,4 @@
-//! The numbers of rotated weights, and of biases that were folded into others. Rows are rotated a few at a time; columns need all rows of a block at once, which is at most one matrix in f32.
+//! The numbers of weights that are made of others: rotated ones, biases that were folded into others, and plainly rounded ones. Rows are rotated a few at a time; columns need all rows of a block at once, which is at most one matrix in f32.
 
 use crate::{
     ForgeError,
@@ -90,9 +90,7 @@ impl Numbers<'_> {
             }
         }
     }
-}
 
-impl Numbers<'_> {
     /// Some rows of a bias `[outputs]`, or of one for each expert, `[experts, outputs]`: each number belongs to a row of the matrix.
     fn folded(&self, weight: &Weight, folded: &Folded, rows: Range<usize>) -> Result<Vec<f32>, ForgeError> {
         let (outputs, inputs) = (weight.shape[weight.shape.len() - 1], folded.shape[folded.shape.len() - 1]);
@@ -113,9 +111,7 @@ impl Numbers<'_> {
         }
         Ok(numbers)
     }
-}
 
-impl Numbers<'_> {
     /// Some rows of a weight, each number the nearest that an encoding has.
     fn rounded(&self, weight: &Weight, inner: &Recipe, encoding: Encoding, rows: Range<usize>) -> Result<Vec<f32>, ForgeError> {
         let columns = weight.shape[weight.shape.len() - 1];
