@@ -251,7 +251,22 @@ def qwen3vl(model: Model):
         model.ffn(layer)
 
 
-FAMILIES = {"phimoe": phimoe, "qwen3_5": qwen35, "gemma4": gemma4, "qwen3_vl": qwen3vl}
+def llama(model: Model):
+    config = model.config
+    hidden, heads, kv_heads, dim = (config[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"))
+    model.heads(dim, config["rope_theta"])
+    model.writer.add_rope_dimension_count(dim)
+    model.matrix("token_embd", config["vocab_size"], hidden)
+    model.norm("output_norm", hidden)
+    for layer in (f"blk.{i}." for i in range(config["num_hidden_layers"])):
+        model.norm(f"{layer}attn_norm", hidden)
+        model.norm(f"{layer}ffn_norm", hidden)
+        model.attention(layer, heads, kv_heads, dim)
+        model.matrix(f"{layer}attn_output", hidden, heads * dim)
+        model.ffn(layer)
+
+
+FAMILIES = {"llama": llama, "phimoe": phimoe, "qwen3_5": qwen35, "gemma4": gemma4, "qwen3_vl": qwen3vl}
 
 
 def write(config: dict, quants: str, out: Path):

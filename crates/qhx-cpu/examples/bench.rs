@@ -1,6 +1,6 @@
 //! Times prefill and decode of a synthetic decoder with random weights.
 //!
-//! `cargo run --release -p qhx-cpu --example bench -- [threads] [instruction set] [small|wide|experts] [encoding] [form] [context] [decode rows]`
+//! `cargo run --release -p qhx-cpu --example bench -- [threads] [instruction set] [small|wide|large|experts] [encoding] [form] [context] [decode rows]`
 
 #[path = "../tests/support/decoder.rs"]
 mod decoder;
@@ -17,6 +17,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let instructions = argument(1).map(str::parse).transpose()?;
     let sizes = match argument(2).unwrap_or("small") {
         "wide" => Sizes { layers: 4, hidden: 2048, ffn: 6144, heads: 16, kv_heads: 8, head_dim: 128, vocab: 32000, experts: 0 },
+        // More than any cache holds.
+        "large" => Sizes { layers: 16, hidden: 2048, ffn: 6144, heads: 16, kv_heads: 8, head_dim: 128, vocab: 32000, experts: 0 },
         "experts" => Sizes { layers: 4, hidden: 2048, ffn: 448, heads: 16, kv_heads: 4, head_dim: 128, vocab: 32000, experts: 16 },
         _ => Sizes { layers: 30, hidden: 576, ffn: 1536, heads: 9, kv_heads: 3, head_dim: 64, vocab: 49152, experts: 0 },
     };

@@ -83,9 +83,7 @@ unsafe fn blocks<const STORED: usize, const OFFSETS: bool, const FOURS: usize, c
                     for m in 0..M {
                         let (x, totals) = (&x[m], &totals[m]);
                         let total = match STORED {
-                            I4_BLOCK32 => totals[i],
-                            // 32 too much, not 128.
-                            I6_BLOCK32 => _mm512_add_epi32(totals[i], _mm512_set1_epi32(*x.shifts32.as_ptr().add(b) / 4)),
+                            I4_BLOCK32 | I6_BLOCK32 => totals[i],
                             I8_BLOCK32 => {
                                 let shift = _mm512_set1_epi32(*x.shifts32.as_ptr().add(b));
                                 _mm512_add_epi32(_mm512_add_epi32(totals[2 * i], totals[2 * i + 1]), shift)
@@ -132,29 +130,26 @@ unsafe fn step<const STORED: usize, const OFFSETS: bool, const FOURS: usize, con
                 _ => (_mm512_loadu_si512(quants.cast()), zero),
             };
         }
-        // What int4 without a minimum has too much, 8 of each number, is taken off in four equal parts.
+        // What int4 without a minimum has too much, 8 of each number, or int6, 32 of each, is taken off in four equal parts.
         let mut start = [zero; M];
-        if STORED == I4_BLOCK32 && !OFFSETS {
+        if STORED == I4_BLOCK32 && !OFFSETS || STORED == I6_BLOCK32 {
             for m in 0..M {
                 let four = _mm512_castsi128_si512(_mm_loadu_si128(x[m].shifts32.as_ptr().add(first).cast()));
                 let each = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), four);
-                start[m] = _mm512_srai_epi32::<6>(each);
+                start[m] = if STORED == I4_BLOCK32 { _mm512_srai_epi32::<6>(each) } else { _mm512_srai_epi32::<4>(each) };
             }
         }
         let shift = _mm512_set1_epi8(-128);
         // Of int6, which has no line to itself: the words of 64 bits that are left of the row.
         let words = (1u32 << (3 * (rows.w.blocks - first).min(4))) - 1;
-        // A step of int6 is a line and a half.
-        let line = at * ROWS / 64;
+        // Of four rows; a step of int6 is a line and a half.
+        let (line, lines) = (at * ROWS / 64, if STORED == I6_BLOCK32 { 6 } else { 4 });
         let mut fours = [[zero; 4]; M];
         for f in 0..FOURS {
             let mut totals = [[zero; 4]; M];
             for r in 0..4 {
                 let from = rows.quants[4 * f + r].add(at);
-                rows.fetch(line + 4 * f + r);
-                if STORED == I6_BLOCK32 && f < 2 {
-                    rows.fetch(line + ROWS + 4 * f + r);
-                }
+                (r * lines / 4..(r + 1) * lines / 4).for_each(|l| rows.fetch(line + lines * f + l));
                 if STORED == I4_BLOCK32 || STORED == I6_BLOCK32 {
                     let (w_low, w_high) = match STORED {
                         I6_BLOCK32 => sixes(from, words),
