@@ -228,7 +228,8 @@ fn a_report_has_every_device() {
     assert_eq!(names, [("cpu", "cpu"), ("gpu", "gpu"), ("split", "split")], "{report:#}");
     let printed: Value = serde_json::from_str(&done.stdout).unwrap();
     for (run, printed) in runs.iter().zip(printed.as_array().unwrap()) {
-        assert_eq!((&run["report"], &run["report"]["fallbacks"]), (printed, &Value::Array(vec![])));
+        assert_eq!(&run["report"], printed);
+        assert!(run["report"].get("fallbacks").is_none(), "{run:#}");
         let tests: Vec<_> = run["report"]["results"].as_array().unwrap().iter().map(|result| result["test"].as_str().unwrap()).collect();
         assert_eq!(tests, ["pp16", "tg4"], "{run:#}");
         assert!(run["report"]["results"].as_array().unwrap().iter().all(|result| result["mean"].as_f64().unwrap() > 0.0), "{run:#}");
