@@ -76,29 +76,33 @@ impl Instruction {
         Self { groups, words }
     }
 
-    /// What it needs of the shader: see the words of each operation there.
+    /// What it needs of the shader. Its words are where `step.comp` and `step_product.glsl` have them.
     fn needs(&self) -> Needs {
-        let word = |place: usize| self.words[place];
-        let operation = word(0);
-        let function = |number: u32| 1u32.checked_shl(number).unwrap_or(0);
-        let row = |flags: u32, bias: usize, width: u32| {
-            let gated = flags & 1 != 0;
-            let work = u32::from(gated) * GATES
-                | u32::from(flags >> 1 & 3 == 2) * LAYER_NORMS
-                | u32::from(word(bias) | word(bias + 1) != 0) * NORM_BIASES
-                | u32::from(width % 4 != 0) * UNEVEN_WIDTHS;
-            (work, if gated { function(flags >> 4 & 15) } else { 0 })
+        let (word, bit) = (|place: usize| self.words[place], |number: u32| 1u32.checked_shl(number).unwrap_or(0));
+        let row = |flags: u32, width: u32| {
+            let is_gated = flags & 1 != 0;
+            let all = [
+                (is_gated, GATES),
+                (flags >> 1 & 3 == 2, LAYER_NORMS),
+                (word(10) | word(11) != 0, NORM_BIASES),
+                (width % 4 != 0, UNEVEN_WIDTHS),
+            ];
+            let work = all.into_iter().filter(|(needed, _)| *needed).fold(0, |all, (_, work)| all | work);
+            (work, if is_gated { bit(flags >> 4 & 15) } else { 0 })
         };
-        let (row_work, functions) = match operation {
+        let (row_work, functions) = match word(0) {
+            // Products: of their rows, and the one between gate and up.
             0 | 1 | 11 => {
-                let (work, functions) = row(word(44), 10, word(34));
-                (work, functions | function(word(45)))
+                let (work, functions) = row(word(44), word(34));
+                (work, functions | bit(word(45)))
             }
-            5 => row(word(20), 10, word(18)),
-            6 | 8 => (0, function(word(15))),
+            // Rows.
+            5 => row(word(20), word(18)),
+            // Elementwise, short convolutions.
+            6 | 8 => (0, bit(word(15))),
             _ => (0, 0),
         };
-        Needs { operations: function(operation), functions, row_work }
+        Needs { operations: bit(word(0)), functions, row_work }
     }
 }
 
@@ -460,5 +464,26 @@ mod tests {
         assert_eq!(words[4..7], [9, 7, 5]);
         let [Part::Command(Command::Barrier), Part::Run(run)] = &parts[..] else { panic!("a barrier, then a run") };
         assert_eq!(run, &(0..4));
+    }
+
+    #[test]
+    fn only_what_is_needed_is_compiled() {
+        let item = |operation, words: &[(usize, u32)]| {
+            let mut one = Instruction::new(operation, 1, &[], &[]);
+            words.iter().for_each(|&(place, word)| one.words[place] = word);
+            Item::Instruction(one)
+        };
+        let none = u32::MAX;
+        // A product of a row as it is; one of a gated row of 6 numbers; gate and up with the second function.
+        let plain = item(Operation::Product(0), &[(34, 8), (45, none)]);
+        assert_eq!(Needs::of(&[plain]), Needs { operations: 1, functions: 0, row_work: 0 });
+        let gated = item(Operation::Product(2), &[(34, 6), (44, 1 | 3 << 4), (45, none)]);
+        let needs = Needs { operations: 1 << 11, functions: 1 << 3, row_work: GATES | UNEVEN_WIDTHS };
+        assert_eq!(Needs::of(&[gated]), needs);
+        let pair = item(Operation::Product(1), &[(34, 8), (45, 1)]);
+        // A layer norm with a bias, and attention, whose parts may have to be merged.
+        let norm = item(Operation::Row, &[(10, 5), (18, 8), (20, 2 << 1)]);
+        let needs = Needs { operations: 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5, functions: 1 << 1, row_work: LAYER_NORMS | NORM_BIASES };
+        assert_eq!(Needs::of(&[pair, norm, item(Operation::Attend(0), &[])]), needs);
     }
 }
