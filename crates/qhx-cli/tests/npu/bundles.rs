@@ -274,7 +274,7 @@ fn calibrated_integers_pass_their_gates_in_the_emulator() {
     let prompts = folder.path().join("prompts.json");
     let sizes = ["--target", "v81", "--for", "emulator", "--context", "64", "--prefill", "16", "--json", "--prompts", text(&prompts)];
     for (source, precision, asked) in [
-        (demo, "w4", r#"["The old lighthouse keeper counted the ships", {"user": "What is the capital of France?"}]"#),
+        (demo, "w4", r#"["The old lighthouse keeper counted the ships", {"user": "What is the capital of that country?"}]"#),
         (fixture("phimoe"), "w8", "[[5, 6, 7, 8, 9], [41, 300, 7, 12, 99, 250, 3, 18, 77, 140, 6, 201, 35, 64, 9, 111, 2]]"),
     ] {
         fs::write(&prompts, asked).unwrap();
