@@ -271,7 +271,7 @@ impl Machine for Overstated {
 /// Memory that was estimated too low: fewer layers, or fewer hot experts, and the name says how many.
 #[test]
 fn what_does_not_fit_after_all_is_tried_with_less() {
-    for (family, kind) in [("gemma4", "of 8 layers on gpu"), ("phimoe", "hot experts of 15 on gpu")] {
+    for (family, kind, eighths) in [("gemma4", "of 8 layers on gpu", 2), ("phimoe", "hot experts of 15 on gpu", 5)] {
         let parts = ModelParts::of(Fixture::forge(&common::fixtures().join(family)).bundle()).unwrap();
         let whole = MemoryEstimate::of(&parts.program, 512, CHUNK, 8);
         let roomy = pair(Traits { memory: Some(9 * whole.total_bytes / 10), ..NEAR }, PROCESSOR).0;
@@ -286,7 +286,7 @@ fn what_does_not_fit_after_all_is_tried_with_less() {
             assert!(tried.way.name.split(' ').any(|word| word == count.to_string()), "{}", tried.way.name);
             count
         };
-        let narrow = Overstated { device: roomy.accelerator.clone(), weight_bytes: whole.weight_bytes / 4 };
+        let narrow = Overstated { device: roomy.accelerator.clone(), weight_bytes: whole.weight_bytes * eighths / 8 };
         let (most, fewer) = (there(roomy.clone()), there(Pair { accelerator: Arc::new(narrow), ..roomy }));
         assert!((1..most).contains(&fewer), "{family}: {fewer} of {most}");
     }

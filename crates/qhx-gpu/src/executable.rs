@@ -3,7 +3,7 @@
 use crate::{
     arenas::Arenas,
     kernels,
-    lower::{Lowered, View, lower, tables},
+    lower::{Areas, Lowered, View, lower, tables},
     memory::Pool,
     parameters::{self, SegmentEntry},
     recorder::{Addresses, Recorder},
@@ -11,18 +11,18 @@ use crate::{
     stream::{Item, Needs, Stream, StreamPlan, most_together},
     transfers::{Parts, Transfers},
     trial::Trial,
-    vulkan::{Buffer, Command, Gpu, Kind, Recording, Submission, Use},
+    vulkan::{Buffer, Command, Gpu, Kind, PauseEvents, Recording, Submission, Use},
     weights::{self, DeviceWeights},
 };
 use qhx_ir::{
-    Bindings, Call, Checked, DType, DeviceError, Executable, Generator, InputData, LoadOptions, OpKind, RowResult, Segment, State,
-    StateBytes, Tap, Ticket, Transfer, Want, WeightTensor, Weights,
+    Bindings, Call, Checked, DType, DeviceError, Executable, Generator, InputData, LoadOptions, Op, OpKind, Paused, Phase, RowResult,
+    Segment, State, StateBytes, Tap, Ticket, Transfer, Want, WeightTensor, Weights,
 };
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     ops::Range,
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 /// A program loaded on a GPU.
@@ -46,6 +46,12 @@ pub(crate) struct GpuExecutable {
     top_offset: u64,
     /// The largest numbers of parts of wanted rows.
     partial: Arc<Buffer>,
+    /// The inputs that pauses take, what they give, and what they wait with.
+    late: Arc<Buffer>,
+    given: Arc<Buffer>,
+    pauses: Vec<PauseEvents>,
+    /// What the last pause gave.
+    given_numbers: Vec<Vec<f32>>,
     recordings: HashMap<Shape, Recorded>,
     /// Workgroups that can meet in the step of one row, once that is known.
     together: Option<(Needs, usize)>,
@@ -78,6 +84,8 @@ struct Shape {
     ending: Ending,
     /// Whether it is the whole step of one row.
     single: bool,
+    /// Whether it waits in its pauses; else the host submits what is between them.
+    waits: bool,
 }
 
 /// The commands for a shape.
@@ -100,6 +108,8 @@ struct UnderWay {
     since: Instant,
     /// Whether it is a step in one dispatch.
     whole: bool,
+    /// How long it waited for the host.
+    waited: Duration,
 }
 
 /// What follows the steps.
@@ -151,7 +161,7 @@ impl GpuExecutable {
         };
         let stream =
             gpu.adapter.streams.then(|| StreamPlan::new(group, gpu.adapter.subgroup_size as usize, gpu.adapter.shared_memory as usize));
-        let lowered = lower(program, &loaded, &layout, max, most_queries, gpu.adapter.cooperative_matrix, stream)?;
+        let lowered = lower(program, &loaded, &layout, &limits, most_queries, gpu.adapter.cooperative_matrix, stream)?;
         let too_large = |what: &str, bytes: u64| {
             DeviceError::Resources(format!(
                 "program `{}` needs {bytes} bytes for {what}, but the GPU takes at most {} in one piece: load it for fewer rows per call",
@@ -174,7 +184,10 @@ impl GpuExecutable {
         let download = arenas.get(gpu, options.scratch_group, Use::Download, output_bytes + top_bytes(&limits))?;
         let partial = Arc::new(Buffer::new(gpu, PARTS as u64 * top_bytes(&limits), Use::Device)?);
         let pool = Pool::new(gpu, limits.max_state_bytes);
-        let transfers = limits.replaceable.then(|| Transfers::new(gpu, limits.timeline.is_some()));
+        let transfers = (!limits.replaceable.is_empty()).then(|| Transfers::new(gpu, limits.timeline.is_some()));
+        let late = Arc::new(Buffer::new(gpu, lowered.late, Use::Upload)?);
+        let given = Arc::new(Buffer::new(gpu, lowered.given, Use::Download)?);
+        let pauses = lowered.pauses.iter().map(|_| PauseEvents::new(gpu)).collect::<Result<_, _>>()?;
         Ok(Self {
             program: program.clone(),
             limits,
@@ -189,6 +202,10 @@ impl GpuExecutable {
             copied_parameters,
             download,
             partial,
+            late,
+            given,
+            pauses,
+            given_numbers: Vec::new(),
             output_offsets,
             top_offset: output_bytes,
             recordings: HashMap::new(),
@@ -220,7 +237,7 @@ impl GpuExecutable {
     /// Gets the states of a call ready, and writes what shaders read of it.
     fn begin(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
         if self.transfers.is_some() {
-            self.reads = parts_read(&self.program, call);
+            self.reads = parts_read(&self.program, &self.limits, call);
         }
         let mut entries = Vec::new();
         for segment in call.segments.iter_mut() {
@@ -246,7 +263,10 @@ impl GpuExecutable {
             (self.parameters, self.copied_parameters) = parameter_buffers(&self.gpu, bytes)?;
         }
         self.parameters.write(0, bytes);
-        for (data, &offset) in call.inputs.iter().zip(&self.input_offsets) {
+        for (place, (data, &offset)) in call.inputs.iter().zip(&self.input_offsets).enumerate() {
+            if self.lowered.late_offset(place).is_some() {
+                continue;
+            }
             match data {
                 InputData::F32(numbers) => self.inputs.write(offset, bytemuck::cast_slice(numbers)),
                 InputData::I32(numbers) => self.inputs.write(offset, bytemuck::cast_slice(numbers)),
@@ -258,7 +278,8 @@ impl GpuExecutable {
     fn addresses(&self) -> Addresses {
         let inputs: Vec<u64> = self.input_offsets.iter().map(|offset| self.inputs.address() + offset).collect();
         let parameters = self.copied_parameters.as_ref().unwrap_or(&self.parameters);
-        self.lowered.addresses(parameters.address(), &inputs, self.arena.address())
+        let areas = Areas { arena: self.arena.address(), late: self.late.address(), given: self.given.address() };
+        self.lowered.addresses(parameters.address(), &inputs, areas)
     }
 
     /// The recording for a shape.
@@ -302,6 +323,9 @@ impl GpuExecutable {
         let mut recorder = Recorder::new(&self.gpu, &addresses, bindings, shape.segments, shape.keys);
         if whole {
             recorder = recorder.single(&self.lowered.aliases);
+        }
+        if shape.waits {
+            recorder = recorder.with_pauses(&self.pauses);
         }
         if let Some(to) = &self.copied_parameters {
             let (from, to, bytes) = (self.parameters.clone(), to.clone(), to.bytes());
@@ -372,46 +396,149 @@ impl GpuExecutable {
         let recording = whole.map_or(&recorded.recording, |whole| &whole.recording);
         let recordings: Vec<&Recording> = self.errands.iter().chain([recording]).collect();
         let (whole, since) = (whole.is_some(), Instant::now());
-        let copies = self.transfers.as_ref().map(|transfers| transfers.submitted(&self.reads)).transpose()?.flatten();
+        let copies = match &self.transfers {
+            // What it reads is known only in its pauses, and is there already.
+            Some(transfers) if shape.waits => transfers.arrived()?,
+            Some(transfers) => transfers.submitted(&self.reads)?,
+            None => None,
+        };
+        if shape.waits {
+            self.pauses.iter().try_for_each(PauseEvents::reset)?;
+        }
         let submission = self.gpu.submit(&recordings, copies)?;
         if let Some(transfers) = &mut self.transfers {
-            transfers.are_read(&self.reads, submission);
+            transfers.are_read(if shape.waits { &Parts::All } else { &self.reads }, submission);
         }
-        self.under_way = Some(UnderWay { submission, since, whole });
+        self.under_way = Some(UnderWay { submission, since, whole, waited: Duration::ZERO });
         self.last = Some(shape);
         Ok(())
     }
 
-    /// Waits for what was submitted.
-    fn settle(&mut self) -> Result<(), DeviceError> {
-        if let Some(UnderWay { submission, since, whole }) = self.under_way.take() {
-            self.gpu.wait(submission)?;
-            if let Some(recorded) = self.last.and_then(|shape| self.recordings.get_mut(&shape)) {
-                match recorded.whole.as_ref().filter(|_| whole) {
-                    Some(whole) => {
-                        let times = whole.recording.times();
-                        self.gpu.count_times(whole.stream.times(&times));
-                        self.gpu.count_times(times);
-                    }
-                    None => self.gpu.count_times(recorded.recording.times()),
-                }
-                if let Some(own) = &mut recorded.whole {
-                    own.trial.took(whole, since.elapsed());
-                    if whole && own.stream.gave_up() {
-                        // Nothing that a step reads is changed by it, so that it can be done again.
-                        own.trial.failed();
-                        self.gpu.run(&recorded.recording)?;
-                    }
-                }
-            }
-        }
+    /// Waits for what was submitted. False where it gave up, and has to be submitted again: nothing that a step reads is changed by it.
+    fn settle(&mut self) -> Result<bool, DeviceError> {
+        let Some(UnderWay { submission, since, whole, waited }) = self.under_way.take() else { return Ok(true) };
+        self.gpu.wait(submission)?;
         self.errands.clear();
+        let Some(recorded) = self.last.and_then(|shape| self.recordings.get_mut(&shape)) else { return Ok(true) };
+        match recorded.whole.as_ref().filter(|_| whole) {
+            Some(whole) => {
+                let times = whole.recording.times();
+                self.gpu.count_times(whole.stream.times(&times));
+                self.gpu.count_times(times);
+            }
+            None => self.gpu.count_times(recorded.recording.times()),
+        }
+        let Some(own) = &mut recorded.whole else { return Ok(true) };
+        own.trial.took(whole, since.elapsed().saturating_sub(waited));
+        let gave_up = whole && own.stream.gave_up();
+        if gave_up {
+            own.trial.failed();
+        }
+        Ok(!gave_up)
+    }
+
+    /// Lets what waits for the host go on, and end.
+    fn release(&mut self) -> Result<(), DeviceError> {
+        if self.under_way.is_some() && self.last.is_some_and(|shape| shape.waits) {
+            self.pauses.iter().try_for_each(|pause| pause.answered.set())?;
+        }
+        self.settle()?;
         Ok(())
     }
 
     fn run_shape(&mut self, shape: Shape) -> Result<(), DeviceError> {
         self.submit_shape(shape)?;
-        self.settle()
+        self.end_shape(shape)
+    }
+
+    /// Waits for what was submitted, and for what has to be submitted again.
+    fn end_shape(&mut self, shape: Shape) -> Result<(), DeviceError> {
+        while !self.settle()? {
+            self.submit_shape(shape)?;
+        }
+        Ok(())
+    }
+
+    /// Steps of a call; where it pauses, the host submits what follows.
+    fn run_steps(&mut self, call: &mut Call<'_>, bindings: &Bindings, steps: Range<usize>, ending: Ending) -> Result<(), DeviceError> {
+        let mut done = steps.start;
+        for number in 0..self.pauses.len() {
+            let (at, gives) = (self.lowered.pauses[number].step, !self.lowered.pauses[number].gives.is_empty());
+            if !steps.contains(&at) {
+                continue;
+            }
+            let shape = shape(call, bindings, done..at, Ending::Nothing);
+            self.submit_shape(shape)?;
+            self.reads = Parts::none();
+            if gives {
+                self.end_shape(shape)?;
+                self.pause(number, call, true)?;
+            } else {
+                let answered = self.pause(number, call, true);
+                self.end_shape(shape)?;
+                answered?;
+            }
+            done = at;
+        }
+        self.run_shape(shape(call, bindings, done..steps.end, ending))
+    }
+
+    /// Answers all pauses of what was submitted.
+    fn answer(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
+        for number in 0..self.pauses.len() {
+            let Some(UnderWay { submission, .. }) = self.under_way else { return Ok(()) };
+            let gives = !self.lowered.pauses[number].gives.is_empty();
+            if gives {
+                self.gpu.wait_for(&self.pauses[number].reached, submission)?;
+            }
+            let began = Instant::now();
+            self.pause(number, call, false)?;
+            let waits = gives || self.pauses[number].reached.has_happened()?;
+            self.pauses[number].answered.set()?;
+            if let (Some(under_way), true) = (&mut self.under_way, waits) {
+                under_way.waited += began.elapsed();
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the host make what a pause takes. `replaces`: what is replaced then counts for what follows.
+    fn pause(&mut self, number: usize, call: &mut Call<'_>, replaces: bool) -> Result<(), DeviceError> {
+        let Self { lowered, given, given_numbers, late, program, limits, transfers, weights, reads, .. } = self;
+        if call.is_cancelled() {
+            return Err(DeviceError::Cancelled);
+        }
+        let host = call.host.as_mut().ok_or_else(|| DeviceError::Call(format!("program `{}` pauses, but nobody answers", program.name)))?;
+        let pause = &lowered.pauses[number];
+        given_numbers.resize_with(pause.gives.len().max(given_numbers.len()), Vec::new);
+        for ((view, offset), numbers) in pause.gives.iter().zip(given_numbers.iter_mut()) {
+            numbers.resize(volume(view, &call.bindings), 0.0);
+            read_numbers(given, *offset, view.dtype, numbers);
+        }
+        let numbers: Vec<&[f32]> = given_numbers.iter().take(pause.gives.len()).map(Vec::as_slice).collect();
+        let mut taken = vec![false; pause.takes.len()];
+        let mut take = |place: usize, data: InputData<'_>| {
+            let input = pause.takes[place];
+            taken[place] = true;
+            let Some(offset) = lowered.late_offset(input) else { return };
+            match data {
+                InputData::F32(numbers) => late.write(offset, bytemuck::cast_slice(numbers)),
+                InputData::I32(numbers) => {
+                    late.write(offset, bytemuck::cast_slice(numbers));
+                    if chooses(program, limits, input) {
+                        reads.extend(numbers);
+                    }
+                }
+            }
+        };
+        let mut replace =
+            |weight: &str, number: usize, part: &WeightTensor| replace_part(weights, transfers.as_mut(), weight, number, part);
+        let replace: Option<&mut qhx_ir::Replace<'_>> = if replaces { Some(&mut replace) } else { None };
+        host(&mut Paused { number, given: &numbers, take: &mut take, replace })?;
+        match taken.iter().all(|taken| *taken) {
+            true => Ok(()),
+            false => Err(DeviceError::Call(format!("program `{}`: pause {number} was not given all its inputs", program.name))),
+        }
     }
 
     /// All steps of a call, with its taps.
@@ -421,7 +548,8 @@ impl GpuExecutable {
         for number in 0..self.lowered.taps.len() {
             let after = self.lowered.taps[number].after;
             if after > done {
-                self.run_shape(shape(call, &call.bindings, done..after, Ending::Nothing))?;
+                let bindings = call.bindings;
+                self.run_steps(call, &bindings, done..after, Ending::Nothing)?;
                 done = after;
             }
             let tapped = &self.lowered.taps[number];
@@ -434,7 +562,8 @@ impl GpuExecutable {
                 return Err(DeviceError::Cancelled);
             }
         }
-        self.run_shape(shape(call, &call.bindings, done..steps, ending))
+        let bindings = call.bindings;
+        self.run_steps(call, &bindings, done..steps, ending)
     }
 
     /// A value of the call as it is now.
@@ -458,7 +587,7 @@ impl GpuExecutable {
         let (steps, from, all, wants) = (self.lowered.steps.len(), self.lowered.wanted_from, call.bindings, call.wants);
         let most = self.limits.max_wanted;
         let first = Bindings { wanted: most, ..all };
-        self.run_shape(shape(call, &first, 0..from, Ending::Nothing))?;
+        self.run_steps(call, &first, 0..from, Ending::Nothing)?;
         for start in (0..all.wanted).step_by(most) {
             let rows = start..all.wanted.min(start + most);
             for (place, input) in self.program.inputs.iter().enumerate() {
@@ -470,7 +599,7 @@ impl GpuExecutable {
                 return Err(DeviceError::Cancelled);
             }
             let part = Bindings { wanted: rows.len(), ..all };
-            self.run_shape(shape(call, &part, from..steps, ending))?;
+            self.run_steps(call, &part, from..steps, ending)?;
             self.give(call, &part, &wants[rows], ending)?;
         }
         Ok(())
@@ -540,14 +669,16 @@ impl Executable for GpuExecutable {
         self.check(call)?;
         // A call that nobody waited for.
         self.begun = None;
-        self.settle()?;
+        self.release()?;
         self.begin(call)?;
         let ending = self.ending(call);
-        let submitted = call.taps.is_none() && call.bindings.wanted <= self.limits.max_wanted;
+        let waits = !self.pauses.is_empty();
+        // Experts are brought for prompts, which what follows has to wait for.
+        let submitted = call.taps.is_none() && call.bindings.wanted <= self.limits.max_wanted && (!waits || call.phase == Phase::Decode);
         if submitted {
             let steps = self.lowered.steps.len();
             let single = self.lowered.stream.is_some() && is_single(call);
-            self.submit_shape(Shape { single, ..shape(call, &call.bindings, 0..steps, ending) })?;
+            self.submit_shape(Shape { single, waits, ..shape(call, &call.bindings, 0..steps, ending) })?;
         }
         self.tickets += 1;
         self.begun = Some(Begun { ticket: self.tickets, ending, submitted });
@@ -561,7 +692,18 @@ impl Executable for GpuExecutable {
         call.outputs.start(&self.program);
         let (bindings, wants) = (call.bindings, call.wants);
         if submitted {
-            self.settle()?;
+            loop {
+                if let Err(error) = self.answer(call) {
+                    self.release()?;
+                    return Err(error);
+                }
+                if self.settle()? {
+                    break;
+                }
+                if let Some(shape) = self.last {
+                    self.submit_shape(shape)?;
+                }
+            }
             self.give(call, &bindings, wants, ending)?;
         } else if call.bindings.wanted <= self.limits.max_wanted {
             self.run_with_taps(call, ending)?;
@@ -595,9 +737,11 @@ impl Executable for GpuExecutable {
     }
 
     fn replace_part(&mut self, weight: &str, number: usize, part: &WeightTensor) -> Result<(), DeviceError> {
-        let pieces = self.weights.replacement(weight, number, part)?;
-        let none = || DeviceError::Weight { name: weight.into(), reason: "cannot be replaced".into() };
-        self.transfers.as_mut().ok_or_else(none)?.add(weight, number, part.stored_bytes() as u64, pieces)
+        replace_part(&self.weights, self.transfers.as_mut(), weight, number, part)
+    }
+
+    fn parts_on_the_way(&self) -> Vec<usize> {
+        self.transfers.as_ref().map(Transfers::on_the_way).unwrap_or_default()
     }
 
     fn take_transfers(&mut self) -> Option<Vec<Transfer>> {
@@ -609,6 +753,8 @@ impl Executable for GpuExecutable {
             + self.inputs.bytes()
             + self.download.bytes()
             + self.partial.bytes()
+            + self.late.bytes()
+            + self.given.bytes()
             + self.parameters.bytes()
             + self.copied_parameters.as_ref().map_or(0, |copied| copied.bytes())
     }
@@ -616,7 +762,7 @@ impl Executable for GpuExecutable {
 
 impl Drop for GpuExecutable {
     fn drop(&mut self) {
-        let _ = self.settle();
+        let _ = self.release();
         self.gpu.keep_pipelines();
     }
 }
@@ -625,19 +771,55 @@ fn shape(call: &Call<'_>, bindings: &Bindings, steps: Range<usize>, ending: Endi
     let Bindings { rows, soft_rows, wanted } = *bindings;
     let keys = call.segments.iter().map(|segment| segment.valid_rows + segment.state.as_ref().map_or(0, |state| state.len()));
     let keys = keys.max().unwrap_or(1).next_power_of_two();
-    Shape { rows, soft_rows, wanted, segments: call.segments.len(), keys, steps: (steps.start, steps.end), ending, single: false }
+    Shape {
+        rows,
+        soft_rows,
+        wanted,
+        segments: call.segments.len(),
+        keys,
+        steps: (steps.start, steps.end),
+        ending,
+        single: false,
+        waits: false,
+    }
 }
 
-/// The parts of replaceable weights that a call reads: experts, as far as the caller has chosen them.
-fn parts_read(program: &Checked, call: &Call<'_>) -> Parts {
-    let mut all = BTreeSet::new();
-    for op in program.ops.iter().filter(|op| !op.op.weights().is_empty()) {
+/// Begins to bring a part of a weight to the device.
+fn replace_part(
+    weights: &DeviceWeights,
+    transfers: Option<&mut Transfers>,
+    weight: &str,
+    number: usize,
+    part: &WeightTensor,
+) -> Result<(), DeviceError> {
+    let pieces = weights.replacement(weight, number, part)?;
+    let none = || DeviceError::Weight { name: weight.into(), reason: "cannot be replaced".into() };
+    transfers.ok_or_else(none)?.add(weight, number, part.stored_bytes() as u64, pieces)
+}
+
+/// The parts of replaceable weights that a call reads: experts, as far as the caller has chosen them. What it chooses in pauses is added there.
+fn parts_read(program: &Checked, limits: &LoadOptions, call: &Call<'_>) -> Parts {
+    let mut all = Parts::none();
+    let replaceable = |op: &&Op| op.op.weights().iter().any(|name| limits.replaceable.contains(name));
+    for op in program.ops.iter().filter(replaceable) {
         let OpKind::Experts { experts, .. } = &op.op else { return Parts::All };
+        if limits.pauses.iter().any(|pause| pause.takes.contains(experts)) {
+            continue;
+        }
         let chosen = program.inputs.iter().position(|input| input.name == *experts).map(|place| call.inputs[place]);
         let Some(InputData::I32(chosen)) = chosen else { return Parts::All };
-        all.extend(chosen.iter().map(|&expert| expert.max(0) as usize));
+        all.extend(chosen);
     }
-    Parts::These(all)
+    all
+}
+
+/// Whether the input at a place says which parts of replaceable weights are read.
+fn chooses(program: &Checked, limits: &LoadOptions, place: usize) -> bool {
+    let chooses = |op: &Op| match &op.op {
+        OpKind::Experts { experts, gate, .. } => *experts == program.inputs[place].name && limits.replaceable.contains(gate),
+        _ => false,
+    };
+    program.readers(&program.inputs[place].name).iter().any(|&reader| chooses(&program.ops[reader]))
 }
 
 /// Whether a call has one row, which is wanted, and nothing else.

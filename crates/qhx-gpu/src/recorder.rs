@@ -3,7 +3,7 @@
 use crate::{
     kernels::{Kernel, command},
     stream::{Instruction, Item},
-    vulkan::{Adapter, Command, Gpu},
+    vulkan::{Adapter, Command, Gpu, PauseEvents},
 };
 use qhx_ir::{Bindings, DeviceError, Dim};
 use std::{collections::HashMap, ops::Range, sync::Arc};
@@ -15,6 +15,8 @@ pub(crate) enum Resource {
     Buffer(usize),
     /// A slot of the states.
     Slot(usize),
+    /// What pauses come one after the other for.
+    Pauses,
 }
 
 /// Some dispatches that belong together.
@@ -24,12 +26,14 @@ pub(crate) struct Step {
     pub(crate) work: Work,
     /// Whether it is left out where a step has one row: those that read its results do its work.
     pub(crate) left_out: bool,
+    /// The number of the pause that it is.
+    pub(crate) pause: Option<usize>,
 }
 
 impl Step {
     /// Of a step whose work another one does.
     pub(crate) fn nothing() -> Self {
-        Self { reads: Vec::new(), writes: Vec::new(), work: Box::new(|_: &mut Recorder<'_>| Ok(())), left_out: true }
+        Self { reads: Vec::new(), writes: Vec::new(), work: Box::new(|_: &mut Recorder<'_>| Ok(())), left_out: true, pause: None }
     }
 }
 
@@ -58,6 +62,8 @@ pub(crate) struct Recorder<'a> {
     pub(crate) keys: usize,
     /// Where the call has one row and its step is made of instructions.
     aliases: Option<&'a Aliases>,
+    /// What pauses wait with; absent where the host waits between submissions.
+    pauses: Option<&'a [PauseEvents]>,
     items: Vec<Item>,
     /// What was read and written since the last barrier.
     read: Vec<Range<u64>>,
@@ -69,12 +75,36 @@ pub(crate) const MOST_GROUPS: usize = 65535;
 
 impl<'a> Recorder<'a> {
     pub(crate) fn new(gpu: &'a Arc<Gpu>, addresses: &'a Addresses, bindings: Bindings, segments: usize, keys: usize) -> Self {
-        Self { gpu, addresses, bindings, segments, keys, aliases: None, items: Vec::new(), read: Vec::new(), written: Vec::new() }
+        Self {
+            gpu,
+            addresses,
+            bindings,
+            segments,
+            keys,
+            aliases: None,
+            pauses: None,
+            items: Vec::new(),
+            read: Vec::new(),
+            written: Vec::new(),
+        }
     }
 
     /// For a call of one row: steps add instructions where they can.
     pub(crate) fn single(self, aliases: &'a Aliases) -> Self {
         Self { aliases: Some(aliases), ..self }
+    }
+
+    /// Pauses are waited for in the middle of the submission.
+    pub(crate) fn with_pauses(self, pauses: &'a [PauseEvents]) -> Self {
+        Self { pauses: Some(pauses), ..self }
+    }
+
+    /// Waits for the host at the pause with a number.
+    pub(crate) fn pause(&mut self, number: usize) {
+        if let Some(pauses) = self.pauses {
+            self.barrier();
+            self.add(Command::Pause(pauses[number].clone()));
+        }
     }
 
     pub(crate) fn is_single(&self) -> bool {
@@ -155,7 +185,8 @@ impl<'a> Recorder<'a> {
         match resource {
             Resource::Buffer(buffer) => self.addresses.buffers[self.aliased(buffer).0].clone(),
             // Below all addresses of buffers.
-            Resource::Slot(slot) => slot as u64..slot as u64 + 1,
+            Resource::Slot(slot) => slot as u64 + 1..slot as u64 + 2,
+            Resource::Pauses => 0..1,
         }
     }
 

@@ -57,6 +57,19 @@ pub(crate) enum Parts {
     These(BTreeSet<usize>),
 }
 
+impl Parts {
+    pub(crate) fn none() -> Self {
+        Self::These(BTreeSet::new())
+    }
+
+    /// These as well.
+    pub(crate) fn extend(&mut self, more: &[i32]) {
+        if let Self::These(parts) = self {
+            parts.extend(more.iter().map(|&part| part.max(0) as usize));
+        }
+    }
+}
+
 /// Transfers to the weights of one executable.
 pub(crate) struct Transfers {
     gpu: Arc<Gpu>,
@@ -138,6 +151,20 @@ impl Transfers {
             state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.check()?;
         }
+    }
+
+    /// The last transfer that has ended: what is submitted now sees all up to it.
+    pub(crate) fn arrived(&self) -> Result<Option<Submission>, DeviceError> {
+        let state = self.shared.healthy()?;
+        Ok(state.copied.values().copied().filter(|&copy| self.gpu.has_ended(copy).unwrap_or(true)).max())
+    }
+
+    /// The parts whose transfers have not ended.
+    pub(crate) fn on_the_way(&self) -> Vec<usize> {
+        let state = self.shared.lock();
+        let copied = state.copied.iter().filter(|(_, copy)| !self.gpu.has_ended(**copy).unwrap_or(true)).map(|(part, _)| part);
+        let all: BTreeSet<usize> = state.waiting.keys().chain(copied).copied().collect();
+        all.into_iter().collect()
     }
 
     /// Some parts are read by what was submitted: they are not written before it has ended.

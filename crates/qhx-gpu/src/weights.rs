@@ -120,9 +120,13 @@ pub(crate) fn load(
     tables: BTreeMap<String, Vec<u8>>,
     options: &LoadOptions,
 ) -> Result<DeviceWeights, DeviceError> {
-    let LoadOptions { progress, replaceable, .. } = options;
+    let progress = &options.progress;
     let (matrices, plain) = uses(program);
-    let imported = if *replaceable { None } else { in_place(gpu, program, weights, &matrices)? };
+    let is_replaceable = |name: &Name| options.replaceable.contains(name);
+    let staying = matrices.iter().filter(|name| !is_replaceable(name)).cloned().collect();
+    let imported = in_place(gpu, program, weights, &staying)?;
+    // What is replaced is copied, so that no call sees half of it.
+    let purpose = |replaceable: bool| if gpu.adapter.unified && !replaceable { Use::Unified } else { Use::Weights };
     let mut layout = Layout::default();
     let largest = gpu.largest_buffer();
     let too_large = |kind: &str, name: &str, bytes: u64| {
@@ -132,26 +136,25 @@ pub(crate) fn load(
     for (name, declared) in &program.weights {
         let size = Size::new(declared.encoding, &declared.shape);
         let mut parts = [None; 3];
-        if matrices.contains(name) && imported.is_none() {
+        let mut place =
+            |bytes: u64| layout.place(bytes, largest, purpose(is_replaceable(name))).map_err(|bytes| too_large("weight", name, bytes));
+        if matrices.contains(name) && (imported.is_none() || is_replaceable(name)) {
             for (part, bytes) in parts.iter_mut().zip(size.parts) {
-                *part = layout.place(bytes, largest).map_err(|bytes| too_large("weight", name, bytes))?;
+                *part = place(bytes)?;
             }
         }
-        let numbers = if plain.contains(name) { 4 * size.numbers } else { 0 };
-        placed.push((name, parts, layout.place(numbers, largest).map_err(|bytes| too_large("weight", name, bytes))?));
+        placed.push((name, parts, place(if plain.contains(name) { 4 * size.numbers } else { 0 })?));
     }
     let mut table_places = Vec::new();
     for (name, bytes) in &tables {
-        table_places.push(layout.place(bytes.len() as u64, largest).map_err(|bytes| too_large("table", name, bytes))?);
+        table_places.push(layout.place(bytes.len() as u64, largest, purpose(false)).map_err(|bytes| too_large("table", name, bytes))?);
     }
     let (needed, available) = (layout.bytes(), gpu.available());
     if needed > available {
         let reason = format!("program `{}` has {needed} bytes of weights, {available} bytes can be used", program.name);
         return Err(DeviceError::Exhausted { device: "gpu".into(), reason });
     }
-    // What is replaced is copied, so that no call sees half of it.
-    let purpose = if gpu.adapter.unified && !replaceable { Use::Unified } else { Use::Weights };
-    let buffers = layout.slabs.iter().map(|&bytes| Buffer::new(gpu, bytes, purpose).map(Arc::new));
+    let buffers = layout.slabs.iter().map(|&(bytes, purpose)| Buffer::new(gpu, bytes, purpose).map(Arc::new));
     let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
     let mut upload = Upload::new(gpu, false);
     let address = |place: Place| buffers[place.slab].address() + place.offset;
@@ -181,14 +184,14 @@ pub(crate) fn load(
             let [data_bytes, scale_bytes, min_bytes] = [row.data, row.scale, row.min].map(|bytes| bytes as u32);
             let matrix = Matrix { encoding, rows, columns, data, scales, minima, data_bytes, scale_bytes, min_bytes };
             loaded.matrices.insert(name.clone(), matrix);
-            if *replaceable {
+            if is_replaceable(name) {
                 loaded.replaceable.insert(name.clone(), parts.map(|place| place.map(located)));
             }
         }
         if let Some(place) = numbers {
             upload.write(&buffers[place.slab], place.offset, bytemuck::cast_slice(&decoded(&tensor)))?;
             loaded.plain.insert(name.clone(), address(place));
-            if *replaceable {
+            if is_replaceable(name) {
                 loaded.replaceable_numbers.insert(name.clone(), (located(place), tensor.rows() * tensor.columns()));
             }
         }
@@ -302,13 +305,13 @@ struct Place {
 /// Which part of which buffer holds what.
 #[derive(Default)]
 struct Layout {
-    /// Bytes of each buffer.
-    slabs: Vec<u64>,
+    /// Bytes of each buffer, and what it is for.
+    slabs: Vec<(u64, Use)>,
 }
 
 impl Layout {
     /// A place for some bytes; none for none. The error is the number of bytes that no buffer can hold.
-    fn place(&mut self, bytes: u64, largest: u64) -> Result<Option<Place>, u64> {
+    fn place(&mut self, bytes: u64, largest: u64, purpose: Use) -> Result<Option<Place>, u64> {
         if bytes == 0 {
             return Ok(None);
         }
@@ -316,15 +319,17 @@ impl Layout {
         if size > largest {
             return Err(bytes);
         }
-        match self.slabs.last_mut() {
-            Some(used) if *used + size <= largest.min(LARGEST_SLAB) => *used += size,
-            _ => self.slabs.push(size),
-        }
-        let slab = self.slabs.len() - 1;
-        Ok(Some(Place { slab, offset: self.slabs[slab] - size, bytes }))
+        let has_room = |&(used, own): &(u64, Use)| own == purpose && used + size <= largest.min(LARGEST_SLAB);
+        let slab = self.slabs.iter().rposition(has_room).unwrap_or_else(|| {
+            self.slabs.push((0, purpose));
+            self.slabs.len() - 1
+        });
+        let used = &mut self.slabs[slab].0;
+        *used += size;
+        Ok(Some(Place { slab, offset: *used - size, bytes }))
     }
 
     fn bytes(&self) -> u64 {
-        self.slabs.iter().sum()
+        self.slabs.iter().map(|(bytes, _)| bytes).sum()
     }
 }

@@ -3,8 +3,8 @@
 use qhx_gpu::{Features, GpuDevice, GpuOptions, Injected};
 use qhx_ir::{
     Activation, ActivationForm, AlignedBytes, Bindings, Call, Checked, DType, Device, DeviceError, Dim, Encoding, Executable, Generator,
-    Input, InputData, LoadOptions, Op, OpKind, Output, Outputs, PROGRAM_VERSION, Program, Segment, Stage, Ticket, Timeline, Weight,
-    WeightTensor, Weights, conformance, reference::ReferenceDevice,
+    Input, InputData, LoadOptions, Op, OpKind, Output, Outputs, PROGRAM_VERSION, Pause, Paused, Phase, Program, Segment, Stage, Ticket,
+    Timeline, Weight, WeightTensor, Weights, conformance, reference::ReferenceDevice,
 };
 use std::{collections::HashMap, sync::Arc};
 
@@ -145,7 +145,11 @@ fn load(device: &dyn Device, timeline: Option<Timeline>) -> Result<Box<dyn Execu
     let stack = |which| WeightTensor::stacked(&(0..SLOTS).map(|slot| part(slot, which)).collect::<Vec<_>>()).unwrap();
     let weights: HashMap<String, WeightTensor> = (0..3).map(|which| (WEIGHTS[which].to_owned(), stack(which))).collect();
     let weights: Arc<dyn Weights> = Arc::new(weights);
-    device.load(&experts(), &weights, &LoadOptions { max_rows: ROWS, replaceable: true, timeline, ..Default::default() })
+    device.load(
+        &experts(),
+        &weights,
+        &LoadOptions { max_rows: ROWS, replaceable: WEIGHTS.map(Into::into).to_vec(), timeline, ..Default::default() },
+    )
 }
 
 /// Rows, each for one of some slots.
@@ -248,6 +252,105 @@ fn a_failed_transfer_is_told() {
         assert!(matches!(error, Some(DeviceError::Lost { .. })), "{first}: {error:?}");
         assert!(step(&mut *gpu, 0).is_err());
     }
+}
+
+/// Two pauses: one that waits for what the host makes of a sum, and one for which it makes something meanwhile.
+const PAUSES: &str = r#"{
+  "program_version": 1,
+  "name": "pauses",
+  "inputs": [
+    {"name": "x", "dtype": "f32", "shape": ["T", 96], "generator": "carried"},
+    {"name": "doubled", "dtype": "f32", "shape": ["T", 96], "generator": "carried"},
+    {"name": "row", "dtype": "i32", "shape": ["T"], "generator": "carried"},
+    {"name": "meanwhile", "dtype": "f32", "shape": ["T", 96], "generator": "carried"}
+  ],
+  "outputs": [{"name": "sum", "value": "pauses.sum"}],
+  "stages": [{"name": "pauses"}],
+  "ops": [
+    {"path": "pauses.act", "op": {"activate": {"x": "x", "activation": "silu"}}},
+    {"path": "pauses.more", "op": {"add": {"a": "pauses.act", "b": "doubled"}}},
+    {"path": "pauses.moved", "op": {"gather": {"x": "pauses.more", "rows": "row"}}},
+    {"path": "pauses.twice", "op": {"add": {"a": "pauses.moved", "b": "pauses.more"}}},
+    {"path": "pauses.sum", "op": {"mul": {"a": "pauses.twice", "b": "meanwhile"}}}
+  ]
+}"#;
+
+fn pauses() -> Vec<Pause> {
+    let names = |names: &[&str]| names.iter().map(|&name| name.into()).collect();
+    vec![
+        Pause { before: 1, gives: names(&["pauses.act"]), takes: names(&["doubled", "row"]) },
+        Pause { before: 4, gives: Vec::new(), takes: names(&["meanwhile"]) },
+    ]
+}
+
+/// A call with pauses, of which the host answers so many.
+fn paused(executable: &mut dyn Executable, rows: usize, phase: Phase, answers: usize) -> Result<Vec<f32>, DeviceError> {
+    let width = 96;
+    let x: Vec<f32> = (0..rows * width).map(|place| (place % 23) as f32 / 8.0 - 1.0).collect();
+    let (unknown, no_row) = (vec![0.0; rows * width], vec![0; rows]);
+    let inputs = [InputData::F32(&x), InputData::F32(&unknown), InputData::I32(&no_row), InputData::F32(&unknown)];
+    let mut host = |paused: &mut Paused<'_>| {
+        if paused.number >= answers {
+            return Err(DeviceError::Call("no answer".into()));
+        }
+        if paused.number == 1 {
+            assert!(paused.given.is_empty());
+            (paused.take)(0, InputData::F32(&x.iter().map(|x| x + 0.5).collect::<Vec<_>>()));
+            return Ok(());
+        }
+        let [given] = paused.given else { panic!("one value is given") };
+        (paused.take)(0, InputData::F32(&given.iter().map(|x| 2.0 * x).collect::<Vec<_>>()));
+        (paused.take)(1, InputData::I32(&(0..rows).map(|row| (rows - 1 - row) as i32).collect::<Vec<_>>()));
+        Ok(())
+    };
+    let (mut outputs, mut segments) = (Outputs::new(), [Segment::new(None, 0, rows)]);
+    let mut call = Call::new(Bindings { rows, soft_rows: 0, wanted: 0 }, &inputs, &mut segments, &mut outputs);
+    call.phase = phase;
+    call.host = Some(&mut host);
+    executable.run(&mut call)?;
+    Ok(outputs.value("sum").unwrap().to_vec())
+}
+
+/// What the host makes in pauses of a call is what the rest of it reads, in one submission and in several; a host that fails ends the call, and nothing but the call.
+#[test]
+#[ignore = "needs Vulkan: cargo xtask gpu"]
+fn calls_pause_for_the_host() {
+    let program = Checked::new(Program::from_json(PAUSES).unwrap()).unwrap();
+    let weights: Arc<dyn Weights> = Arc::new(HashMap::new());
+    let load_options = LoadOptions { max_rows: 9, pauses: pauses(), ..Default::default() };
+    let device = GpuDevice::new(options());
+    let mut gpu = device.load(&program, &weights, &load_options).unwrap();
+    let mut reference = ReferenceDevice.load(&program, &weights, &load_options).unwrap();
+    for round in 0..6 {
+        for (rows, phase) in [(1, Phase::Decode), (5, Phase::Decode), (9, Phase::Prefill), (2, Phase::Prefill)] {
+            for answers in [2, round % 2] {
+                let found = paused(&mut *gpu, rows, phase, answers);
+                match (paused(&mut *reference, rows, phase, answers), found) {
+                    (Ok(expected), Ok(found)) => {
+                        let differs = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                        assert!(found.len() == expected.len() && differs < 1e-5, "{rows} rows, {phase:?}: differs by {differs}");
+                    }
+                    (Err(expected), Err(found)) => assert_eq!(expected.to_string(), found.to_string()),
+                    (expected, found) => panic!("{expected:?} is not {found:?}"),
+                }
+            }
+        }
+    }
+    // A call that is begun and left alone does not keep the next one waiting.
+    let (x, rows) = (vec![0.0; 96], vec![0]);
+    let inputs = [InputData::F32(&x), InputData::F32(&x), InputData::I32(&rows), InputData::F32(&x)];
+    let mut outputs = Outputs::new();
+    let mut segments = [Segment::new(None, 0, 1)];
+    let mut call = Call::new(Bindings { rows: 1, soft_rows: 0, wanted: 0 }, &inputs, &mut segments, &mut outputs);
+    call.phase = Phase::Decode;
+    let _ = gpu.submit(&mut call).unwrap();
+    assert!(paused(&mut *gpu, 5, Phase::Decode, 2).is_ok());
+    // Nobody is there to answer.
+    let error = gpu.run(&mut call).unwrap_err().to_string();
+    assert!(error.contains("nobody answers"), "{error}");
+    assert!(paused(&mut *gpu, 1, Phase::Decode, 2).is_ok());
+    let messages = device.machine().unwrap().messages();
+    assert!(messages.is_empty(), "the validation layer says: {messages:#?}");
 }
 
 /// Two query heads that share a key head, and a product that takes both as int8 with a scale for each 32: attention stores them so.

@@ -1,6 +1,6 @@
 //! One call of an executable: whose rows, what is wanted of them, and where the results go.
 
-use crate::{Bindings, Checked, DType, DeviceError, RowResult, Stage, State, Want, hadamard::Hadamard};
+use crate::{Bindings, Checked, DType, DeviceError, RowResult, Stage, State, Want, WeightTensor, hadamard::Hadamard};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,7 +25,27 @@ pub struct Call<'a> {
     pub taps: Option<&'a mut dyn FnMut(Tap<'_>)>,
     /// The only stage whose tap matters; absent: all do. A device may leave out the others, and what has to be computed for them alone.
     pub tapped: Option<&'a str>,
+    /// Makes the inputs that were not known when the call began, at each of the program's pauses: see [`crate::LoadOptions::pauses`].
+    pub host: Option<&'a mut Host<'a>>,
 }
+
+/// Is called at a pause. An error ends the call.
+pub type Host<'a> = dyn FnMut(&mut Paused<'_>) -> Result<(), DeviceError> + 'a;
+
+/// A call that waits for the host.
+pub struct Paused<'a> {
+    /// The number of the pause.
+    pub number: usize,
+    /// What it gives, in order; integers as floats, as in [`Outputs::value`].
+    pub given: &'a [&'a [f32]],
+    /// Takes the data of an input by its place among those that the pause takes. All have to be given.
+    pub take: &'a mut dyn FnMut(usize, InputData<'_>),
+    /// [`crate::Executable::replace_part`] for what follows this pause; none where that cannot be any more.
+    pub replace: Option<&'a mut Replace<'a>>,
+}
+
+/// Replaces a part, by its number, of a weight.
+pub type Replace<'a> = dyn FnMut(&str, usize, &WeightTensor) -> Result<(), DeviceError> + 'a;
 
 /// What a call is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -187,7 +207,7 @@ impl Outputs {
 impl<'a> Call<'a> {
     /// A prefill call that gives all values of every output.
     pub fn new(bindings: Bindings, inputs: &'a [InputData<'a>], segments: &'a mut [Segment<'a>], outputs: &'a mut Outputs) -> Self {
-        Self { bindings, phase: Phase::Prefill, inputs, segments, wants: &[], outputs, cancel: None, taps: None, tapped: None }
+        Self { bindings, phase: Phase::Prefill, inputs, segments, wants: &[], outputs, cancel: None, taps: None, tapped: None, host: None }
     }
 
     /// Checks everything about this call that does not depend on the device: input count, types and lengths, ranges of table and row indexes,
@@ -279,6 +299,31 @@ impl<'a> Call<'a> {
             return wrong(format!("something is wanted of {} rows, but {} rows are wanted", self.wants.len(), self.bindings.wanted));
         }
         self.wants.iter().try_for_each(|want| want.check(width).or_else(wrong))
+    }
+
+    /// Has the same call made with another host in the pauses.
+    pub fn with_host<R>(&mut self, host: &mut Host<'_>, make: impl FnOnce(&mut Call<'_>) -> R) -> R {
+        let Call { bindings, phase, inputs, wants, cancel, tapped, .. } = *self;
+        let same = |segment: &mut Segment<'_>| {
+            let Segment { first_row, valid_rows, epoch, partial, .. } = *segment;
+            (first_row, valid_rows, epoch, partial)
+        };
+        let shapes: Vec<_> = self.segments.iter_mut().map(same).collect();
+        let states = self.segments.iter_mut().map(|segment| segment.state.as_deref_mut().map(|state| state as &mut dyn State));
+        let segments = shapes.into_iter().zip(states);
+        let segments =
+            segments.map(|((first_row, valid_rows, epoch, partial), state)| Segment { state, first_row, valid_rows, epoch, partial });
+        let mut segments: Vec<_> = segments.collect();
+        let mut tap;
+        let taps: Option<&mut dyn FnMut(Tap<'_>)> = match &mut self.taps {
+            Some(show) => {
+                tap = |it: Tap<'_>| show(it);
+                Some(&mut tap)
+            }
+            None => None,
+        };
+        let outputs = &mut *self.outputs;
+        make(&mut Call { bindings, phase, inputs, segments: &mut segments, wants, outputs, cancel, taps, tapped, host: Some(host) })
     }
 
     /// The rows whose logits are wanted whole.

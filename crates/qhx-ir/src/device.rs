@@ -42,7 +42,8 @@ pub trait Device: Send + Sync {
         Ok(None)
     }
 
-    /// Whether weights of what it loads can be replaced: see [`Executable::replace_part`].
+    /// Whether a program can be held here of which another device computes a part: weights of what is loaded can be replaced ([`Executable::replace_part`]), and calls
+    /// pause where they are told to ([`LoadOptions::pauses`]).
     fn replaces_weights(&self) -> bool {
         false
     }
@@ -193,8 +194,10 @@ pub struct LoadOptions {
     pub max_segments: usize,
     /// The most bytes that all states together may have, where the device counts them; absent: no limit.
     pub max_state_bytes: Option<u64>,
-    /// Weights are going to be replaced: the device has to hold them in memory of its own. See [`Executable::replace_part`].
-    pub replaceable: bool,
+    /// Weights that are going to be replaced: the device has to hold them in memory of its own. See [`Executable::replace_part`].
+    pub replaceable: Vec<Name>,
+    /// Where calls wait for inputs that the host makes meanwhile, in the program's order. Needs [`Device::replaces_weights`].
+    pub pauses: Vec<Pause>,
     /// Programs that are loaded on a device with the same number never compute at the same time: one memory for intermediate values is enough for all of them.
     pub scratch_group: Option<u64>,
     /// A file in which a device may keep how a program was used, for the next time it is loaded; absent: nothing is kept.
@@ -215,7 +218,8 @@ impl Default for LoadOptions {
             max_wanted: 1,
             max_segments: 1,
             max_state_bytes: None,
-            replaceable: false,
+            replaceable: Vec::new(),
+            pauses: Vec::new(),
             scratch_group: None,
             history: None,
             artifacts: None,
@@ -223,6 +227,18 @@ impl Default for LoadOptions {
             timeline: None,
         }
     }
+}
+
+/// A place in a program where a call waits for inputs that are made of what it has computed so far: see [`Call::host`]. The caller gives such inputs any content of the
+/// right length when the call begins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pause {
+    /// The place of the op before which it is.
+    pub before: usize,
+    /// Values that ops before it make, and of which the inputs are made. Where there are none, the inputs are made while the device computes.
+    pub gives: Vec<Name>,
+    /// Inputs that no op before it reads.
+    pub takes: Vec<Name>,
 }
 
 /// Is told how many bytes of weights are loaded, and how many there are.
@@ -364,6 +380,11 @@ pub trait Executable: Send {
     /// What [`Executable::replace_part`] brought to the device since this was asked the last time, as far as it is there. None: the device brings nothing behind the caller's back.
     fn take_transfers(&mut self) -> Option<Vec<Transfer>> {
         None
+    }
+
+    /// The parts that were replaced and are not there yet: a call that is submitted now must not choose them in a pause.
+    fn parts_on_the_way(&self) -> Vec<usize> {
+        Vec::new()
     }
 
     /// What became of the chosen experts in all calls so far, where only some of them lie on the device with the rest of the program.

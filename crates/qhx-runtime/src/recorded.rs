@@ -2,8 +2,8 @@
 
 use crate::DeviceChoice;
 use qhx_ir::{
-    Call, Checked, DType, Device, DeviceError, Executable, ExpertCache, Generator, State, StateBytes, Ticket, Timeline, Traffic, Transfer,
-    WeightTensor, WeightsRead, dim,
+    Call, Checked, DType, Device, DeviceError, Executable, ExpertCache, Generator, Paused, State, StateBytes, Ticket, Timeline, Traffic,
+    Transfer, WeightTensor, WeightsRead, dim,
 };
 use std::{
     collections::HashMap,
@@ -86,10 +86,27 @@ impl Executable for Recorded {
     }
 
     fn wait(&mut self, ticket: Ticket, call: &mut Call<'_>) -> Result<(), DeviceError> {
-        let started = self.begun.remove(&ticket.0).unwrap_or_else(Instant::now);
-        self.executable.wait(ticket, call)?;
-        let [bytes_in, bytes_out] = self.crossing(call);
-        let facts = vec![("rows", call.bindings.rows as u64), ("bytes_in", bytes_in), ("bytes_out", bytes_out)];
+        let mut started = self.begun.remove(&ticket.0).unwrap_or_else(Instant::now);
+        let (rows, [bytes_in, bytes_out]) = (call.bindings.rows as u64, self.crossing(call));
+        match call.host.take() {
+            None => self.executable.wait(ticket, call)?,
+            Some(host) => {
+                let Self { executable, timeline, lane, name, .. } = self;
+                let mut recorded = |paused: &mut Paused<'_>| {
+                    let given = 4 * paused.given.iter().map(|numbers| numbers.len() as u64).sum::<u64>();
+                    if given == 0 {
+                        return host(paused);
+                    }
+                    timeline.add(lane, name, started, vec![("rows", rows), ("bytes_out", given)]);
+                    host(paused)?;
+                    started = Instant::now();
+                    Ok(())
+                };
+                call.with_host(&mut recorded, |call| executable.wait(ticket, call))?;
+            }
+        }
+        // Inputs that are given in pauses are counted at the end.
+        let facts = vec![("rows", rows), ("bytes_in", bytes_in), ("bytes_out", bytes_out)];
         self.timeline.add(&self.lane, &self.name, started, facts);
         self.record_transfers();
         Ok(())
@@ -142,6 +159,10 @@ impl Executable for Recorded {
 
     fn take_transfers(&mut self) -> Option<Vec<Transfer>> {
         self.executable.take_transfers()
+    }
+
+    fn parts_on_the_way(&self) -> Vec<usize> {
+        self.executable.parts_on_the_way()
     }
 
     fn expert_cache(&self) -> Option<ExpertCache> {

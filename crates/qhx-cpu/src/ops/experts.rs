@@ -72,9 +72,7 @@ impl Experts {
         });
         let x = Prepared::new(self.form, hidden, Rows::dense(prepared, width));
         let cut = |out, weight| {
-            Some(Grouped::new(out, weight_rows(weight, self.experts), order.starts, |rows| {
-                tile_shape(run.instructions, rows, weight, self.form)
-            }))
+            Some(Grouped::new(out, ffn, order.starts, move |rows| tile_shape(run.instructions, rows, weight, ffn, self.form)))
         };
         let cuts = [cut(&mut *gated, &self.gate), cut(&mut *upped, &self.up)];
         for_each(run.pool, &cuts[..], scratch, |_, (place, (expert, mut tile)), scratch| {
@@ -94,7 +92,8 @@ impl Experts {
             }
         });
         let inner = Prepared::new(self.form, ffn, Rows::dense(inner, width));
-        let cut = Grouped::new(&mut *results, hidden, order.starts, |rows| tile_shape(run.instructions, rows, &self.down, self.form));
+        let cut =
+            Grouped::new(&mut *results, hidden, order.starts, |rows| tile_shape(run.instructions, rows, &self.down, hidden, self.form));
         for_each(run.pool, cut, scratch, |_, (expert, mut tile), scratch| {
             product(&run, &self.down, expert * hidden, &inner, &mut tile, scratch);
         });
@@ -124,11 +123,6 @@ impl Experts {
             }
         });
     }
-}
-
-/// Rows of one expert's matrix.
-fn weight_rows(weight: &Matrix, experts: usize) -> usize {
-    weight.rows / experts
 }
 
 /// Choices (row · k + j) sorted by expert, those of one expert in rising order.

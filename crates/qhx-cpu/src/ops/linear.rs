@@ -166,7 +166,7 @@ impl Linear {
         let cuts = outs.map(|out| {
             let weight = &places.next()?.weight;
             run.reads(weight.rows * weight.bytes_per_row());
-            let (tile_rows, tile_columns) = tile_shape(run.instructions, x.count(), weight, self.form);
+            let (tile_rows, tile_columns) = tile_shape(run.instructions, x.count(), weight, weight.rows, self.form);
             (!out.is_empty()).then(|| Tiles::new(out, weight.rows, tile_rows, tile_columns))
         });
         for_each(run.pool, &cuts[..], scratch, |_, (place, mut tile), scratch| {
@@ -209,8 +209,8 @@ fn few_rows(instructions: Instructions, weight: &Matrix, form: ActivationForm) -
 /// [`few_rows`] of products in f32.
 const FEW_FLOAT_ROWS: usize = 16;
 
-/// The rows of x and the rows of the matrix that make up one unit.
-pub(crate) fn tile_shape(instructions: Instructions, rows: usize, weight: &Matrix, form: ActivationForm) -> (usize, usize) {
+/// The rows of x and the rows of the matrix that make up one unit, where so many `outputs` of it are computed: all of them, or those of an expert.
+pub(crate) fn tile_shape(instructions: Instructions, rows: usize, weight: &Matrix, outputs: usize, form: ActivationForm) -> (usize, usize) {
     let columns = match rows > few_rows(instructions, weight, form) {
         true if form.is_integer() => integer::unit_rows(instructions, weight.columns),
         // Several panels meet the same part of x while it is at hand.
@@ -218,7 +218,7 @@ pub(crate) fn tile_shape(instructions: Instructions, rows: usize, weight: &Matri
         false => {
             // Enough bytes to be worth a unit, enough units to share out, and groups of rows that fill vectors.
             let least = 49152usize.div_ceil(weight.bytes_per_row());
-            (weight.rows / 64).clamp(least, least.max(512)).next_multiple_of(16)
+            (outputs / 64).clamp(least, least.max(512)).next_multiple_of(16)
         }
     };
     (512, columns)

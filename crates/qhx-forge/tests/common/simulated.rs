@@ -1,12 +1,13 @@
 //! A machine that is not there: devices that compute with the processor, and whose time is reckoned instead of measured.
 
 use qhx_ir::{
-    Call, Checked, Device, DeviceError, DeviceInfo, Executable, InputData, LoadOptions, Machine, Op, OpKind, State, StateBytes, Ticket,
-    WeightTensor, Weights, dim, reference::ReferenceDevice,
+    Call, Checked, Device, DeviceError, DeviceInfo, Executable, InputData, LoadOptions, Machine, Name, Op, OpKind, Pause, Paused, State,
+    StateBytes, Ticket, WeightTensor, Weights, dim, reference::ReferenceDevice,
 };
 use qhx_runtime::{memory::tensor_bytes, planner::Clock};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Range,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -102,11 +103,12 @@ impl Machine for Simulated {
 
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
         // The processor does not replace weights; the reference does.
-        let executable = match options.replaceable {
+        let executable = match !options.replaceable.is_empty() {
             true => ReferenceDevice.load(program, weights, options)?,
             false => self.0.device.load(program, weights, options)?,
         };
-        Ok(Box::new(Timed { executable, device: self.0.clone(), ends: Vec::new(), calls: 0 }))
+        let pauses = options.pauses.clone();
+        Ok(Box::new(Timed { executable, device: self.0.clone(), pauses, ends: Vec::new(), calls: 0 }))
     }
 }
 
@@ -114,6 +116,7 @@ impl Machine for Simulated {
 struct Timed {
     executable: Box<dyn Executable>,
     device: Arc<Inner>,
+    pauses: Vec<Pause>,
     /// When each call that was submitted ends.
     ends: Vec<f64>,
     calls: usize,
@@ -125,17 +128,34 @@ impl Timed {
         self.program().stages.first().is_some_and(|stage| &*stage.name == "probe")
     }
 
+    /// The seconds of a call, or of its last or only part.
     fn cost(&self, call: &Call<'_>) -> f64 {
-        let (program, traits) = (self.program(), &self.device.traits);
-        let numbers =
-            |value: &str| dim::bind_shape(&program.value_type(value).shape, &call.bindings).unwrap().iter().product::<usize>() as f64;
-        let values = program.inputs.iter().map(|input| &input.name).chain(program.outputs.iter().map(|output| &output.value));
-        let logits = if call.wants.is_empty() {
-            0.0
-        } else {
-            program.wanted_output().map_or(0.0, |(place, _)| numbers(&program.outputs[place].value))
+        let last = self.pauses.last().map_or(0, |pause| pause.before);
+        self.device.traits.call_seconds + self.copied(call) + self.ops(call, last..self.program().ops.len())
+    }
+
+    /// The seconds that what crosses at the beginning and at the end takes.
+    fn copied(&self, call: &Call<'_>) -> f64 {
+        let numbers = |value: &str| self.numbers(call, value);
+        let program = self.program();
+        let late = |name: &str| self.pauses.iter().any(|pause| pause.takes.iter().any(|taken| **taken == *name));
+        let inputs = program.inputs.iter().map(|input| &input.name).filter(|name| !late(name));
+        let values = inputs.chain(program.outputs.iter().map(|output| &output.value));
+        let logits = match call.wants.is_empty() {
+            true => 0.0,
+            false => program.wanted_output().map_or(0.0, |(place, _)| numbers(&program.outputs[place].value)),
         };
-        let copied = 4.0 * (values.map(|value| numbers(value)).sum::<f64>() - logits);
+        4.0 * (values.map(|value| numbers(value)).sum::<f64>() - logits) / self.device.traits.copy
+    }
+
+    fn numbers(&self, call: &Call<'_>, value: &str) -> f64 {
+        dim::bind_shape(&self.program().value_type(value).shape, &call.bindings).unwrap().iter().product::<usize>() as f64
+    }
+
+    /// The seconds of the ops at some places.
+    fn ops(&self, call: &Call<'_>, places: Range<usize>) -> f64 {
+        let (program, traits) = (self.program(), &self.device.traits);
+        let numbers = |value: &str| self.numbers(call, value);
         let rows = call.bindings.rows as f64;
         let depth: f64 = call.segments.iter().filter_map(|segment| Some(segment.state.as_ref()?.len() as f64)).sum();
         let op = |op: &Op| {
@@ -167,7 +187,43 @@ impl Timed {
             };
             traits.op_seconds + (bytes / traits.read).max(products / traits.products)
         };
-        traits.call_seconds + copied / traits.copy + program.ops.iter().map(op).sum::<f64>()
+        program.ops[places].iter().map(op).sum::<f64>()
+    }
+}
+
+impl Timed {
+    /// The device computes up to each pause, where it waits for the host, which has not waited for the device where it needs nothing of it.
+    fn wait_with_pauses(&mut self, ticket: Ticket, call: &mut Call<'_>) -> Result<(), DeviceError> {
+        let (clock, device) = (self.device.clock.clone(), self.device.clone());
+        let bytes = |names: &[Name]| 4.0 * names.iter().map(|name| self.numbers(call, name)).sum::<f64>() / device.traits.copy;
+        let ends = self.pauses.iter().map(|pause| pause.before);
+        let starts = [0].into_iter().chain(self.pauses.iter().map(|pause| pause.before));
+        let parts: Vec<[f64; 3]> = starts
+            .zip(ends)
+            .zip(&self.pauses)
+            .map(|((start, end), pause)| [self.ops(call, start..end), bytes(&pause.gives), bytes(&pause.takes)])
+            .collect();
+        let (rest, waits) = (self.cost(call), self.pauses.iter().map(|pause| !pause.gives.is_empty()).collect::<Vec<_>>());
+        let work = |seconds: f64| {
+            let mut free = device.free.lock().unwrap();
+            *free = free.max(clock.seconds()) + seconds;
+            *free
+        };
+        let Some(host) = call.host.take() else { return Err(DeviceError::Call("nobody answers".into())) };
+        let mut timed = |paused: &mut Paused<'_>| {
+            let [ops, given, taken] = parts[paused.number];
+            let reached = work(ops + given);
+            if waits[paused.number] {
+                clock.go_on_to(reached);
+            }
+            host(paused)?;
+            let mut free = device.free.lock().unwrap();
+            *free = free.max(clock.seconds()) + taken + device.traits.call_seconds;
+            Ok(())
+        };
+        call.with_host(&mut timed, |call| self.executable.wait(ticket, call))?;
+        clock.go_on_to(work(rest));
+        Ok(())
     }
 }
 
@@ -182,7 +238,7 @@ impl Executable for Timed {
 
     fn submit(&mut self, call: &mut Call<'_>) -> Result<Ticket, DeviceError> {
         let asleep = self.calls < self.device.traits.waking && !self.is_probe();
-        let cost = self.cost(call) * if asleep { WAKING } else { 1.0 };
+        let cost = if self.pauses.is_empty() { self.cost(call) } else { 0.0 } * if asleep { WAKING } else { 1.0 };
         self.calls += 1;
         let mut free = self.device.free.lock().unwrap();
         *free = free.max(self.device.clock.seconds()) + cost;
@@ -191,7 +247,11 @@ impl Executable for Timed {
     }
 
     fn wait(&mut self, ticket: Ticket, call: &mut Call<'_>) -> Result<(), DeviceError> {
-        self.device.clock.go_on_to(self.ends.remove(0));
+        let rest = self.ends.remove(0);
+        if !self.pauses.is_empty() {
+            return self.wait_with_pauses(ticket, call);
+        }
+        self.device.clock.go_on_to(rest);
         match self.is_probe() {
             true => call.outputs.give(&self.program().clone(), &[], |_| Vec::new()),
             false => self.executable.wait(ticket, call),

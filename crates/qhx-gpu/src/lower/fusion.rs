@@ -187,7 +187,7 @@ impl Lowering<'_> {
 
     /// The form in which products read a value that is about to be made, and whether anything else reads it. None where they read it in several forms, or as it is.
     pub(super) fn wanted_form(&self, name: &Name, width: usize) -> Option<(ActivationForm, bool)> {
-        let (mut form, mut others) = (None, self.program.is_output(name) || !self.program.stages_shown_by(name).is_empty());
+        let (mut form, mut others) = (None, self.is_kept(name) || !self.program.stages_shown_by(name).is_empty());
         for &reader in self.program.readers(name) {
             let read = match &self.program.ops[reader].op {
                 OpKind::Linear { activation, clip: None, .. } => *activation,
@@ -250,7 +250,7 @@ impl Lowering<'_> {
 
     /// The sum that alone reads a product, where its other side is known already: the product adds it.
     pub(super) fn added(&mut self, product: &Name) -> Option<(Name, View)> {
-        if self.program.is_output(product) || !self.program.stages_shown_by(product).is_empty() {
+        if self.is_kept(product) || !self.program.stages_shown_by(product).is_empty() {
             return None;
         }
         let [reader] = *self.program.readers(product) else { return None };
@@ -266,7 +266,7 @@ impl Lowering<'_> {
     pub(super) fn sum(&mut self, row: &Name) -> Option<(Name, Sum)> {
         let (name, other) = self.added(row)?;
         let mut sum = Sum { added: other.buffer, factor: 0, scale: 1.0 };
-        if self.program.is_output(&name) || !self.program.stages_shown_by(&name).is_empty() {
+        if self.is_kept(&name) || !self.program.stages_shown_by(&name).is_empty() {
             return Some((name, sum));
         }
         let [reader] = *self.program.readers(&name) else { return Some((name, sum)) };
@@ -302,7 +302,7 @@ impl Lowering<'_> {
         let [reader] = *self.program.readers(path) else { return false };
         let next = &self.program.ops[reader];
         let OpKind::Rope { positions, rotary, .. } = &next.op else { return false };
-        if self.program.is_output(path) || !self.program.stages_shown_by(path).is_empty() || !self.values.contains_key(positions) {
+        if self.is_kept(path) || !self.program.stages_shown_by(path).is_empty() || !self.values.contains_key(positions) {
             return false;
         }
         let (x, weight) = (self.view(x), self.plain(weight.as_ref()));

@@ -165,7 +165,7 @@ impl Lowering<'_> {
 
     /// Whether one op reads a value, and nobody else.
     fn is_read_once(&self, name: &Name) -> bool {
-        self.program.readers(name).len() == 1 && !self.program.is_output(name) && self.program.stages_shown_by(name).is_empty()
+        self.program.readers(name).len() == 1 && !self.is_kept(name) && self.program.stages_shown_by(name).is_empty()
     }
 
     /// Attention by tiles of queries; where there are few, their keys are split among workgroups.

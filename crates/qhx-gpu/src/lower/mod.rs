@@ -10,14 +10,15 @@ mod simple;
 mod single;
 
 use crate::{
+    kernels,
     plan::{self, Lifetime},
     recorder::{Addresses, Aliases, Recorder, Resource, Step, bind},
     state::SlotLayout,
-    stream::StreamPlan,
+    stream::{Instruction, Operation, StreamPlan},
     vulkan::SmallMatrices,
     weights::{DeviceWeights, Matrix},
 };
-use qhx_ir::{ActivationForm, Bindings, Checked, DType, DeviceError, Dim, Name, OpKind, Shape, Symbol};
+use qhx_ir::{ActivationForm, Bindings, Checked, DType, DeviceError, Dim, LoadOptions, Name, OpKind, Pause, Shape, Symbol};
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
@@ -34,13 +35,27 @@ pub(crate) struct Lowered {
     pub(crate) taps: Vec<Tapped>,
     /// In the program's order.
     pub(crate) outputs: Vec<View>,
+    /// In their order.
+    pub(crate) pauses: Vec<LoweredPause>,
     /// For the step of one row, where all products and attention have instructions.
     pub(crate) stream: Option<StreamPlan>,
     pub(crate) aliases: Aliases,
     buffers: Vec<Buffer>,
     offsets: Vec<u64>,
-    /// Bytes of the arena.
+    /// Bytes of the arena, of inputs that are given in pauses, and of what pauses give.
     pub(crate) arena: u64,
+    pub(crate) late: u64,
+    pub(crate) given: u64,
+}
+
+/// A pause.
+pub(crate) struct LoweredPause {
+    /// The place of its step.
+    pub(crate) step: usize,
+    /// What it gives, and from which byte on.
+    pub(crate) gives: Vec<(View, u64)>,
+    /// The places of the inputs that it takes.
+    pub(crate) takes: Vec<usize>,
 }
 
 /// A stage's tap.
@@ -82,21 +97,34 @@ impl View {
 
 /// Memory that steps use.
 struct Buffer {
-    /// The number of an input; none: in the arena.
-    input: Option<usize>,
+    held: Held,
     bytes: u64,
 }
 
-/// Lowers `program` for calls up to `max`. Attention takes at most `most_queries` queries at once; `matrices` are what the device multiplies. `stream`: how a step of one row is to be made of instructions, if at all.
+/// Where a buffer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Held {
+    Arena,
+    /// The input with this number.
+    Input(usize),
+    /// The same, but given in a pause.
+    Late(usize),
+    /// What a pause gives, from this byte on.
+    Given(u64),
+}
+
+/// Lowers `program` for calls within `limits`, with their pauses. Attention takes at most `most_queries` queries at once; `matrices` are what the device multiplies. `stream`: how a step of one row is to be made of instructions, if at all.
 pub(crate) fn lower(
     program: &Checked,
     weights: &DeviceWeights,
     slots: &Arc<SlotLayout>,
-    max: Bindings,
+    limits: &LoadOptions,
     most_queries: usize,
     matrices: Option<SmallMatrices>,
     stream: Option<StreamPlan>,
 ) -> Result<Lowered, DeviceError> {
+    let max = Bindings { rows: limits.max_rows, soft_rows: limits.max_soft_rows, wanted: limits.max_wanted };
+    let pauses = &limits.pauses;
     let mut lowering = Lowering {
         program,
         weights,
@@ -109,6 +137,9 @@ pub(crate) fn lower(
         steps: Vec::new(),
         wanted: HashSet::new(),
         taps: Vec::new(),
+        pauses: Vec::new(),
+        kept: pauses.iter().flat_map(|pause| pause.gives.iter().cloned()).collect(),
+        given: 0,
         prepared: HashMap::new(),
         splits: HashMap::new(),
         turns: HashMap::new(),
@@ -117,12 +148,18 @@ pub(crate) fn lower(
         single: single::Single::new(stream),
     };
     for (place, input) in program.inputs.iter().enumerate() {
-        let bytes = lowering.bytes(&input.shape);
-        lowering.buffers.push(Buffer { input: Some(place), bytes });
-        let view = View { buffer: lowering.buffers.len() - 1, shape: input.shape.clone(), dtype: input.dtype };
-        lowering.define(&input.name, view);
+        let is_late = pauses.iter().any(|pause| pause.takes.contains(&input.name));
+        let held = if is_late { Held::Late(place) } else { Held::Input(place) };
+        lowering.buffers.push(Buffer { held, bytes: lowering.bytes(&input.shape) });
+        if !is_late {
+            lowering.define_input(place);
+        }
     }
+    let mut pauses = pauses.iter().peekable();
     for (place, op) in program.ops.iter().enumerate() {
+        while let Some(pause) = pauses.next_if(|pause| pause.before == place) {
+            lowering.pause(pause)?;
+        }
         if !lowering.done.contains(&place) {
             lowering.op(&op.path, &op.op)?;
         }
@@ -145,6 +182,11 @@ struct Lowering<'a> {
     /// Buffers with a row for each wanted one.
     wanted: HashSet<usize>,
     taps: Vec<Tapped>,
+    pauses: Vec<LoweredPause>,
+    /// Values that pauses give.
+    kept: HashSet<Name>,
+    /// Bytes of what a pause gives at most.
+    given: u64,
     /// Rows as they enter products, by buffer, width, form and bounds.
     prepared: HashMap<(usize, usize, ActivationForm, [u32; 2]), Prepared>,
     /// Rows of floats that are split into f16, by their buffer.
@@ -226,8 +268,70 @@ impl Lowering<'_> {
 
     /// A buffer in the arena.
     fn buffer(&mut self, bytes: u64) -> usize {
-        self.buffers.push(Buffer { input: None, bytes });
+        self.add_buffer(Held::Arena, bytes)
+    }
+
+    fn add_buffer(&mut self, held: Held, bytes: u64) -> usize {
+        self.buffers.push(Buffer { held, bytes });
         self.buffers.len() - 1
+    }
+
+    /// Gives an input its name. Inputs have the first buffers.
+    fn define_input(&mut self, place: usize) {
+        let input = &self.program.inputs[place];
+        self.define(&input.name, View { buffer: place, shape: input.shape.clone(), dtype: input.dtype });
+    }
+
+    /// Whether a value has to be there as it is: it is an output, or a pause gives it.
+    fn is_kept(&self, name: &Name) -> bool {
+        self.program.is_output(name) || self.kept.contains(name)
+    }
+
+    /// A pause: what it gives is copied to where the host reads it, behind all that was done so far.
+    fn pause(&mut self, pause: &Pause) -> Result<(), DeviceError> {
+        let unknown = |name: &Name| DeviceError::Call(format!("program `{}` pauses for `{name}`, which is not there", self.program.name));
+        let mut gives = Vec::new();
+        let mut end = 0;
+        for name in &pause.gives {
+            let view = self.values.get(name).cloned().ok_or_else(|| unknown(name))?;
+            let bytes = self.bytes(&view.shape);
+            gives.push((view, end));
+            end += bytes.next_multiple_of(GIVEN_ALIGNMENT);
+        }
+        self.given = self.given.max(end);
+        let input = |name: &Name| self.program.inputs.iter().position(|input| input.name == *name).ok_or_else(|| unknown(name));
+        let takes = pause.takes.iter().map(input).collect::<Result<Vec<_>, _>>()?;
+        let group = self.single.group();
+        for (view, offset) in &gives {
+            let (from, shape) = (view.buffer, view.shape.clone());
+            let to = self.add_buffer(Held::Given(*offset), self.bytes(&shape));
+            // What the pause before gave has been read.
+            let reads = vec![Resource::Buffer(from), Resource::Pauses];
+            self.step(reads, buffers([to]), move |r| {
+                let count = r.volume(&shape);
+                let numbers = [1, count, count, 0, count, 0].map(|n| n as u32);
+                if r.is_single() {
+                    let addresses = [r.address(from), r.address(to)];
+                    r.instruct(Instruction::new(Operation::Part, count.div_ceil(group), &addresses, &numbers));
+                    return Ok(());
+                }
+                r.flat(kernels::ROWS, &[0], count, 256, &[r.address(from), 0, r.address(to)], &numbers)
+            });
+        }
+        let copies = self.steps.iter().rev().take(gives.len());
+        let reads = copies.flat_map(|step| step.writes.clone()).collect();
+        let writes = takes.iter().map(|&place| Resource::Buffer(place)).chain([Resource::Pauses]).collect();
+        let number = self.pauses.len();
+        self.step(reads, writes, move |r| {
+            r.pause(number);
+            Ok(())
+        });
+        if let Some(step) = self.steps.last_mut() {
+            step.pause = Some(number);
+        }
+        takes.iter().for_each(|&place| self.define_input(place));
+        self.pauses.push(LoweredPause { step: 0, gives, takes });
+        Ok(())
     }
 
     /// A buffer for a value that an op makes.
@@ -244,7 +348,7 @@ impl Lowering<'_> {
         writes: Vec<Resource>,
         work: impl Fn(&mut Recorder<'_>) -> Result<(), DeviceError> + Send + 'static,
     ) {
-        self.steps.push(Step { reads, writes, work: Box::new(work), left_out: false });
+        self.steps.push(Step { reads, writes, work: Box::new(work), left_out: false, pause: None });
     }
 
     /// Gives a value its name: it was made by the steps so far.
@@ -289,27 +393,50 @@ impl Lowering<'_> {
         for output in &outputs {
             lives[output.buffer].1 = steps + 1;
         }
-        let lifetimes: Vec<Lifetime> = self
-            .buffers
-            .iter()
-            .zip(lives)
-            .map(|(buffer, (first, end))| Lifetime {
-                bytes: if buffer.input.is_some() { 0 } else { buffer.bytes },
+        let at = |number: usize| self.steps.iter().position(|step| step.pause == Some(number)).unwrap_or(steps);
+        let mut waited = 0;
+        for (number, pause) in self.pauses.iter_mut().enumerate() {
+            pause.step = at(number);
+            // Where the device does not wait before, the host may write as soon as it has answered the pause before.
+            if pause.gives.is_empty() {
+                pause.takes.iter().for_each(|&place| lives[place].0 = waited);
+            } else {
+                waited = pause.step;
+            }
+        }
+        let place = |is_there: fn(&Held) -> bool| {
+            let lifetimes = self.buffers.iter().zip(&lives).map(|(buffer, &(first, end))| Lifetime {
+                bytes: if is_there(&buffer.held) { buffer.bytes } else { 0 },
                 steps: first.min(end)..end,
-            })
-            .collect();
-        let (offsets, arena) = plan::place(&lifetimes);
+            });
+            plan::place(&lifetimes.collect::<Vec<_>>())
+        };
+        let (in_arena, arena) = place(|held| *held == Held::Arena);
+        let (in_late, late) = place(|held| matches!(held, Held::Late(_)));
+        let offset = |(number, buffer): (usize, &Buffer)| match buffer.held {
+            Held::Arena => in_arena[number],
+            Held::Late(_) => in_late[number],
+            Held::Given(offset) => offset,
+            Held::Input(_) => 0,
+        };
+        let offsets = self.buffers.iter().enumerate().map(offset).collect();
         // What is copied at the end has to be a buffer of its own.
         let (stream, aliases) = self.single.finish(outputs.iter().map(|view| view.buffer));
-        Lowered { steps: self.steps, wanted_from, taps: self.taps, outputs, stream, aliases, buffers: self.buffers, offsets, arena }
+        let Self { steps, taps, pauses, buffers, given, .. } = self;
+        Lowered { steps, wanted_from, taps, outputs, pauses, stream, aliases, buffers, offsets, arena, late, given }
     }
 }
 
 impl Lowered {
-    /// Where everything is, given where the call's parameters, its inputs and the arena are.
-    pub(crate) fn addresses(&self, call: u64, inputs: &[u64], arena: u64) -> Addresses {
+    /// Where everything is, given where the call's parameters, its inputs and the areas are.
+    pub(crate) fn addresses(&self, call: u64, inputs: &[u64], areas: Areas) -> Addresses {
         let buffers = self.buffers.iter().zip(&self.offsets).map(|(buffer, offset)| {
-            let first = buffer.input.map_or(arena + offset, |place| inputs[place]);
+            let first = match buffer.held {
+                Held::Arena => areas.arena + offset,
+                Held::Input(place) => inputs[place],
+                Held::Late(_) => areas.late + offset,
+                Held::Given(_) => areas.given + offset,
+            };
             first..first + buffer.bytes.max(1)
         });
         Addresses { call, buffers: buffers.collect() }
@@ -317,19 +444,43 @@ impl Lowered {
 
     /// The offset of a value in the arena; none for inputs.
     pub(crate) fn offset(&self, view: &View) -> Option<u64> {
-        self.buffers[view.buffer].input.is_none().then(|| self.offsets[view.buffer])
+        (self.buffers[view.buffer].held == Held::Arena).then(|| self.offsets[view.buffer])
     }
 
-    /// The input that a value is.
+    /// The input that a value is, where it is known when a call begins.
     pub(crate) fn input(&self, view: &View) -> Option<usize> {
-        self.buffers[view.buffer].input
+        match self.buffers[view.buffer].held {
+            Held::Input(place) => Some(place),
+            _ => None,
+        }
     }
 
-    /// Bytes of the largest call's inputs, in order.
+    /// Where the input at a place, which a pause takes, is among those.
+    pub(crate) fn late_offset(&self, place: usize) -> Option<u64> {
+        matches!(self.buffers[place].held, Held::Late(_)).then(|| self.offsets[place])
+    }
+
+    /// Bytes of the largest call's inputs, in order; of those that pauses take, none.
     pub(crate) fn input_bytes(&self) -> Vec<u64> {
-        self.buffers.iter().filter(|buffer| buffer.input.is_some()).map(|buffer| buffer.bytes).collect()
+        let bytes = |buffer: &Buffer| match buffer.held {
+            Held::Input(_) => Some(buffer.bytes),
+            Held::Late(_) => Some(0),
+            _ => None,
+        };
+        self.buffers.iter().filter_map(bytes).collect()
     }
 }
+
+/// The addresses of the arena, of inputs that pauses take, and of what they give.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Areas {
+    pub(crate) arena: u64,
+    pub(crate) late: u64,
+    pub(crate) given: u64,
+}
+
+/// What a pause gives begins at multiples of this.
+const GIVEN_ALIGNMENT: u64 = 256;
 
 /// Shorthand for buffers that a step reads or writes.
 fn buffers<const N: usize>(all: [usize; N]) -> Vec<Resource> {

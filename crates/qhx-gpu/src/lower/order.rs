@@ -4,7 +4,7 @@ use super::Tapped;
 use crate::recorder::{Resource, Step};
 use std::collections::HashMap;
 
-/// Sorts steps by the length of the longest chain of steps before them. Taps follow the steps that make their values, in the order they had.
+/// Sorts steps by the length of the longest chain of steps before them; pauses come behind all that was before them. Taps follow the steps that make their values, in the order they had.
 pub(super) fn by_level(steps: &mut Vec<Step>, taps: &mut [Tapped]) {
     let mut written: HashMap<Resource, usize> = HashMap::new();
     let mut read: HashMap<Resource, usize> = HashMap::new();
@@ -13,7 +13,9 @@ pub(super) fn by_level(steps: &mut Vec<Step>, taps: &mut [Tapped]) {
         let after = |found: Option<&usize>| found.map_or(0, |level| level + 1);
         let reads = step.reads.iter().map(|resource| after(written.get(resource)));
         let writes = step.writes.iter().map(|resource| after(written.get(resource)).max(after(read.get(resource))));
-        let level = reads.chain(writes).max().unwrap_or(0);
+        // The host is told of a pause when all before it is done.
+        let before = if step.pause.is_some() { after(levels.iter().max()) } else { 0 };
+        let level = reads.chain(writes).max().unwrap_or(0).max(before);
         for resource in &step.reads {
             let last = read.entry(*resource).or_insert(level);
             *last = level.max(*last);

@@ -239,7 +239,7 @@ impl Lowering<'_> {
             }
         };
         let readers = self.program.readers(name);
-        !self.program.is_output(name) && !readers.is_empty() && readers.iter().all(reads)
+        !self.is_kept(name) && !readers.is_empty() && readers.iter().all(reads)
     }
 
     /// The product of a row of `x` with a weight, as an instruction. None where there is more than one row.
@@ -288,7 +288,7 @@ impl Lowering<'_> {
 
     /// The products of gate and up as one, where nothing else reads them; their steps are left out.
     pub(super) fn pair(&mut self, gate: &Name, up: &Name, function: u32, to: usize) -> Option<Product> {
-        let alone = |name: &Name| self.program.readers(name).len() == 1 && !self.program.is_output(name);
+        let alone = |name: &Name| self.program.readers(name).len() == 1 && !self.is_kept(name);
         let found = [gate, up].map(|name| self.single.products.get(&self.values[name].buffer).copied().filter(|_| alone(name)));
         let [Some((first, a)), Some((second, b))] = found else { return None };
         let unbounded = |p: &Product| p.biases == [0; 2] && p.clip == [f32::NEG_INFINITY, f32::INFINITY] && p.added.is_none();
@@ -307,7 +307,7 @@ impl Lowering<'_> {
 
     /// How heads that only this attention reads are turned; their step is left out.
     pub(super) fn take_turned(&mut self, name: &Name) -> Option<Turned> {
-        if self.single.plan.is_none() || self.program.readers(name).len() != 1 || self.program.is_output(name) {
+        if self.single.plan.is_none() || self.program.readers(name).len() != 1 || self.is_kept(name) {
             return None;
         }
         let turned = self.single.turned.get(&self.values[name].buffer).copied()?;

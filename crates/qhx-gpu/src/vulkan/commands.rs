@@ -16,6 +16,8 @@ pub(crate) enum Command {
     },
     /// What follows sees all that was written before.
     Barrier,
+    /// Tells the host that everything before is done, and waits for it.
+    Pause(PauseEvents),
     /// Copies bytes.
     Copy { from: Arc<Buffer>, from_offset: u64, to: Arc<Buffer>, to_offset: u64, bytes: u64 },
 }
@@ -94,6 +96,13 @@ impl Recording {
                         stamp(recording.times);
                     }
                     Command::Barrier => barrier(gpu, lane, buffer),
+                    Command::Pause(PauseEvents { reached, answered }) => {
+                        let (host, work) = (vk::PipelineStageFlags::HOST, lane.stages());
+                        to_host(gpu, lane, buffer);
+                        device.cmd_set_event(buffer, reached.handle, work);
+                        let seen = vk::MemoryBarrier::default().src_access_mask(vk::AccessFlags::HOST_WRITE).dst_access_mask(lane.reads());
+                        device.cmd_wait_events(buffer, &[answered.handle], host, work, &[seen], &[], &[]);
+                    }
                     Command::Copy { from, from_offset, to, to_offset, bytes } => {
                         assert!(from_offset + bytes <= from.bytes() && to_offset + bytes <= to.bytes(), "a copy beyond a buffer");
                         let region = vk::BufferCopy::default().src_offset(*from_offset).dst_offset(*to_offset).size(*bytes);
@@ -104,8 +113,7 @@ impl Recording {
             if lane == Lane::Transfer {
                 stamp(recording.times);
             }
-            let to_host = vk::MemoryBarrier::default().src_access_mask(lane.writes()).dst_access_mask(vk::AccessFlags::HOST_READ);
-            device.cmd_pipeline_barrier(buffer, lane.stages(), vk::PipelineStageFlags::HOST, Default::default(), &[to_host], &[], &[]);
+            to_host(gpu, lane, buffer);
             device.end_command_buffer(buffer).map_err(wrong)?;
             recording.commands = commands;
             Ok(recording)
@@ -149,6 +157,76 @@ unsafe fn barrier(gpu: &Gpu, lane: Lane, buffer: vk::CommandBuffer) {
     let memory = vk::MemoryBarrier::default().src_access_mask(lane.writes()).dst_access_mask(lane.reads() | lane.writes());
     // SAFETY: as the caller promises.
     unsafe { gpu.device.cmd_pipeline_barrier(buffer, work, work, Default::default(), &[memory], &[], &[]) };
+}
+
+/// # Safety
+/// The command buffer is being recorded.
+unsafe fn to_host(gpu: &Gpu, lane: Lane, buffer: vk::CommandBuffer) {
+    let memory = vk::MemoryBarrier::default().src_access_mask(lane.writes()).dst_access_mask(vk::AccessFlags::HOST_READ);
+    let host = vk::PipelineStageFlags::HOST;
+    // SAFETY: as the caller promises.
+    unsafe { gpu.device.cmd_pipeline_barrier(buffer, lane.stages(), host, Default::default(), &[memory], &[], &[]) };
+}
+
+/// Something that happens once: the device tells the host, or the host the device.
+pub(crate) struct Event {
+    gpu: Arc<Gpu>,
+    handle: vk::Event,
+}
+
+/// The events of a pause.
+#[derive(Clone)]
+pub(crate) struct PauseEvents {
+    pub(crate) reached: Arc<Event>,
+    pub(crate) answered: Arc<Event>,
+}
+
+impl PauseEvents {
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self, Fault> {
+        Ok(Self { reached: Arc::new(Event::new(gpu)?), answered: Arc::new(Event::new(gpu)?) })
+    }
+
+    /// Nothing has happened yet. No submission may be waiting.
+    pub(crate) fn reset(&self) -> Result<(), Fault> {
+        self.reached.reset()?;
+        self.answered.reset()
+    }
+}
+
+impl Event {
+    fn new(gpu: &Arc<Gpu>) -> Result<Self, Fault> {
+        // SAFETY: the device lives, held by `gpu`; the event is destroyed by `drop`.
+        let handle = unsafe { gpu.device.create_event(&vk::EventCreateInfo::default(), None) };
+        Ok(Self { gpu: gpu.clone(), handle: handle.map_err(|e| Fault::of("making an event", e))? })
+    }
+
+    fn reset(&self) -> Result<(), Fault> {
+        // SAFETY: the event lives, and no submission uses it, as the caller promises.
+        unsafe { self.gpu.device.reset_event(self.handle) }.map_err(|e| self.gpu.fault("resetting an event", e))
+    }
+
+    /// It happens: the device sees what the host wrote before.
+    pub(crate) fn set(&self) -> Result<(), Fault> {
+        // Writes that are gathered on their way to the device's memory.
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        // SAFETY: the event lives.
+        unsafe { self.gpu.device.set_event(self.handle) }.map_err(|e| self.gpu.fault("telling the device", e))
+    }
+
+    /// Whether it has happened.
+    pub(crate) fn has_happened(&self) -> Result<bool, Fault> {
+        // SAFETY: the event lives.
+        unsafe { self.gpu.device.get_event_status(self.handle) }.map_err(|e| self.gpu.fault("waiting for the device", e))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if !self.gpu.is_lost() {
+            // SAFETY: recordings that use it hold it.
+            unsafe { self.gpu.device.destroy_event(self.handle, None) };
+        }
+    }
 }
 
 impl Drop for Recording {

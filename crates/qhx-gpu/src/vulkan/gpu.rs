@@ -1,7 +1,7 @@
 //! An opened device: its pipelines, submitting work to its queues, and waiting for it.
 
 use super::{
-    Adapter, Driver, Fault, Injected, Lane, Recording, Submission,
+    Adapter, Driver, Event, Fault, Injected, Lane, Recording, Submission,
     queues::{Line, QueuePlace},
 };
 use crate::cache;
@@ -20,6 +20,9 @@ const INJECTED: &str = "a failure that a test asked for";
 
 /// How long a thread watches the device before it sleeps: about a step of one row.
 const AWAKE: Duration = Duration::from_millis(3);
+
+/// How long it sleeps between two looks then.
+const GLANCE: Duration = Duration::from_micros(100);
 
 /// An opened device.
 pub(crate) struct Gpu {
@@ -333,6 +336,21 @@ impl Gpu {
         }
     }
 
+    /// Waits until a submission reaches an event, as [`Gpu::wait`] does for its end.
+    pub(crate) fn wait_for(&self, event: &Event, submission: Submission) -> Result<(), Fault> {
+        let began = Instant::now();
+        while !event.has_happened()? || self.fails(Injected::Hang, submission.number) {
+            let waited = began.elapsed();
+            if waited > self.patience || self.fails(Injected::Hang, submission.number) {
+                self.lost.store(true, Ordering::Relaxed);
+                return Err(Fault::Lost(format!("it did not go on with its work within {} s", self.patience.as_secs_f32())));
+            }
+            // Short work is over before a sleeping thread would wake up.
+            if waited < AWAKE { std::hint::spin_loop() } else { std::thread::sleep(GLANCE) }
+        }
+        Ok(())
+    }
+
     /// Whether a test wants something of this number to go wrong.
     fn fails(&self, kind: Injected, number: u64) -> bool {
         self.fault.is_some_and(|(own, first)| own == kind && number >= first)
@@ -343,7 +361,7 @@ impl Gpu {
         self.submit(&[recording], None).and_then(|submission| self.wait(submission))
     }
 
-    fn fault(&self, action: &str, result: vk::Result) -> Fault {
+    pub(super) fn fault(&self, action: &str, result: vk::Result) -> Fault {
         let fault = Fault::of(action, result);
         if matches!(fault, Fault::Lost(_)) {
             self.lost.store(true, Ordering::Relaxed);

@@ -12,7 +12,8 @@ mod queues;
 
 pub(crate) use adapter::{Adapter, Driver, Kind, SmallMatrices};
 pub(crate) use buffer::{Buffer, PAGE_BYTES, Use, pages_of};
-pub(crate) use commands::{Command, Recording};
+use commands::Event;
+pub(crate) use commands::{Command, PauseEvents, Recording};
 pub(crate) use gpu::{Conduct, Gpu, Pipeline, Profile};
 use queues::Lane;
 pub(crate) use queues::Submission;

@@ -51,11 +51,14 @@ pub struct Options {
     /// Whether the device always computes in f16: the reference then also rounds rows that enter products to f16, and bounds are those of
     /// f16.
     pub half: bool,
+    /// Whether a call that is made again gives the same bits.
+    pub repeats: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { seed: 1, cases: 24, only: None, strict: false, max_segments: 16, partial_commits: true, tolerance_factor: 1.0, half: false }
+        let (seed, cases, only, strict, max_segments) = (1, 24, None, false, 16);
+        Self { seed, cases, only, strict, max_segments, partial_commits: true, tolerance_factor: 1.0, half: false, repeats: true }
     }
 }
 

@@ -1,13 +1,22 @@
 //! The working set of one call: the values computed so far, the segments, and their new states.
 
 use super::state::{Pending, ReferenceState};
-use crate::{Bindings, Checked, DeviceError, Name, Segment, WeightTensor, dim};
+use crate::{Bindings, Checked, DeviceError, InputData, Name, Segment, WeightTensor, dim};
 use std::{collections::HashMap, ops::Range};
 
 /// A value's data, row-major.
 pub(super) enum Data {
     F32(Vec<f32>),
     I32(Vec<i32>),
+}
+
+impl From<InputData<'_>> for Data {
+    fn from(data: InputData<'_>) -> Self {
+        match data {
+            InputData::F32(x) => Self::F32(x.to_vec()),
+            InputData::I32(x) => Self::I32(x.to_vec()),
+        }
+    }
 }
 
 /// A value with its shape in this call.
@@ -49,14 +58,14 @@ pub(super) struct Frame<'a> {
     pub(super) program: &'a Checked,
     pub(super) spans: Vec<Span<'a>>,
     bindings: Bindings,
-    weights: &'a HashMap<Name, WeightTensor>,
+    weights: &'a mut HashMap<Name, WeightTensor>,
     values: HashMap<Name, Value>,
 }
 
 impl<'a> Frame<'a> {
     pub(super) fn new(
         program: &'a Checked,
-        weights: &'a HashMap<Name, WeightTensor>,
+        weights: &'a mut HashMap<Name, WeightTensor>,
         bindings: Bindings,
         segments: &'a [Segment<'_>],
     ) -> Result<Self, DeviceError> {
@@ -118,8 +127,13 @@ impl<'a> Frame<'a> {
         self.program.value_type(name).shape[0].rows_per_row().expect("the checked program has rows of the call here")
     }
 
-    pub(super) fn weight(&self, name: &Name) -> &'a WeightTensor {
+    pub(super) fn weight(&self, name: &Name) -> &WeightTensor {
         &self.weights[name]
+    }
+
+    /// Replaces one of the parts of a weight.
+    pub(super) fn replace_part(&mut self, weight: &str, number: usize, part: &WeightTensor) -> Result<(), DeviceError> {
+        replace_part(self.weights, weight, number, part)
     }
 
     /// All values of a weight, without padding.
@@ -137,6 +151,21 @@ impl<'a> Frame<'a> {
     pub(super) fn into_pending(self) -> Vec<Pending> {
         self.spans.into_iter().map(|span| span.pending).collect()
     }
+}
+
+/// Replaces one of the parts of one of some weights.
+pub(super) fn replace_part(
+    weights: &mut HashMap<Name, WeightTensor>,
+    weight: &str,
+    number: usize,
+    part: &WeightTensor,
+) -> Result<(), DeviceError> {
+    let wrong = |reason: String| DeviceError::Weight { name: weight.into(), reason };
+    let tensor = weights.get_mut(weight).ok_or_else(|| wrong("cannot be replaced".into()))?;
+    let mut parts: Vec<WeightTensor> = (0..).map_while(|number| tensor.part(number)).collect();
+    *parts.get_mut(number).ok_or_else(|| wrong(format!("has no part {number}")))? = part.clone();
+    *tensor = WeightTensor::stacked(&parts).map_err(wrong)?;
+    Ok(())
 }
 
 /// Σ a·b in f64.

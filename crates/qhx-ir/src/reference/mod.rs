@@ -21,8 +21,8 @@ pub(crate) mod tests;
 pub use state::ReferenceState;
 
 use crate::{
-    Call, Checked, Device, DeviceError, DeviceInfo, Executable, InputData, LoadOptions, Machine, Name, Op, OpKind, State, Tap, Ticket,
-    WeightTensor, Weights, hadamard_row,
+    Call, Checked, Device, DeviceError, DeviceInfo, Executable, Host, InputData, LoadOptions, Machine, Name, Op, OpKind, Pause, Paused,
+    State, Tap, Ticket, WeightTensor, Weights, hadamard_row,
 };
 use frame::{Data, Frame, Value};
 use state::Pending;
@@ -149,14 +149,10 @@ impl Executable for ReferenceExecutable {
     }
 
     fn replace_part(&mut self, weight: &str, number: usize, part: &WeightTensor) -> Result<(), DeviceError> {
-        let wrong = |reason: String| DeviceError::Weight { name: weight.into(), reason };
-        let Some(tensor) = self.weights.get_mut(weight).filter(|_| self.options.replaceable) else {
-            return Err(wrong("cannot be replaced".into()));
-        };
-        let mut parts: Vec<WeightTensor> = (0..).map_while(|number| tensor.part(number)).collect();
-        *parts.get_mut(number).ok_or_else(|| wrong(format!("has no part {number}")))? = part.clone();
-        *tensor = WeightTensor::stacked(&parts).map_err(wrong)?;
-        Ok(())
+        match self.options.replaceable.iter().any(|name| **name == *weight) {
+            true => frame::replace_part(&mut self.weights, weight, number, part),
+            false => Err(DeviceError::Weight { name: weight.into(), reason: "cannot be replaced".into() }),
+        }
     }
 
     fn scratch_bytes(&self) -> u64 {
@@ -179,16 +175,16 @@ impl ReferenceExecutable {
     /// Runs all ops; returns the new state of each segment.
     fn interpret(&mut self, call: &mut Call<'_>) -> Result<Vec<Pending>, DeviceError> {
         let program = self.program.clone();
-        let mut frame = Frame::new(&program, &self.weights, call.bindings, call.segments)?;
-        for (input, data) in program.inputs.iter().zip(call.inputs) {
-            let data = match data {
-                InputData::F32(x) => Data::F32(x.to_vec()),
-                InputData::I32(x) => Data::I32(x.to_vec()),
-            };
-            frame.insert(&input.name, data)?;
+        let mut frame = Frame::new(&program, &mut self.weights, call.bindings, call.segments)?;
+        for (input, &data) in program.inputs.iter().zip(call.inputs) {
+            frame.insert(&input.name, data.into())?;
             deliver(&frame, &input.name, &mut call.taps);
         }
-        for op in &program.ops {
+        let mut pauses = self.options.pauses.iter().enumerate().peekable();
+        for (place, op) in program.ops.iter().enumerate() {
+            while let Some((number, own)) = pauses.next_if(|(_, pause)| pause.before == place) {
+                pause(&mut frame, number, own, &mut call.host)?;
+            }
             if call.cancel.is_some_and(|flag| flag.load(std::sync::atomic::Ordering::Relaxed)) {
                 return Err(DeviceError::Cancelled);
             }
@@ -202,6 +198,19 @@ impl ReferenceExecutable {
         call.outputs.give(&program, call.wants, |output| frame.value(&output.value).to_f32())?;
         Ok(frame.into_pending())
     }
+}
+
+/// Has the host make the inputs that a pause takes.
+fn pause(frame: &mut Frame<'_>, number: usize, pause: &Pause, host: &mut Option<&mut Host<'_>>) -> Result<(), DeviceError> {
+    let missing = || DeviceError::Call(format!("program `{}` pauses, but nobody answers", frame.program.name));
+    let host = host.as_mut().ok_or_else(missing)?;
+    let given: Vec<Vec<f32>> = pause.gives.iter().map(|name| frame.value(name).to_f32()).collect();
+    let given: Vec<&[f32]> = given.iter().map(Vec::as_slice).collect();
+    let mut taken: Vec<(usize, Data)> = Vec::new();
+    let mut replace = |weight: &str, number: usize, part: &WeightTensor| frame.replace_part(weight, number, part);
+    let mut take = |place: usize, data: InputData<'_>| taken.push((place, data.into()));
+    host(&mut Paused { number, given: &given, take: &mut take, replace: Some(&mut replace) })?;
+    taken.into_iter().try_for_each(|(place, data)| frame.insert(&pause.takes[place], data))
 }
 
 /// Passes a value to the tap of every stage that it belongs to.

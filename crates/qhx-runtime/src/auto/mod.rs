@@ -77,8 +77,9 @@ pub struct Speed {
     pub prefill_tokens_per_second: Option<f64>,
 }
 
-/// So many splits are tried.
+/// So many splits are tried, and of those without hot experts so many in any case.
 const MOST_TRIED: usize = 3;
+const PLAIN_TRIED: usize = 2;
 /// Under `auto` a split is not tried that is expected to take more than this times as long as the better device alone: predictions are that good.
 const WORTH: f64 = 1.25;
 
@@ -199,11 +200,15 @@ impl Contest {
         let expected = |tried: &Tried| tried.predicted.map_or(f64::INFINITY, |predicted| predicted.seconds());
         let alone = ways.iter().filter(|tried| !tried.way.is_split()).map(expected).fold(f64::INFINITY, f64::min);
         let is_worth = |tried: &Tried| self.only_splits || expected(tried) < WORTH * alone;
-        let mut splits = 0;
+        let (mut splits, mut plain) = (0, 0);
         let mut chosen = Vec::new();
         for (place, tried) in ways.iter().enumerate().filter(|(_, tried)| tried.predicted.is_some()) {
+            let is_plain = tried.way.is_split() && tried.way.rules.hot_experts.is_none();
             splits += usize::from(tried.way.is_split());
-            if !tried.way.is_split() || (splits <= MOST_TRIED && is_worth(tried)) {
+            plain += usize::from(is_plain);
+            // What hot experts give depends on a router that predictions do not know: the best splits without them are tried as well.
+            let is_chosen = splits <= MOST_TRIED || (is_plain && plain <= PLAIN_TRIED);
+            if !tried.way.is_split() || (is_chosen && is_worth(tried)) {
                 chosen.push(place);
             }
         }
@@ -268,6 +273,7 @@ pub(crate) mod tests {
 
     pub(crate) fn facts() -> Facts {
         let device = DeviceFacts {
+            pause_seconds: 1e-5,
             call_seconds: 1e-5,
             op_seconds: 1e-6,
             read_bytes_per_second: 1e10,

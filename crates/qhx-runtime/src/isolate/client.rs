@@ -6,8 +6,8 @@ use super::{
     wire::{self, Content, Limits, Reply, Request, Run, RunSegment, RunWant, StateFacts},
 };
 use qhx_ir::{
-    Call, Checked, Device, DeviceError, DeviceInfo, Executable, Fact, InputData, LoadOptions, Machine, Op, SlotData, State, StateBytes,
-    Tap, Ticket, Want, WeightTensor, Weights,
+    Call, Checked, Device, DeviceError, DeviceInfo, Executable, Fact, InputData, LoadOptions, Machine, Op, Paused, SlotData, State,
+    StateBytes, Tap, Ticket, Want, WeightTensor, Weights,
 };
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -188,6 +188,36 @@ impl Executable for IsolatedExecutable {
                         taps(Tap { stage: &stage, shape: &shape, values: &wire::floats(&body) });
                     }
                 }
+                (Reply::Paused { number, given }, body) => {
+                    let numbers = wire::floats(&body);
+                    if given.iter().sum::<usize>() != numbers.len() {
+                        return Err(talk.unexpected());
+                    }
+                    let mut rest = &numbers[..];
+                    let given: Vec<&[f32]> = given.into_iter().filter_map(|count| rest.split_off(..count)).collect();
+                    let (mut taken, mut bodies) = (Vec::new(), Vec::new());
+                    let mut take = |place: usize, data: InputData<'_>| match data {
+                        InputData::F32(numbers) => {
+                            taken.push((place, numbers.len(), false));
+                            bodies.push(wire::bytes(numbers));
+                        }
+                        InputData::I32(numbers) => {
+                            taken.push((place, numbers.len(), true));
+                            bodies.push(wire::integer_bytes(numbers));
+                        }
+                    };
+                    let mut paused = Paused { number, given: &given, take: &mut take, replace: None };
+                    let answered = call.host.as_mut().map_or(Err(DeviceError::Cancelled), |host| host(&mut paused));
+                    match &answered {
+                        Ok(()) => talk.send(&Request::Resume(taken), &bodies.iter().map(Vec::as_slice).collect::<Vec<_>>())?,
+                        Err(_) => talk.send(&Request::GiveUp, &[])?,
+                    }
+                    if answered.is_err() {
+                        // The process says that the call has ended.
+                        talk.receive().ok();
+                        return answered;
+                    }
+                }
                 (Reply::Ran { rows, outputs, held, last_stage }, body) => {
                     let numbers = wire::floats(&body);
                     if outputs.len() != self.program.outputs.len() || outputs.iter().sum::<usize>() != numbers.len() {
@@ -233,6 +263,14 @@ impl Executable for IsolatedExecutable {
         match self.link.ask(&request, &body)?.0 {
             Reply::Replaced => Ok(()),
             _ => Err(self.link.talk().unexpected()),
+        }
+    }
+
+    fn parts_on_the_way(&self) -> Vec<usize> {
+        match self.link.ask(&Request::PartsOnTheWay { executable: self.number }, &[]) {
+            Ok((Reply::OnTheWay(parts), _)) => parts,
+            // The next call says what is wrong.
+            _ => Vec::new(),
         }
     }
 

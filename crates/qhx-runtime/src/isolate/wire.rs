@@ -1,6 +1,6 @@
 //! Messages: a JSON head, which says what it is, and a body of plain bytes.
 
-use qhx_ir::{Bindings, DeviceError, DeviceInfo, Encoding, KvType, LoadOptions, Phase, RowResult, SlotData, StateBytes};
+use qhx_ir::{Bindings, DeviceError, DeviceInfo, Encoding, KvType, LoadOptions, Name, Pause, Phase, RowResult, SlotData, StateBytes};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     io::{self, Read, Write},
@@ -31,6 +31,14 @@ pub(super) enum Request {
         shape: Vec<usize>,
         parts: [usize; 3],
     },
+    /// [`qhx_ir::Executable::parts_on_the_way`].
+    PartsOnTheWay {
+        executable: u64,
+    },
+    /// The answer to [`Reply::Paused`]: of each input that was given its place, how many numbers and whether they are integers. Inputs are the body.
+    Resume(Vec<(usize, usize, bool)>),
+    /// The call that paused ends.
+    GiveUp,
     NewState {
         executable: u64,
         context: usize,
@@ -97,6 +105,12 @@ pub(super) enum Reply {
         scratch_bytes: u64,
     },
     Replaced,
+    OnTheWay(Vec<usize>),
+    /// A call waits for the host: the reply is [`Request::Resume`] or [`Request::GiveUp`]. Of each value that it gives, how many numbers; they are the body.
+    Paused {
+        number: usize,
+        given: Vec<usize>,
+    },
     State(StateFacts),
     /// A stage's values are the body.
     Tap {
@@ -123,7 +137,8 @@ pub(super) struct Limits {
     pub(super) wanted: usize,
     pub(super) segments: usize,
     pub(super) state_bytes: Option<u64>,
-    pub(super) replaceable: bool,
+    pub(super) replaceable: Vec<Name>,
+    pub(super) pauses: Vec<Pause>,
     pub(super) scratch_group: Option<u64>,
 }
 
@@ -135,7 +150,8 @@ impl Limits {
             wanted: options.max_wanted,
             segments: options.max_segments,
             state_bytes: options.max_state_bytes,
-            replaceable: options.replaceable,
+            replaceable: options.replaceable.clone(),
+            pauses: options.pauses.clone(),
             scratch_group: options.scratch_group,
         }
     }
@@ -148,6 +164,7 @@ impl Limits {
             max_segments: self.segments,
             max_state_bytes: self.state_bytes,
             replaceable: self.replaceable,
+            pauses: self.pauses,
             scratch_group: self.scratch_group,
             ..LoadOptions::default()
         }

@@ -3,7 +3,7 @@
 use super::wire::{self, Content, Reply, Request, Row, Run, RunWant, StateFacts};
 use qhx_ir::{
     AlignedBytes, Call, Checked, Device, DeviceError, Encoding, Executable, IdMask, InputData, LoadOptions, LoadProgress, Machine, Outputs,
-    Program, Segment, State, Tap, Want, WeightTensor, Weights,
+    Paused, Program, Segment, State, Tap, Want, WeightTensor, Weights,
 };
 use std::{
     collections::HashMap,
@@ -57,6 +57,25 @@ impl Pipes {
     }
 }
 
+impl Pipes {
+    /// Has the other side make what a pause takes.
+    fn pause(&self, paused: &mut Paused<'_>) -> Result<(), DeviceError> {
+        let given: Vec<Vec<u8>> = paused.given.iter().map(|numbers| wire::bytes(numbers)).collect();
+        let reply = Reply::Paused { number: paused.number, given: paused.given.iter().map(|numbers| numbers.len()).collect() };
+        self.send(&reply, &given.iter().map(Vec::as_slice).collect::<Vec<_>>()).map_err(|_| DeviceError::Cancelled)?;
+        let Ok((Request::Resume(taken), body)) = self.receive() else { return Err(DeviceError::Cancelled) };
+        let mut rest = &body[..];
+        for (place, count, is_integer) in taken {
+            let own = count.checked_mul(4).and_then(|bytes| rest.split_off(..bytes)).ok_or_else(unknown)?;
+            match is_integer {
+                true => (paused.take)(place, InputData::I32(&wire::integers(own))),
+                false => (paused.take)(place, InputData::F32(&wire::floats(own))),
+            }
+        }
+        Ok(())
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -103,6 +122,9 @@ impl Desk {
                 self.executable(executable)?.replace_part(&weight, number, &part)?;
                 return Ok(Some((Reply::Replaced, Vec::new())));
             }
+            Request::PartsOnTheWay { executable } => {
+                return Ok(Some((Reply::OnTheWay(self.executable(executable)?.parts_on_the_way()), Vec::new())));
+            }
             Request::Export { state, slot, first } => {
                 let (content, body) = Content::of(&self.state(state)?.export_rows(&slot, first)?);
                 return Ok(Some((Reply::Exported(content), body)));
@@ -131,7 +153,7 @@ impl Desk {
                 let data = data.with(body).ok_or_else(unknown)?;
                 self.state(state)?.import_rows(&slot, first, &data).map(|()| state)?
             }
-            Request::Open(_) | Request::Tensor { .. } | Request::NoTensor => return Err(unknown()),
+            Request::Open(_) | Request::Tensor { .. } | Request::NoTensor | Request::Resume(_) | Request::GiveUp => return Err(unknown()),
         };
         Ok(Some((Reply::State(self.facts(changed)?), Vec::new())))
     }
@@ -231,8 +253,10 @@ impl Desk {
                 let reply = Reply::Tap { stage: tap.stage.to_owned(), shape: tap.shape.to_vec() };
                 _ = self.pipes.send(&reply, &[&wire::bytes(tap.values)]);
             };
+            let mut host = |paused: &mut Paused<'_>| self.pipes.pause(paused);
             let mut call = Call::new(run.bindings, &inputs, &mut segments, &mut outputs);
             (call.phase, call.wants) = (run.phase, &wants);
+            call.host = Some(&mut host);
             if run.taps {
                 call.taps = Some(&mut tap);
             }

@@ -3,12 +3,13 @@
 use super::{clock::Clock, work::Work};
 use qhx_ir::{
     Activation, ActivationForm, AlignedBytes, Bindings, Call, Checked, DType, Device, DeviceError, Dim, Encoding, Executable, Generator,
-    Input, InputData, LoadOptions, Name, Op, OpKind, Output, Outputs, PROGRAM_VERSION, Program, RowBytes, Segment, Stage, Weight,
-    WeightTensor, Weights,
+    Input, InputData, LoadOptions, Name, Op, OpKind, Output, Outputs, PROGRAM_VERSION, Pause, Paused, Phase, Program, RowBytes, Segment,
+    Stage, Weight, WeightTensor, Weights,
 };
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, HashMap},
+    mem,
     sync::Arc,
     time::Duration,
 };
@@ -19,6 +20,8 @@ use std::{
 pub struct DeviceFacts {
     /// A call that does next to nothing.
     pub call_seconds: f64,
+    /// What a pause adds to a call, where the device can pause; elsewhere as much as a call.
+    pub pause_seconds: f64,
     /// What each op adds to a call, apart from reading and computing.
     pub op_seconds: f64,
     /// Weights that products of one row read.
@@ -79,9 +82,9 @@ impl DeviceFacts {
     }
 
     pub(super) fn is_sound(&self) -> bool {
-        let Self { call_seconds, op_seconds, read_bytes_per_second, products_per_second, copied_bytes_per_second } = *self;
+        let Self { call_seconds, pause_seconds, op_seconds, read_bytes_per_second, products_per_second, copied_bytes_per_second } = *self;
         [read_bytes_per_second, products_per_second, copied_bytes_per_second].iter().all(|rate| rate.is_finite() && *rate > 0.0)
-            && [call_seconds, op_seconds].iter().all(|seconds| seconds.is_finite() && *seconds >= 0.0)
+            && [call_seconds, pause_seconds, op_seconds].iter().all(|seconds| seconds.is_finite() && *seconds >= 0.0)
     }
 }
 
@@ -93,6 +96,8 @@ const LEAST_WIDTH: usize = 64;
 pub(super) const LEAST_MEMORY: u64 = 256 << 10;
 /// Ops of the program that does little with each.
 const SMALL_OPS: usize = 32;
+/// Pauses of the program that waits for the host.
+const PAUSES: usize = 8;
 const MANY_ROWS: usize = 128;
 /// Matrices of the program that multiplies them with many rows.
 const MULTIPLIED: usize = 2;
@@ -128,6 +133,7 @@ struct Probes {
     width: usize,
     small: Checked,
     chain: Checked,
+    pausing: (Checked, Vec<Pause>),
     matrices: Checked,
     products: Checked,
     weights: Arc<dyn Weights>,
@@ -167,6 +173,7 @@ impl Probes {
             width,
             small: chain("small", 1, &|x, _| activate(x))?,
             chain: chain("chain", SMALL_OPS, &|x, _| activate(x))?,
+            pausing: pausing(width, form)?,
             matrices: chain("matrices", matrices, &multiply)?,
             products: chain("products", MULTIPLIED.min(matrices), &multiply)?,
             bytes: weights.values().map(|tensor| tensor.stored_bytes() as f64).sum(),
@@ -177,6 +184,24 @@ impl Probes {
 
 fn matrix_name(number: usize) -> String {
     format!("matrix.{number}")
+}
+
+/// Sums, each of what the one before it made and of what the host makes of that.
+fn pausing(width: usize, form: Form) -> Result<(Checked, Vec<Pause>), DeviceError> {
+    let late = |number: usize| Name::from(format!("late.{number}"));
+    let plain = chain("pausing", PAUSES, width, form, &|x, _| OpKind::Activate { x, activation: Activation::Silu })?;
+    let mut program = (*plain).clone();
+    let mut pauses = Vec::new();
+    let mut last = program.inputs[0].name.clone();
+    for (number, op) in program.ops.iter_mut().enumerate() {
+        let input = Input { name: late(number), ..program.inputs[0].clone() };
+        // What is given has to be made by an op.
+        let gives = if number > 0 { vec![last.clone()] } else { Vec::new() };
+        pauses.push(Pause { before: number, gives, takes: vec![input.name.clone()] });
+        op.op = OpKind::Add { a: mem::replace(&mut last, op.path.clone()), b: input.name.clone() };
+        program.inputs.push(input);
+    }
+    Ok((Checked::new(program)?, pauses))
 }
 
 /// A program of ops that take what the one before them made.
@@ -209,6 +234,7 @@ fn chain(name: &str, length: usize, width: usize, form: Form, op: &dyn Fn(Name, 
 struct Probe<'a> {
     small: Box<dyn Executable>,
     chain: Box<dyn Executable>,
+    pausing: Option<Box<dyn Executable>>,
     matrices: Box<dyn Executable>,
     products: Box<dyn Executable>,
     probes: &'a Probes,
@@ -218,8 +244,13 @@ impl<'a> Probe<'a> {
     fn load(device: &dyn Device, probes: &'a Probes) -> Result<Self, DeviceError> {
         let options = LoadOptions { max_rows: MANY_ROWS, max_soft_rows: 0, ..LoadOptions::default() };
         let load = |program: &Checked| device.load(program, &probes.weights, &options);
-        let Probes { small, chain, matrices, products, .. } = probes;
-        Ok(Self { small: load(small)?, chain: load(chain)?, matrices: load(matrices)?, products: load(products)?, probes })
+        let Probes { small, chain, pausing: (pausing, pauses), matrices, products, .. } = probes;
+        let pausing = device.replaces_weights().then(|| {
+            let options = LoadOptions { pauses: pauses.clone(), max_rows: 1, ..options.clone() };
+            device.load(pausing, &probes.weights, &options)
+        });
+        let pausing = pausing.transpose()?;
+        Ok(Self { small: load(small)?, chain: load(chain)?, pausing, matrices: load(matrices)?, products: load(products)?, probes })
     }
 
     fn facts(&mut self, clock: &dyn Clock) -> Result<DeviceFacts, DeviceError> {
@@ -229,6 +260,10 @@ impl<'a> Probe<'a> {
         let many_copied = (fastest(&mut *self.small, MANY_ROWS)? - call_seconds).max(1e-9);
         let chain = fastest(&mut *self.chain, 1)?;
         let op_seconds = ((chain - call_seconds) / (SMALL_OPS - 1) as f64).max(0.0);
+        let pause_seconds = match &mut self.pausing {
+            Some(pausing) => ((fastest(&mut **pausing, 1)? - call_seconds) / PAUSES as f64 - op_seconds).max(0.0),
+            None => call_seconds,
+        };
         let around = |ops: usize| call_seconds + op_seconds * ops as f64;
         let (read, multiplied) = (self.probes.matrices.ops.len(), self.probes.products.ops.len());
         let reading = (fastest(&mut *self.matrices, 1)? - around(read)).max(1e-9);
@@ -236,6 +271,7 @@ impl<'a> Probe<'a> {
         let products = (MANY_ROWS * multiplied * width * width) as f64;
         Ok(DeviceFacts {
             call_seconds,
+            pause_seconds,
             op_seconds,
             read_bytes_per_second: self.probes.bytes / reading,
             products_per_second: products / computing,
@@ -246,11 +282,20 @@ impl<'a> Probe<'a> {
 
 fn fastest(executable: &mut dyn Executable, rows: usize, width: usize, clock: &dyn Clock) -> Result<f64, DeviceError> {
     let input = vec![0.5f32; rows * width];
+    let inputs = vec![InputData::F32(&input); executable.program().inputs.len()];
     let mut outputs = Outputs::new();
     let (mut best, began) = (f64::INFINITY, clock.now());
     for number in 0..=REPEATS {
         let started = clock.now();
-        executable.run(&mut call(rows, &[InputData::F32(&input)], &mut [Segment::new(None, 0, rows)], &mut outputs))?;
+        let mut host = |paused: &mut Paused<'_>| {
+            (paused.take)(0, InputData::F32(&input));
+            Ok(())
+        };
+        let mut segments = [Segment::new(None, 0, rows)];
+        let mut call = call(rows, &inputs, &mut segments, &mut outputs);
+        call.phase = if rows == 1 { Phase::Decode } else { Phase::Prefill };
+        call.host = Some(&mut host);
+        executable.run(&mut call)?;
         best = best.min((clock.now() - started).as_secs_f64());
         // The first compiles and fills caches.
         if number > 0 && clock.now() - began > ENOUGH {

@@ -123,14 +123,17 @@ impl Pair {
                 let made = part.outputs.iter().filter(|output| !program.is_output(&output.value)).map(|output| &output.value);
                 let crossing: f64 =
                     part.inputs.iter().map(|input| &input.name).chain(made).map(|name| value_bytes(&part, name, shape)).sum();
-                Ok(device.call_seconds + ops + crossing / device.copied_bytes_per_second)
+                // Where experts are shared, all parts of the accelerator are one call with pauses.
+                let begin = if shared.is_some() && run.device == ACCELERATOR { device.pause_seconds } else { device.call_seconds };
+                Ok(begin + ops + crossing / device.copied_bytes_per_second)
             };
             runs.iter().map(one).collect()
         };
         let rows = chunk.clamp(1, PROMPT_TOKENS);
         let depth = PROMPT_TOKENS / 2;
         let mut prefill: f64 = seconds(&prefill_runs, Shape { rows, depth })?.iter().sum();
-        if way.rules.overlap.is_none() && prefill_runs.len() > 1 && rows >= HALVED_FROM && !program.slots.values().any(Slot::is_recurrent) {
+        let can_overlap = way.rules.overlap.is_none() && shared.is_none();
+        if can_overlap && prefill_runs.len() > 1 && rows >= HALVED_FROM && !program.slots.values().any(Slot::is_recurrent) {
             let halves = side_by_side(&seconds(&prefill_runs, Shape { rows: rows / 2, depth })?, facts.together);
             way.rules.overlap = (halves > prefill).then_some(false);
             prefill = prefill.min(halves);

@@ -36,18 +36,14 @@ impl Shared {
     pub(super) fn seconds(&self, part: &Checked, op: &Op, shape: Shape) -> f64 {
         let Self { facts: Facts { accelerator, processor, together }, hits, transfer_from } = *self;
         let OpKind::Experts { experts, gate, .. } = &op.op else { return processor.op(Work::of(part, op, shape)) };
-        let [of, hidden] = part.weights.get(gate).map_or([1.0; 2], |gate| [gate.shape[0], gate.shape[2]].map(|n| n.max(1) as f64));
+        let of = part.weights.get(gate).map_or(1.0, |gate| gate.shape[0].max(1) as f64);
         let choices = shape.rows as f64 * experts_per_row(part, experts) as f64;
         let work = Work::of(part, op, shape);
-        let share = |device: &DeviceFacts, share: f64| {
-            let own = device.op(Work { bytes: share * work.bytes, products: share * work.products });
-            let crossing = 4.0 * (2.0 * hidden + 2.0) * share * choices / device.copied_bytes_per_second;
-            device.call_seconds + own + crossing
-        };
+        let share = |device: &DeviceFacts, share: f64| device.op(Work { bytes: share * work.bytes, products: share * work.products });
         if transfer_from.is_some_and(|rows| choices / of >= rows as f64) {
-            return share(&accelerator, 1.0) + (1.0 - hits) * work.bytes / accelerator.copied_bytes_per_second;
+            return accelerator.pause_seconds + share(&accelerator, 1.0) + (1.0 - hits) * work.bytes / accelerator.copied_bytes_per_second;
         }
-        let (there, here) = (share(&accelerator, hits), share(&processor, 1.0 - hits));
+        let (there, here) = (accelerator.pause_seconds + share(&accelerator, hits), processor.call_seconds + share(&processor, 1.0 - hits));
         there.max(here) + (together - 1.0).min(1.0) * there.min(here)
     }
 }
@@ -75,6 +71,7 @@ mod tests {
     fn transfers_pay_where_rows_are_many() {
         let device = |read, products, copied| DeviceFacts {
             call_seconds: 0.0,
+            pause_seconds: 0.0,
             op_seconds: 0.0,
             read_bytes_per_second: read,
             products_per_second: products,

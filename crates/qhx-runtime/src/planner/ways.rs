@@ -162,7 +162,7 @@ impl Room {
         let Some(bytes) = self.bytes else { return Ok(true) };
         let mut seen = BTreeSet::new();
         let mut needed = match way.rules.hot_experts {
-            Some(hot) => pool_bytes(program, hot.count, self.chunk)?,
+            Some(hot) => pool_bytes(program, hot.count)?,
             None => 0,
         };
         // Parts share the memory for intermediate values: what is there serves one that needs no more.

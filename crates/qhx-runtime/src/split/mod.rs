@@ -4,6 +4,7 @@
 
 mod halves;
 mod hot;
+mod interleaved;
 mod parts;
 mod parts_state;
 mod phases;
@@ -15,6 +16,7 @@ pub use tokens::{BandwidthTokens, Permit};
 
 use crate::recorded::Recorded;
 use hot::{Hot, Pool, SharedExperts};
+use interleaved::{Interleaved, Pieces};
 use parts::Parts;
 use phases::Phases;
 use qhx_ir::{
@@ -26,7 +28,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     ops::Range,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -137,12 +139,16 @@ impl SplitDevice {
         !self.shared_ops(program).is_empty()
     }
 
-    /// The places of the ops whose experts are shared: each is all that a device runs between two other devices' ops, in some phase.
+    /// The places of the ops whose experts are shared: each is all that a device runs between two parts of the accelerator, which makes what it reads, in both phases.
     fn shared_ops(&self, program: &Checked) -> Vec<usize> {
         let Some(hot) = &self.hot else { return Vec::new() };
-        let runs = Phase::ALL.into_iter().flat_map(|phase| self.runs(program, phase));
-        let alone: BTreeSet<usize> = runs.filter(|run| run.ops.len() == 1 && run.device != hot.device).map(|run| run.ops.start).collect();
-        hot::expert_ops(program).filter(|place| alone.contains(place)).collect()
+        let [prefill, decode] = Phase::ALL.map(|phase| self.runs(program, phase));
+        let there: BTreeSet<usize> = prefill.iter().filter(|run| run.device == hot.device).flat_map(|run| run.ops.clone()).collect();
+        let alone: BTreeSet<usize> =
+            prefill.iter().filter(|run| run.ops.len() == 1 && run.device != hot.device).map(|run| run.ops.start).collect();
+        let reads = |place: usize| SharedExperts::reads(&program.ops[place]).into_iter().flatten();
+        let is_ready = |&place: &usize| reads(place).all(|name| program.maker(name).is_none_or(|maker| there.contains(&maker)));
+        hot::expert_ops(program).filter(|place| prefill == decode && alone.contains(place)).filter(is_ready).collect()
     }
 
     /// The bandwidth tokens of a stage.
@@ -159,14 +165,7 @@ impl SplitDevice {
     }
 
     fn load_run(&self, run: &OpRange, part: Checked, job: &Job<'_>) -> Result<Box<dyn Executable>, DeviceError> {
-        let (device, Job { program, weights, options, shared, pool }) = (&self.devices[run.device], job);
-        let place = shared.iter().position(|&place| run.ops == (place..place + 1));
-        if let (Some(place), Some(pool)) = (place, pool) {
-            let ops = (shared[place], shared.get(place + 1).copied());
-            return Ok(Box::new(
-                SharedExperts::load(&**device, program, ops, part, pool, weights, options)?.with_tokens(self.share(options)),
-            ));
-        }
+        let (device, Job { weights, options, .. }) = (&self.devices[run.device], job);
         Ok(Recorded::of(device.load(&part, weights, options)?, device.name(), options.timeline.as_ref()))
     }
 }
@@ -176,9 +175,6 @@ struct Job<'a> {
     program: &'a Checked,
     weights: &'a Arc<dyn Weights>,
     options: &'a LoadOptions,
-    /// The places of the ops whose experts are shared, and those of them that lie on the accelerator.
-    shared: &'a [usize],
-    pool: Option<Arc<Mutex<Pool>>>,
 }
 
 /// What one device prepares: a part of a program, at the rows of the phases in which it runs it.
@@ -295,14 +291,13 @@ impl Machine for SplitDevice {
         static GROUPS: AtomicU64 = AtomicU64::new(0);
         let options = &LoadOptions { scratch_group: Some(GROUPS.fetch_add(1, Ordering::Relaxed)), ..options.clone() };
         let shared = self.shared_ops(program);
-        let pool = match &self.hot {
-            Some(hot) if !shared.is_empty() => {
-                let device = &*self.devices[hot.device];
-                Some(Arc::new(Mutex::new(Pool::load(device, hot.experts, program, &shared, weights, options)?)))
-            }
-            _ => None,
-        };
-        let job = Job { program, weights, options, shared: &shared, pool };
+        if let Some(Hot { device, experts }) = self.hot.as_ref().filter(|_| !shared.is_empty()) {
+            let pool = Pool::new(*experts, program, &shared, weights, options.history.as_deref())?;
+            let (devices, bandwidth) = (&self.devices[..], self.share(options));
+            let pieces = Pieces { program, devices, device: *device, runs: &prefill, shared: &shared, pool, bandwidth };
+            return Ok(Box::new(Interleaved::load(pieces, weights, options)?));
+        }
+        let job = Job { program, weights, options };
         let many = self.load_runs(&prefill, &job)?;
         if prefill == decode {
             return Ok(many);

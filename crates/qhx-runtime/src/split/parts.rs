@@ -129,7 +129,8 @@ impl Parts {
         let Call { phase, cancel, tapped, .. } = *call;
         let segments = &mut segments(half, &mut states, call.segments);
         let tokens = self.bandwidth.as_ref().map(|share| share.take(&BUS, &stages_shown(executable.program())));
-        let done = executable.run(&mut Call { bindings, phase, inputs: &inputs, segments, wants, outputs, cancel, taps, tapped });
+        let done =
+            executable.run(&mut Call { bindings, phase, inputs: &inputs, segments, wants, outputs, cancel, taps, tapped, host: None });
         drop(tokens);
         take_back(&self.homes, number, half, states, call)?;
         done
@@ -162,6 +163,7 @@ impl Parts {
                 cancel,
                 taps: None,
                 tapped: None,
+                host: None,
             },
             &mut *follower.executable,
             &mut Call {
@@ -174,6 +176,7 @@ impl Parts {
                 cancel,
                 taps: None,
                 tapped: None,
+                host: None,
             },
         );
         take_back(&self.homes, part, first, states, call)?;
@@ -199,7 +202,12 @@ fn wants<'a>(answers: Option<usize>, number: usize, half: &Half, call: &'a [Want
 }
 
 /// The states of a part for the segments of a half, out of those of the call.
-fn lend(homes: &Arc<Homes>, number: usize, half: &Half, call: &mut Call<'_>) -> Result<Vec<Option<Box<dyn State>>>, DeviceError> {
+pub(super) fn lend(
+    homes: &Arc<Homes>,
+    number: usize,
+    half: &Half,
+    call: &mut Call<'_>,
+) -> Result<Vec<Option<Box<dyn State>>>, DeviceError> {
     let one = |segment: &HalfSegment| {
         let own = PartsState::of(&mut call.segments[segment.place], homes)?;
         Ok(own.and_then(|own| own.lend(number)))
@@ -207,7 +215,7 @@ fn lend(homes: &Arc<Homes>, number: usize, half: &Half, call: &mut Call<'_>) -> 
     half.segments.iter().map(one).collect()
 }
 
-fn take_back(
+pub(super) fn take_back(
     homes: &Arc<Homes>,
     number: usize,
     half: &Half,
@@ -282,7 +290,7 @@ fn gather<'a>(
 }
 
 /// The segments of a half with a part's states.
-fn segments<'a>(half: &Half, states: &'a mut [Option<Box<dyn State>>], call: &[Segment<'_>]) -> Vec<Segment<'a>> {
+pub(super) fn segments<'a>(half: &Half, states: &'a mut [Option<Box<dyn State>>], call: &[Segment<'_>]) -> Vec<Segment<'a>> {
     let one = |(own, state): (&HalfSegment, &'a mut Option<Box<dyn State>>)| {
         let Segment { epoch, partial, .. } = call[own.place];
         let state = state.as_deref_mut().map(|state| state as &mut dyn State);

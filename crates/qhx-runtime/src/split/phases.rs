@@ -62,7 +62,18 @@ impl Executable for Phases {
         };
         let Call { bindings, inputs, wants, cancel, tapped, .. } = *call;
         let (segments, outputs) = (&mut segments, &mut *call.outputs);
-        self.executables[phase as usize].run(&mut Call { bindings, phase, inputs, segments, wants, outputs, cancel, taps, tapped })?;
+        self.executables[phase as usize].run(&mut Call {
+            bindings,
+            phase,
+            inputs,
+            segments,
+            wants,
+            outputs,
+            cancel,
+            taps,
+            tapped,
+            host: None,
+        })?;
         self.last = phase;
         Ok(())
     }

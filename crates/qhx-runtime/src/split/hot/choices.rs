@@ -1,14 +1,14 @@
-//! Programs that compute choices: each row has one expert.
+//! The programs with which the processor computes choices: each row has one expert.
 
 use crate::memory::experts_per_row;
 use qhx_ir::{
-    Activation, ActivationForm, Bindings, Call, Checked, DType, DeviceError, Dim, Encoding, ExpertBias, Generator, Input, InputData, Name,
-    Op, OpKind, Output, Outputs, PROGRAM_VERSION, Program, Segment, Stage, Weight,
+    Activation, ActivationForm, Bindings, Call, Checked, DType, DeviceError, Dim, Encoding, Executable, ExpertBias, Generator, Input,
+    InputData, Name, Op, OpKind, Output, Outputs, PROGRAM_VERSION, Program, Segment, Stage, Weight,
 };
 use std::{collections::BTreeMap, sync::atomic::AtomicBool};
 
 /// The most choices of one call: more are dealt out over several.
-const AT_ONCE: usize = 256;
+const AT_ONCE: usize = 1024;
 
 /// The most choices of a call, where calls of the program have `chunk` rows.
 pub(super) fn most_at_once(chunk: usize, per_row: usize) -> usize {
@@ -34,7 +34,7 @@ pub(super) struct Kind {
     pub(super) per_row: usize,
 }
 
-/// The names of gate, up and down, and of the biases of gate and up, in the programs of all kinds: as [`OpKind::weights`] has them.
+/// Gate, up and down, and the biases of gate and up: as [`OpKind::weights`] has them.
 const WEIGHTS: [&str; 5] = ["gate", "up", "down", "gate_bias", "up_bias"];
 const X: &str = "x";
 const EXPERTS: &str = "experts";
@@ -72,41 +72,47 @@ impl Kind {
         Ok(all)
     }
 
-    /// The program that computes choices among so many experts.
-    pub(super) fn program(&self, experts: usize) -> Result<Checked, DeviceError> {
-        let names: Vec<Name> = self.weights().iter().map(|&name| name.into()).collect();
-        self.named(experts, &names, "hot_experts")
+    /// Its weights with room for so many experts, by the names that they have in the accelerator's program.
+    pub(super) fn slots(&self, number: usize, experts: usize) -> Vec<(Name, Weight)> {
+        let declared = self.encodings.iter().zip(self.shapes());
+        let declared = declared.map(|(&encoding, shape)| Weight { encoding, shape: [vec![experts], shape].concat() });
+        WEIGHTS.iter().map(|name| format!("hot.{number}.{name}").into()).zip(declared).collect()
     }
 
-    /// The names of its weights.
-    pub(super) fn weights(&self) -> &'static [&'static str] {
-        &WEIGHTS[..self.encodings.len().min(WEIGHTS.len())]
+    /// Of an expert's weights.
+    fn shapes(&self) -> [Vec<usize>; 5] {
+        let Self { hidden, ffn, .. } = *self;
+        [vec![ffn, hidden], vec![ffn, hidden], vec![hidden, ffn], vec![ffn], vec![ffn]]
     }
 
-    /// The same with weights of these names.
-    pub(super) fn named(&self, experts: usize, weights: &[Name], stage: &str) -> Result<Checked, DeviceError> {
-        let Self { hidden, ffn, ref encodings, activation, form, .. } = *self;
-        let [gate, up, down, biases @ ..] = weights else { return Err(DeviceError::Call(format!("`{stage}` has no experts"))) };
-        let shapes = [vec![ffn, hidden], vec![ffn, hidden], vec![hidden, ffn], vec![ffn], vec![ffn]];
-        let declared = encodings.iter().zip(shapes).map(|(&encoding, shape)| Weight { encoding, shape: [vec![experts], shape].concat() });
-        let declared: BTreeMap<Name, Weight> = weights.iter().cloned().zip(declared).collect();
+    /// The op over rows of which each has [`Kind::per_row`] experts, or over choices.
+    pub(super) fn op(&self, [x, experts, factors]: [Name; 3], weights: &[Name], path: &Name) -> Result<OpKind, DeviceError> {
+        let [gate, up, down, biases @ ..] = weights else { return Err(DeviceError::Call(format!("`{path}` has no experts"))) };
+        let [gate, up, down] = [gate, up, down].map(Name::clone);
         let bias = match biases {
             [gate, up] => Some(ExpertBias { gate: gate.clone(), up: up.clone() }),
             _ => None,
         };
+        let (activation, form) = (self.activation, self.form);
+        Ok(OpKind::Experts { x, experts, weights: factors, gate, up, down, activation, form, bias })
+    }
+
+    /// The program that computes choices among so many experts, whose weights have these names.
+    pub(super) fn program(&self, experts: usize, weights: &[Name], stage: &str) -> Result<Checked, DeviceError> {
+        let names = self.slots(0, experts).into_iter().zip(weights);
+        let declared: BTreeMap<Name, Weight> = names.map(|((_, weight), name)| (name.clone(), weight)).collect();
         let input = |name: &str, dtype, width: usize| Input {
             name: name.into(),
             dtype,
             shape: vec![Dim::T, width.into()],
             generator: Generator::Carried,
         };
-        let [gate, up, down] = [gate, up, down].map(Name::clone);
         let path: Name = format!("{stage}.{SUM}").into();
-        let op = OpKind::Experts { x: X.into(), experts: EXPERTS.into(), weights: FACTORS.into(), gate, up, down, activation, form, bias };
+        let op = self.op([X, EXPERTS, FACTORS].map(Name::from), weights, &path)?;
         Ok(Checked::new(Program {
             program_version: PROGRAM_VERSION,
             name: stage.into(),
-            inputs: vec![input(X, DType::F32, hidden), input(EXPERTS, DType::I32, 1), input(FACTORS, DType::F32, 1)],
+            inputs: vec![input(X, DType::F32, self.hidden), input(EXPERTS, DType::I32, 1), input(FACTORS, DType::F32, 1)],
             outputs: vec![Output { name: SUM.into(), value: path.clone() }],
             slots: BTreeMap::new(),
             epochs: Vec::new(),
@@ -118,62 +124,60 @@ impl Kind {
     }
 }
 
-/// The rows of an op with their choices.
-#[derive(Clone, Copy)]
-pub(super) struct Chosen<'a> {
-    pub(super) x: &'a [f32],
-    /// Numbers in a row of `x`.
-    pub(super) hidden: usize,
-    pub(super) experts: &'a [i32],
-    pub(super) factors: &'a [f32],
-    /// Choices of a row.
-    pub(super) per_row: usize,
-}
-
-/// Choices that one device computes in one call.
-pub(super) struct Batch {
-    choices: Vec<usize>,
+/// Choices that are computed in one call, in memory that is used again.
+#[derive(Default)]
+pub(in crate::split) struct Batch {
     x: Vec<f32>,
     experts: Vec<i32>,
     factors: Vec<f32>,
     outputs: Outputs,
 }
 
+/// The rows of an op.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    pub(super) x: &'a [f32],
+    /// Numbers in a row.
+    pub(super) hidden: usize,
+}
+
+/// A row, one of its experts and what its result counts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Choice {
+    pub(super) row: usize,
+    pub(super) expert: usize,
+    pub(super) factor: f32,
+}
+
 impl Batch {
-    /// Of choices, by their places, and what their experts are called in the program that computes them.
-    pub(super) fn new(chosen: Chosen<'_>, choices: &[(usize, usize)]) -> Self {
-        let Chosen { x, hidden, factors, per_row, .. } = chosen;
-        let mut batch = Self {
-            choices: choices.iter().map(|&(choice, _)| choice).collect(),
-            x: Vec::with_capacity(choices.len() * hidden),
-            experts: choices.iter().map(|&(_, expert)| expert as i32).collect(),
-            factors: choices.iter().map(|&(choice, _)| factors[choice]).collect(),
-            outputs: Outputs::new(),
-        };
-        for &(choice, _) in choices {
-            batch.x.extend_from_slice(&x[choice / per_row * hidden..][..hidden]);
-        }
-        batch
-    }
-
-    /// Makes the call.
-    pub(super) fn call<R>(&mut self, cancel: Option<&AtomicBool>, run: impl FnOnce(&mut Call<'_>) -> R) -> R {
-        let rows = self.choices.len();
-        let inputs = [InputData::F32(&self.x), InputData::I32(&self.experts), InputData::F32(&self.factors)];
-        let mut segments = [Segment::new(None, 0, rows)];
-        let mut call = Call::new(Bindings { rows, soft_rows: 0, wanted: 0 }, &inputs, &mut segments, &mut self.outputs);
+    /// Computes choices, and adds what they give to the sums of their rows.
+    pub(super) fn add(
+        &mut self,
+        processor: &mut dyn Executable,
+        rows: Rows<'_>,
+        choices: &[Choice],
+        cancel: Option<&AtomicBool>,
+        sums: &mut [f32],
+    ) -> Result<(), DeviceError> {
+        let (Rows { x, hidden }, Self { x: own, experts, factors, outputs }) = (rows, self);
+        own.clear();
+        choices.iter().for_each(|choice| own.extend_from_slice(&x[choice.row * hidden..][..hidden]));
+        experts.clear();
+        experts.extend(choices.iter().map(|choice| choice.expert as i32));
+        factors.clear();
+        factors.extend(choices.iter().map(|choice| choice.factor));
+        let inputs = [InputData::F32(own), InputData::I32(experts), InputData::F32(factors)];
+        let (rows, mut segments) = (choices.len(), [Segment::new(None, 0, choices.len())]);
+        let mut call = Call::new(Bindings { rows, soft_rows: 0, wanted: 0 }, &inputs, &mut segments, outputs);
         call.cancel = cancel;
-        run(&mut call)
-    }
-
-    /// Puts what the call gave where it belongs.
-    pub(super) fn put(&self, hidden: usize, results: &mut [f32]) -> Result<(), DeviceError> {
-        let found = self.outputs.value(SUM).unwrap_or_default();
-        if found.len() != self.choices.len() * hidden {
-            return Err(DeviceError::Call(format!("{} numbers came back for {} chosen experts", found.len(), self.choices.len())));
+        processor.run(&mut call)?;
+        let found = outputs.value(SUM).unwrap_or_default();
+        if found.len() != rows * hidden {
+            return Err(DeviceError::Call(format!("{} numbers came back for {rows} chosen experts", found.len())));
         }
-        for (&choice, row) in self.choices.iter().zip(found.chunks_exact(hidden)) {
-            results[choice * hidden..][..hidden].copy_from_slice(row);
+        for (choice, numbers) in choices.iter().zip(found.chunks_exact(hidden)) {
+            let sum = &mut sums[choice.row * hidden..][..hidden];
+            sum.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
         }
         Ok(())
     }

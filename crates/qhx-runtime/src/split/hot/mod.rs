@@ -1,8 +1,8 @@
 //! Experts that do not all fit on an accelerator: it holds those that are chosen most often, and the processor computes the others from where they lie, at the same time.
 //!
-//! The unit is a *choice*: a row and one of its experts. The accelerator has one program with a single op, whose weights are slots for experts of all layers that are alike
-//! ([`pool`]); which expert lies in which slot is decided here ([`residency`]) from how often each was chosen ([`counts`]). An op with experts becomes an executable that deals
-//! its choices out to the two devices and adds what they give ([`shared`]).
+//! The unit is a *choice*: a row and one of its experts. The accelerator's program has slots for experts of all layers that are alike ([`pool`]); which expert lies in which slot is
+//! decided here ([`residency`]) from how often each was chosen ([`counts`]). In each layer, the program pauses when its router has chosen: it is told the slots of the chosen experts,
+//! and computes those that lie there while the processor computes the others ([`shared`]).
 
 mod choices;
 mod counts;
@@ -11,11 +11,10 @@ mod pool;
 mod residency;
 mod shared;
 
-pub(in crate::split) use choices::expert_ops;
+pub(in crate::split) use choices::{Batch, expert_ops};
 pub(super) use pool::Pool;
 pub(super) use shared::SharedExperts;
 
-use crate::memory::MemoryEstimate;
 use choices::Kind;
 use qhx_ir::{Checked, DeviceError};
 use serde::{Deserialize, Serialize};
@@ -40,15 +39,12 @@ pub(super) struct Hot {
     pub(super) experts: HotExperts,
 }
 
-/// Bytes that the accelerator needs for so many experts of a program, where calls have `chunk` rows.
-pub(crate) fn pool_bytes(program: &Checked, count: usize, chunk: usize) -> Result<u64, DeviceError> {
+/// Bytes that so many experts of a program take on the accelerator.
+pub(crate) fn pool_bytes(program: &Checked, count: usize) -> Result<u64, DeviceError> {
     let ops: Vec<usize> = choices::expert_ops(program).collect();
-    let mut bytes = 0u64;
-    for (kind, slots) in Kind::all(program, &ops, count)? {
-        let pairs = choices::most_at_once(chunk, kind.per_row);
-        bytes = bytes.saturating_add(MemoryEstimate::of(&kind.program(slots)?, 1, pairs, 1).total_bytes);
-    }
-    Ok(bytes)
+    let kinds = Kind::all(program, &ops, count)?;
+    let weights = kinds.iter().enumerate().flat_map(|(number, (kind, slots))| kind.slots(number, *slots));
+    Ok(weights.map(|(_, weight)| crate::memory::tensor_bytes(weight.encoding, &weight.shape)).fold(0, u64::saturating_add))
 }
 
 /// How many experts a program has, and what one of them stores and multiplies on average.

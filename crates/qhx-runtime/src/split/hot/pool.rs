@@ -1,16 +1,15 @@
-//! The experts that lie on the accelerator: a program for each kind of them, whose weights are slots.
+//! The experts that lie on the accelerator: slots of each kind, which its program takes for experts.
 
 use super::{
     HotExperts,
-    choices::{Kind, most_at_once},
+    choices::Kind,
     counts::{self, Counts},
     residency::Residency,
 };
-use crate::recorded::Recorded;
-use qhx_ir::{Checked, Device, DeviceError, Executable, ExpertCache, LoadOptions, Name, WeightTensor, Weights};
+use qhx_ir::{Checked, DeviceError, ExpertCache, Name, Replace, Weight, WeightTensor, Weights};
 use std::{
     collections::{BTreeMap, HashMap},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -22,15 +21,15 @@ pub(in crate::split) struct Pool {
     history: Option<PathBuf>,
     /// Rows since the counts were kept.
     unkept: usize,
+    /// Slots whose experts are not there yet.
+    on_the_way: Vec<usize>,
 }
 
 /// The slots of one kind.
 struct Slots {
-    /// The names of its program's weights.
-    weights: &'static [&'static str],
-    executable: Box<dyn Executable>,
+    /// The weights of the accelerator's program.
+    weights: Vec<(Name, Weight)>,
     residency: Residency,
-    most_choices: usize,
 }
 
 /// An op with experts.
@@ -44,23 +43,22 @@ struct Layer {
     weights: Vec<WeightTensor>,
 }
 
-/// Between two steps so many experts at most take the place of others.
-const SWAPS: usize = 2;
+/// Between two steps so many experts at most take the place of others: about as many as are transferred during a step.
+const SWAPS: usize = 8;
 /// Counts are kept after so many rows, and at the end.
 const KEPT_AFTER: usize = 4096;
 
 impl Pool {
-    /// Loads the hottest experts of the ops at some places.
-    pub(in crate::split) fn load(
-        device: &dyn Device,
+    /// The hottest experts of the ops at some places.
+    pub(in crate::split) fn new(
         hot: HotExperts,
         program: &Checked,
         ops: &[usize],
         weights: &Arc<dyn Weights>,
-        options: &LoadOptions,
+        history: Option<&Path>,
     ) -> Result<Self, DeviceError> {
         let HotExperts { count, transfer_from } = hot;
-        let known = options.history.as_deref().map(counts::load).unwrap_or_default();
+        let known = history.map(counts::load).unwrap_or_default();
         let kinds = Kind::all(program, ops, count)?;
         let mut layers = Vec::new();
         let mut counts: Vec<Vec<f64>> = vec![Vec::new(); kinds.len()];
@@ -73,34 +71,33 @@ impl Pool {
             let own = known.get(&*op.path).filter(|own| own.len() == count);
             counts[kind].extend(own.cloned().unwrap_or_else(|| vec![0.0; count]));
         }
-        let mut pool = Self {
-            kinds: Vec::new(),
-            layers,
-            transfer_from: transfer_from.unwrap_or(usize::MAX),
-            history: options.history.clone(),
-            unkept: 0,
-        };
+        let transfer_from = transfer_from.unwrap_or(usize::MAX);
+        let history = history.map(Path::to_owned);
+        let mut pool = Self { kinds: Vec::new(), layers, transfer_from, history, unkept: 0, on_the_way: Vec::new() };
         for (number, ((kind, slots), counts)) in kinds.iter().zip(counts).enumerate() {
             let residency = Residency::new(Counts::new(counts), *slots, &pool.in_turns(number), pool.transfers());
-            let most_choices = most_at_once(options.max_rows, kind.per_row);
-            let limits = LoadOptions {
-                max_rows: most_choices,
-                max_soft_rows: 0,
-                max_wanted: 1,
-                max_segments: 1,
-                max_state_bytes: None,
-                replaceable: true,
-                // It computes while other parts do.
-                scratch_group: None,
-                artifacts: None,
-                ..options.clone()
-            };
-            let initial: Arc<dyn Weights> = Arc::new(pool.initial(number, kind.weights(), &residency)?);
-            let executable = device.load(&kind.program(*slots)?, &initial, &limits)?;
-            let executable = Recorded::of(executable, device.name(), options.timeline.as_ref());
-            pool.kinds.push(Slots { weights: kind.weights(), executable, residency, most_choices });
+            pool.kinds.push(Slots { weights: kind.slots(number, *slots), residency });
         }
         Ok(pool)
+    }
+
+    /// The weights of the accelerator's program that are slots.
+    pub(in crate::split) fn slots(&self) -> impl Iterator<Item = &(Name, Weight)> {
+        self.kinds.iter().flat_map(|kind| &kind.weights)
+    }
+
+    /// Those of them that a layer's experts are taken from.
+    pub(in crate::split) fn slots_of(&self, layer: usize) -> Vec<Name> {
+        self.kinds[self.layers[layer].kind].weights.iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// All weights, with what lies in the slots at first.
+    pub(in crate::split) fn filled(&self, rest: &Arc<dyn Weights>) -> Result<Arc<dyn Weights>, DeviceError> {
+        let mut slots = HashMap::new();
+        for kind in 0..self.kinds.len() {
+            self.fill(kind, &mut slots)?;
+        }
+        Ok(Arc::new(Filled { slots, rest: rest.clone() }))
     }
 
     /// The experts of a kind: the first of each layer, then the second of each.
@@ -110,16 +107,17 @@ impl Pool {
         (0..most).flat_map(|number| own().filter(move |layer| number < layer.count).map(move |layer| layer.first + number)).collect()
     }
 
-    /// What lies in the slots at first.
-    fn initial(&self, kind: usize, names: &[&str], residency: &Residency) -> Result<HashMap<String, WeightTensor>, DeviceError> {
-        let stack = |(which, &name): (usize, &&str)| {
-            let wrong = |reason: String| DeviceError::Weight { name: name.into(), reason };
+    /// What lies in the slots of a kind at first.
+    fn fill(&self, kind: usize, slots: &mut HashMap<Name, WeightTensor>) -> Result<(), DeviceError> {
+        let Slots { weights, residency } = &self.kinds[kind];
+        for (which, (name, _)) in weights.iter().enumerate() {
+            let wrong = |reason: String| DeviceError::Weight { name: name.clone(), reason };
             // A slot that is free until a call needs it has to have some content.
             let expert = |expert: &Option<usize>| self.part(kind, expert.unwrap_or(0), which).ok_or_else(|| wrong("is missing".into()));
             let parts = residency.experts().iter().map(expert).collect::<Result<Vec<_>, _>>()?;
-            Ok((name.to_owned(), WeightTensor::stacked(&parts).map_err(wrong)?))
-        };
-        names.iter().enumerate().map(stack).collect()
+            slots.insert(name.clone(), WeightTensor::stacked(&parts).map_err(wrong)?);
+        }
+        Ok(())
     }
 
     /// What one of the weights has of an expert of a kind.
@@ -128,16 +126,13 @@ impl Pool {
         layer.weights[which].part(expert - layer.first)
     }
 
-    /// A step begins with the call of its first layer: counts fade, and some experts take the place of others.
-    pub(super) fn begin(&mut self, layer: usize, rows: usize, cache: &mut ExpertCache) -> Result<(), DeviceError> {
-        if layer != 0 {
-            return Ok(());
-        }
+    /// A step of so many rows begins: counts fade, and some experts take the place of others.
+    pub(in crate::split) fn begin(&mut self, rows: usize, replace: &mut Replace<'_>, cache: &mut ExpertCache) -> Result<(), DeviceError> {
         for kind in 0..self.kinds.len() {
             self.kinds[kind].residency.counts.fade(rows);
             for _ in 0..SWAPS {
                 let Some((expert, slot)) = self.kinds[kind].residency.swap() else { break };
-                self.transfer(kind, expert, slot, cache)?;
+                self.transfer(kind, expert, slot, replace, cache)?;
             }
         }
         self.unkept += rows;
@@ -147,12 +142,17 @@ impl Pool {
         Ok(())
     }
 
-    /// So many rows chose an expert of a layer. Gives its slot, if it has one.
+    /// The slots whose experts will not be there in time for the step that begins.
+    pub(in crate::split) fn wait_for(&mut self, on_the_way: Vec<usize>) {
+        self.on_the_way = on_the_way;
+    }
+
+    /// So many rows chose an expert of a layer. Gives its slot, if it lies in one.
     pub(super) fn choose(&mut self, layer: usize, expert: usize, rows: usize) -> Option<usize> {
         let Layer { kind, first, .. } = self.layers[layer];
         let residency = &mut self.kinds[kind].residency;
         residency.counts.add(first + expert, rows);
-        residency.slot(first + expert)
+        residency.slot(first + expert).filter(|slot| !self.on_the_way.contains(slot))
     }
 
     /// Whether an expert that so many rows of a call chose is worth its transfer.
@@ -176,6 +176,7 @@ impl Pool {
         layer: usize,
         expert: usize,
         busy: &[usize],
+        replace: &mut Replace<'_>,
         cache: &mut ExpertCache,
     ) -> Result<Option<usize>, DeviceError> {
         let Layer { kind, first, .. } = self.layers[layer];
@@ -184,36 +185,28 @@ impl Pool {
             return Ok(Some(slot));
         }
         let Some(slot) = residency.stage(first + expert, busy) else { return Ok(None) };
-        self.transfer(kind, first + expert, slot, cache)?;
+        self.transfer(kind, first + expert, slot, replace, cache)?;
         Ok(Some(slot))
     }
 
-    fn transfer(&mut self, kind: usize, expert: usize, slot: usize, cache: &mut ExpertCache) -> Result<(), DeviceError> {
-        for (which, &name) in self.kinds[kind].weights.iter().enumerate() {
-            let missing = || DeviceError::Weight { name: name.into(), reason: "is missing".into() };
-            let part = self.part(kind, expert, which).ok_or_else(missing)?;
-            let Slots { executable, residency, .. } = &mut self.kinds[kind];
-            executable.replace_part(name, slot, &part).inspect_err(|_| residency.forget(slot))?;
+    fn transfer(
+        &mut self,
+        kind: usize,
+        expert: usize,
+        slot: usize,
+        replace: &mut Replace<'_>,
+        cache: &mut ExpertCache,
+    ) -> Result<(), DeviceError> {
+        for which in 0..self.kinds[kind].weights.len() {
+            let part = self.part(kind, expert, which);
+            let Slots { weights, residency } = &mut self.kinds[kind];
+            let name = &weights[which].0;
+            let part = part.ok_or_else(|| DeviceError::Weight { name: name.clone(), reason: "is missing".into() })?;
+            replace(name, slot, &part).inspect_err(|_| residency.forget(slot))?;
             cache.transferred_bytes += part.stored_bytes() as u64;
         }
         cache.transfers += 1;
         Ok(())
-    }
-
-    /// The program that computes choices of a layer's experts on the accelerator, and the most of them in a call.
-    pub(super) fn executable(&mut self, layer: usize) -> (&mut dyn Executable, usize) {
-        let Slots { executable, most_choices, .. } = &mut self.kinds[self.layers[layer].kind];
-        (&mut **executable, *most_choices)
-    }
-
-    /// The number of the layer whose op has a path.
-    pub(super) fn layer(&self, path: &str) -> Option<usize> {
-        self.layers.iter().position(|layer| *layer.path == *path)
-    }
-
-    /// Bytes beside weights.
-    pub(super) fn scratch_bytes(&self) -> u64 {
-        self.kinds.iter().map(|kind| kind.executable.scratch_bytes()).sum()
     }
 
     /// Keeps the counts for the next start.
@@ -225,6 +218,18 @@ impl Pool {
             (layer.path.to_string(), (layer.first..layer.first + layer.count).map(|expert| counts.of(expert)).collect())
         };
         counts::store(path, self.layers.iter().map(counts).collect::<BTreeMap<_, _>>());
+    }
+}
+
+/// Weights, and what lies in slots.
+struct Filled {
+    slots: HashMap<Name, WeightTensor>,
+    rest: Arc<dyn Weights>,
+}
+
+impl Weights for Filled {
+    fn tensor(&self, name: &str) -> Option<WeightTensor> {
+        self.slots.get(name).cloned().or_else(|| self.rest.tensor(name))
     }
 }
 
