@@ -135,7 +135,7 @@ def measured(options, bundle: Path, draft: str, asked: list, peer: tuple | None)
 
 def peer_speed(options, prompt: str, sampling: list, new: int, most: int) -> float:
     """Tokens per second of llama.cpp's lookup decoding with at most so many drafts; 0: none."""
-    flags = ["-t", options.threads, "-n", new, *sampling, "--ignore-eos", "--spec-draft-n-max", most, "--no-display-prompt"]
+    flags = ["-t", options.threads, "-n", new, *sampling, "--ignore-eos", "--spec-draft-n-max", most]
     done = subprocess.run([str(part) for part in (*options.before, options.lookup, "-m", options.smollm2, "-p", prompt, *flags)], capture_output=True, text=True)
     found = re.search(r"decoded +\d+ tokens in +[\d.]+ seconds, speed: +([\d.]+) t/s", done.stdout + done.stderr)
     if done.returncode != 0 or not found:
