@@ -1,13 +1,16 @@
-"""Compares decoding with drafts and without, alternating in one run: work that copies, and prose.
+"""Compares decoding with drafts and without, alternating in one run: work that copies, and prose. SmolLM2 beside llama.cpp.
 
-usage: drafts.py QHX SMOLLM2.gguf [--rounds N] [--threads N] [--new N]
+usage: cargo xtask bench-drafts [--rounds N] [--threads N] [--new N] [--real-time]
+       drafts.py QHX SMOLLM2.gguf LLAMA_LOOKUP …
 
-SmolLM2 is the GGUF file that `cargo xtask demo` fetches; the demo models are those of this repository. Each task is one prompt, answered with `--draft none` and with the default or the source that the task names, in turns; the ids must be the same. The table
+SmolLM2 is the GGUF file that `cargo xtask demo` fetches; the demo models are those of this repository. Each task is one prompt, answered with `--draft none` and with the default or the source that the task names, in turns; the ids must be the same. LLAMA_LOOKUP is
+llama.cpp's own example of lookup decoding beside its prebuilt libraries (`xtask/src/llama.rs`): in the same rounds it answers the same prompts from the same file, with as many tokens, without drafts and with the most that it was best with (PEER_DRAFTS). The table
 has medians of the decode speed, and replaces the one between the markers in docs/benchmarks.md.
 """
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -72,6 +75,8 @@ DEMOS = {
     },
 }
 SMOLLM2_FLAGS = ["--ignore-eos"]
+PEER_DRAFTS = [3, 8]
+"""Numbers of tokens that llama.cpp drafts at a time: its default, and more."""
 PROSE_FLAGS = ["--temperature", 0.9, "--seed", 3]
 """Greedy prose of a small model soon repeats itself. With a seed, sampled answers too are the same with drafts and without."""
 TASK_FLAGS = {PROSE: PROSE_FLAGS, "code with one rename": ["--stop", "```"]}
@@ -82,10 +87,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("qhx", type=Path)
     parser.add_argument("smollm2", type=Path)
+    parser.add_argument("lookup", type=Path)
+    parser.add_argument("--real-time", action="store_true", help="measure with real-time priority, where the machine has other work to do (chrt -r 5)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--new", type=int, default=96)
     options = parser.parse_args()
+    options.before = ["chrt", "-r", "5"] if options.real_time else []
     rows = []
     with tempfile.TemporaryDirectory() as place:
         sources = [("SmolLM2-135M Q4_1", options.smollm2, "native", [*SMOLLM2_FLAGS, "--prompt"], TASKS)]
@@ -96,27 +104,43 @@ def main():
             for task, prompt in tasks.items():
                 own = TASK_FLAGS.get(task, []) if source == options.smollm2 else []
                 draft = "mtp" if task.endswith(MTP) else "auto"
-                rows.append((name, task, *measured(options, bundle, draft, [*own, *flags, prompt])))
+                sampling = ["--temp", 0.9, "--seed", 3] if task == PROSE else ["--temp", 0]
+                peer = (prompt, sampling) if source == options.smollm2 else None
+                rows.append((name, task, *measured(options, bundle, draft, [*own, *flags, prompt], peer)))
                 print(rows[-1], file=sys.stderr, flush=True)
     text = table(rows)
     print(text)
     publish(text)
 
 
-def measured(options, bundle: Path, draft: str, asked: list):
-    """Median tokens per second without drafts and with those of a source, the median of the rounds' ratios, and the drafts of an answer: right ones, all."""
+def measured(options, bundle: Path, draft: str, asked: list, peer: tuple | None):
+    """Median tokens per second without drafts and with those of a source, the median of the rounds' ratios, and the drafts of an answer: right ones, all; then llama.cpp's speeds for the prompt and with the sampling of `peer`, plain and its best with drafts."""
     plain, drafted, timing = [], [], None
+    theirs = {most: [] for most in (0, *PEER_DRAFTS)} if peer else {}
     for _ in range(options.rounds):
         answers = []
         for source, speeds in (("none", plain), (draft, drafted)):
             limits = ["--max-new", options.new, "--device", "cpu", "--threads", options.threads]
-            answers.append(json.loads(run(options.qhx, "generate", bundle, *limits, "--draft", source, "--json", *asked)))
+            answers.append(json.loads(run(*options.before, options.qhx, "generate", bundle, *limits, "--draft", source, "--json", *asked)))
             timing = answers[-1]["timing"]
             speeds.append(timing["decode_tokens_per_second"])
         if answers[0]["ids"] != answers[1]["ids"]:
             raise SystemExit(f"{bundle.name}: drafts changed an answer to {asked[-1]!r}")
+        for most, speeds in theirs.items():
+            speeds.append(peer_speed(options, *peer, len(answers[0]["ids"]), most))
     ratio = statistics.median(with_ / without for with_, without in zip(drafted, plain, strict=True))
-    return statistics.median(plain), statistics.median(drafted), ratio, timing["accepted"], timing["drafted"]
+    medians = [statistics.median(speeds) for speeds in theirs.values()]
+    return statistics.median(plain), statistics.median(drafted), ratio, timing["accepted"], timing["drafted"], *([medians[0], max(medians[1:])] if medians else [None, None])
+
+
+def peer_speed(options, prompt: str, sampling: list, new: int, most: int) -> float:
+    """Tokens per second of llama.cpp's lookup decoding with at most so many drafts; 0: none."""
+    flags = ["-t", options.threads, "-n", new, *sampling, "--ignore-eos", "--spec-draft-n-max", most]
+    done = subprocess.run([str(part) for part in (*options.before, options.lookup, "-m", options.smollm2, "-p", prompt, *flags)], capture_output=True, text=True)
+    found = re.search(r"decoded +\d+ tokens in +[\d.]+ seconds, speed: +([\d.]+) t/s", done.stdout + done.stderr)
+    if done.returncode != 0 or not found:
+        raise SystemExit(f"{options.lookup} failed:\n{done.stderr}")
+    return float(found[1])
 
 
 def run(*command) -> str:
@@ -124,9 +148,10 @@ def run(*command) -> str:
 
 
 def table(rows):
-    lines = ["| model | task | plain t/s | with drafts t/s | ratio | drafts right |", "|---|---|---:|---:|---:|---:|"]
-    for name, task, plain, drafted, ratio, right, all_ in rows:
-        lines.append(f"| {name} | {task} | {plain:.1f} | {drafted:.1f} | **{ratio:.2f}x** | {right} of {all_} |")
+    lines = ["| model | task | plain t/s | with drafts t/s | ratio | drafts right | llama.cpp plain | its lookup | qhx / the better of these |", "|---|---|---:|---:|---:|---:|---:|---:|---:|"]
+    for name, task, plain, drafted, ratio, right, all_, their_plain, lookup in rows:
+        peer = f"{their_plain:.1f} | {lookup:.1f} | {drafted / max(their_plain, lookup):.2f}x" if lookup else " | | "
+        lines.append(f"| {name} | {task} | {plain:.1f} | {drafted:.1f} | **{ratio:.2f}x** | {right} of {all_} | {peer} |")
     return "\n".join(lines)
 
 

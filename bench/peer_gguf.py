@@ -2,7 +2,8 @@
 
 usage: peer_gguf.py CONFIG.json Q8_0|Q4_0|F16 OUT.gguf      (needs PyPI gguf and numpy)
 
-Text program only. Names and dimensions are llama.cpp's; matrices get the requested type, vectors, routers and convolutions f32.
+Text program only. Names and dimensions are llama.cpp's; matrices get the requested type, vectors, routers and convolutions f32. As in the files that its own quantise function makes, the output head (or the table where it is the head, too) of a Q4_0 file is
+Q6_K, or Q8_0 where rows are no multiple of 256.
 """
 
 import json
@@ -26,6 +27,11 @@ class Model:
     def matrix(self, name: str, *shape: int, type: Type | None = None):
         """A weight of `[.., outputs, inputs]`."""
         self.tensors.append((f"{name}.weight", shape, self.matrix_type if type is None else type, None))
+
+    def head(self, name: str, outputs: int, inputs: int):
+        """The output head."""
+        finer = Type.Q6_K if inputs % 256 == 0 else Type.Q8_0
+        self.matrix(name, outputs, inputs, type=finer if self.matrix_type == Type.Q4_0 else None)
 
     def vector(self, name: str, length: int, fill: float = 1.0):
         self.tensors.append((name, (length,), Type.F32, numpy.full(length, fill, numpy.float32)))
@@ -119,9 +125,12 @@ def random_blocks(type: Type) -> numpy.ndarray:
         numbers = random.standard_normal(1 << 24, numpy.float32) * DEVIATION
         return numbers.astype(numpy.float16 if type == Type.F16 else numpy.float32).reshape(-1, 1)
     blocks = numpy.frombuffer(random.bytes(size << 20), numpy.uint8).reshape(-1, size).copy()
-    # The first two bytes are the scale; quants are uniformly distributed.
-    largest = {Type.Q8_0: 127, Type.Q4_0: 8}[type]
-    blocks[:, :2] = numpy.array([DEVIATION * 3**0.5 / largest], numpy.float16).view(numpy.uint8)
+    # Quants are uniformly distributed. The scale of a block is in its first two bytes; Q6_K has it in the last two, after 16 factors of a byte each.
+    largest = {Type.Q8_0: 127, Type.Q4_0: 8, Type.Q6_K: 32 * 64}[type]
+    place = slice(-2, None) if type == Type.Q6_K else slice(2)
+    if type == Type.Q6_K:
+        blocks[:, -18:-2] = 64
+    blocks[:, place] = numpy.array([DEVIATION * 3**0.5 / largest], numpy.float16).view(numpy.uint8)
     return blocks
 
 
@@ -135,7 +144,7 @@ def phimoe(model: Model):
     model.writer.add_expert_count(experts)
     model.writer.add_expert_used_count(config["num_experts_per_tok"])
     model.matrix("token_embd", config["vocab_size"], hidden)
-    model.matrix("output", config["vocab_size"], hidden)
+    model.head("output", config["vocab_size"], hidden)
     model.bias("output", config["vocab_size"])
     model.norm("output_norm", hidden)
     model.bias("output_norm", hidden)
@@ -168,7 +177,7 @@ def qwen35(model: Model):
     add.add_ssm_time_step_rank(value_heads)
     add.add_ssm_inner_size(values)
     add.add_full_attention_interval(every)
-    model.matrix("token_embd", config["vocab_size"], hidden)
+    model.head("token_embd", config["vocab_size"], hidden)
     model.norm("output_norm", hidden)
     for i in range(config["num_hidden_layers"]):
         layer = f"blk.{i}."
@@ -213,7 +222,7 @@ def gemma4(model: Model):
     add.add_rope_dimension_count(large)
     add.add_rope_dimension_count_swa(small)
     add.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
-    model.matrix("token_embd", config["vocab_size"], hidden)
+    model.head("token_embd", config["vocab_size"], hidden)
     model.matrix("per_layer_token_embd", config["vocab_size"], per_layer * layers)
     # llama.cpp's own converter keeps this one in f16.
     model.matrix("per_layer_model_proj", per_layer * layers, hidden, type=Type.F16)
@@ -241,7 +250,7 @@ def qwen3vl(model: Model):
     model.heads(dim, config["rope_theta"])
     model.writer.add_rope_dimension_sections([*config["rope_scaling"]["mrope_section"], 0])
     model.writer.add_num_deepstack_layers(model.deepstack)
-    model.matrix("token_embd", config["vocab_size"], hidden)
+    model.head("token_embd", config["vocab_size"], hidden)
     model.norm("output_norm", hidden)
     for layer in (f"blk.{i}." for i in range(config["num_hidden_layers"])):
         model.norm(f"{layer}attn_norm", hidden)
@@ -256,7 +265,7 @@ def llama(model: Model):
     hidden, heads, kv_heads, dim = (config[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"))
     model.heads(dim, config["rope_theta"])
     model.writer.add_rope_dimension_count(dim)
-    model.matrix("token_embd", config["vocab_size"], hidden)
+    model.head("token_embd", config["vocab_size"], hidden)
     model.norm("output_norm", hidden)
     for layer in (f"blk.{i}." for i in range(config["num_hidden_layers"])):
         model.norm(f"{layer}attn_norm", hidden)

@@ -22,6 +22,13 @@ pub(crate) fn tool(name: &str) -> Result<PathBuf, Failure> {
     compiled(&source, &libraries, name, files.collect())
 }
 
+/// The example program of one source file, `examples/NAME/NAME.cpp`.
+pub(crate) fn example(name: &str) -> Result<PathBuf, Failure> {
+    let (source, libraries) = fetched()?;
+    let file = source.join("examples").join(name).join(format!("{name}.cpp"));
+    compiled(&source, &libraries, name, vec![file])
+}
+
 /// A program of ours that uses its libraries, from one source file: compiled anew where that is newer.
 pub(crate) fn program(file: &Path) -> Result<PathBuf, Failure> {
     let (source, libraries) = fetched()?;

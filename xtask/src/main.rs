@@ -37,6 +37,7 @@ const HELP: &str = "cargo xtask COMMAND
   bench-sessions …
                   the same for several sessions at once
   bench-server …  the same for the server and its clients
+  bench-drafts …  decoding with drafts and without, and llama.cpp's lookup decoding
   bench-busy …    the same next to busy processes
   bench-quantisation …
                   what precisions lose, beside llama.cpp's quantisations of the same weights; needs oracle/setup.sh
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
         ["bench-peers", ref arguments @ ..] => peers::bench(arguments),
         ["bench-sessions", ref arguments @ ..] => peers::bench_sessions(arguments),
         ["bench-server", ref arguments @ ..] => peers::bench_server(arguments),
+        ["bench-drafts", ref arguments @ ..] => peers::bench_drafts(arguments),
         ["bench-busy", ref arguments @ ..] => peers::bench_busy(arguments),
         ["bench-quantisation", ref arguments @ ..] => peers::bench_quantisation(arguments),
         ["bench-gpu", ref arguments @ ..] => peers::bench_gpu("bench/gpu.py", arguments),

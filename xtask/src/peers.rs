@@ -24,6 +24,12 @@ pub(crate) fn bench_server(arguments: &[&str]) -> Result<(), Failure> {
     run(Command::new(python).arg(root().join("bench/server.py")).arg(qhx()?).args([bench, model]).args(arguments))
 }
 
+/// Decoding with drafts (`bench/drafts.py`).
+pub(crate) fn bench_drafts(arguments: &[&str]) -> Result<(), Failure> {
+    let (model, lookup) = (assets::smollm2()?, llama::example("lookup")?);
+    run(Command::new("python3").arg(root().join("bench/drafts.py")).arg(qhx()?).args([model, lookup]).args(arguments))
+}
+
 /// What quantisation costs (`bench/quantisation.py`). Needs the oracle's environment.
 pub(crate) fn bench_quantisation(arguments: &[&str]) -> Result<(), Failure> {
     let python = target().join("oracle-venv/bin/python");

@@ -7,12 +7,13 @@ use crate::{
     ops::{Frame, Run, Step},
     pages::PagePool,
     pool::Pool,
+    profile::Profiler,
     state::{CpuState, Workshop},
     work::{Chunks, for_each},
 };
 use qhx_ir::{
-    AlignedBytes, Bindings, Call, Checked, DeviceError, Executable, Generator, InputData, LoadOptions, Segment, State, StateBytes, Tap,
-    Ticket, Want, Weights, WeightsRead,
+    AlignedBytes, Bindings, Call, Checked, DeviceError, Executable, Generator, InputData, LoadOptions, Profile, Segment, State, StateBytes,
+    Tap, Ticket, Want, Weights, WeightsRead,
 };
 use std::{
     ops::Range,
@@ -36,6 +37,8 @@ pub struct CpuExecutable {
     weight_bytes: AtomicU64,
     /// For each step with experts: how many rows each expert got.
     expert_rows: Vec<Vec<usize>>,
+    /// While steps are measured.
+    profiler: Option<Profiler>,
 }
 
 impl CpuExecutable {
@@ -57,7 +60,7 @@ impl CpuExecutable {
         let pages = Arc::new(PagePool::new(limits.max_state_bytes));
         let workshop = Arc::new(Workshop { pages, pool: pool.clone(), instructions });
         let (program, weight_bytes) = (program.clone(), AtomicU64::new(0));
-        Ok(Self { program, compiled, workshop, limits, arena, scratch, last_stage: None, weight_bytes, expert_rows })
+        Ok(Self { program, compiled, workshop, limits, arena, scratch, last_stage: None, weight_bytes, expert_rows, profiler: None })
     }
 
     fn check(&self, call: &Call<'_>) -> Result<(), DeviceError> {
@@ -157,7 +160,14 @@ impl CpuExecutable {
             if number >= last_stage && last_stage_began.is_none() {
                 last_stage_began = Some(Instant::now());
             }
+            let Some(profiler) = &mut self.profiler else {
+                self.compiled.steps[number].run(&mut frame)?;
+                continue;
+            };
+            let (began, bytes) = (Instant::now(), self.weight_bytes.load(Ordering::Relaxed));
             self.compiled.steps[number].run(&mut frame)?;
+            let bytes = self.weight_bytes.load(Ordering::Relaxed) - bytes;
+            profiler.step(number, began.elapsed(), bytes, &workshop.pool);
         }
         if let Some(began) = last_stage_began {
             *self.last_stage.get_or_insert_default() += began.elapsed();
@@ -223,6 +233,7 @@ impl Executable for CpuExecutable {
     }
 
     fn wait(&mut self, _: Ticket, call: &mut Call<'_>) -> Result<(), DeviceError> {
+        let began = Instant::now();
         self.last_stage = None;
         self.begin(call)?;
         self.weight_bytes.store(0, Ordering::Relaxed);
@@ -234,6 +245,9 @@ impl Executable for CpuExecutable {
             if let Some(Some(state)) = own_state(segment) {
                 state.end(rows, partial);
             }
+        }
+        if let Some(profiler) = &mut self.profiler {
+            profiler.call(began.elapsed());
         }
         Ok(())
     }
@@ -260,6 +274,14 @@ impl Executable for CpuExecutable {
 
     fn weights_read(&self) -> Option<WeightsRead<'_>> {
         self.last_stage.map(|_| WeightsRead { bytes: self.weight_bytes.load(Ordering::Relaxed), expert_rows: &self.expert_rows })
+    }
+
+    fn begin_profile(&mut self) {
+        self.profiler = Some(Profiler::new(&self.compiled.steps, &self.workshop.pool));
+    }
+
+    fn take_profile(&mut self) -> Option<Profile> {
+        self.profiler.take().map(|profiler| profiler.finish(&self.workshop.pool))
     }
 
     fn scratch_bytes(&self) -> u64 {

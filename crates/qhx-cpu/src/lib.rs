@@ -35,6 +35,7 @@ mod pages;
 mod plan;
 mod pool;
 mod product;
+mod profile;
 mod state;
 mod work;
 

@@ -111,13 +111,13 @@ fn brand() -> Option<String> {
 /// Bytes per second that `threads` threads read together from memory that is too large for the caches: what bounds decoding.
 /// `None` where the memory or the threads cannot be had.
 pub fn measure_bandwidth(threads: usize) -> Option<f64> {
-    const BYTES: usize = 256 << 20;
+    let bytes = room_beyond_caches().next_multiple_of(UNIT * 4);
     const UNIT: usize = 1 << 17; // f32 numbers: 512 KiB
     const ROW: usize = 1024;
     let mut numbers = Vec::<f32>::new();
-    numbers.try_reserve_exact(BYTES / 4).ok()?;
+    numbers.try_reserve_exact(bytes / 4).ok()?;
     // Written, so that every page is there and distinct.
-    numbers.extend((0..BYTES / 4).map(|i| (i % 1021) as f32));
+    numbers.extend((0..bytes / 4).map(|i| (i % 1021) as f32));
     let pool = Pool::new(threads.max(1)).ok()?;
     let (units, instructions) = (numbers.len() / UNIT, Instructions::best());
     let x = [1.0; ROW];
@@ -141,7 +141,29 @@ pub fn measure_bandwidth(threads: usize) -> Option<f64> {
             break;
         }
     }
-    Some(BYTES as f64 / best.as_secs_f64())
+    Some(bytes as f64 / best.as_secs_f64())
+}
+
+/// Bytes of which caches can hold only a small part: four times the largest cache, as far as memory allows.
+fn room_beyond_caches() -> usize {
+    let largest = (0..8).filter_map(|index| std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size")).ok());
+    let largest = largest.filter_map(|size| cache_bytes(&size)).max().unwrap_or(0);
+    let available = memory().map_or(u64::MAX, |memory| memory.available / 8);
+    (4 * largest).max(256 << 20).min(available.try_into().unwrap_or(usize::MAX)).max(64 << 20)
+}
+
+/// The size of a cache as Linux writes it, `266240K`.
+fn cache_bytes(text: &str) -> Option<usize> {
+    let text = text.trim();
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let shift = match unit {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        _ => return None,
+    };
+    number.parse::<usize>().ok()?.checked_mul(1 << shift)
 }
 
 #[cfg(test)]
@@ -156,6 +178,12 @@ mod tests {
         assert_eq!(name_in("CPU implementer\t: 0x61\nCPU part\t: 0x022\n").unwrap(), "aarch64 CPU 0x61/0x022");
         assert_eq!(name_in("model name\t: Some CPU\n").unwrap(), "Some CPU");
         assert_eq!(name_in(""), None);
+    }
+
+    #[test]
+    fn sizes_of_caches() {
+        assert_eq!(["266240K\n", "32M", "512", "x", ""].map(cache_bytes), [Some(266240 << 10), Some(32 << 20), Some(512), None, None]);
+        assert!(room_beyond_caches() >= 64 << 20);
     }
 
     #[test]

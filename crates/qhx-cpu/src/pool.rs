@@ -39,6 +39,64 @@ pub(crate) struct Pool {
     cores: Vec<Core>,
 }
 
+/// What became of the jobs while a pool was watched.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) jobs: usize,
+    /// From sharing out to the end of the last unit.
+    pub(crate) whole: Duration,
+    /// Of that, the mean over all threads before their first unit.
+    pub(crate) late: Duration,
+    /// The same from there to the end of their last unit.
+    pub(crate) busy: Duration,
+}
+
+/// When the threads of a pool worked, where somebody wants to know.
+struct Watch {
+    is_on: AtomicBool,
+    epoch: Instant,
+    /// Of the current job, when each thread began its first unit and ended its last one, in nanoseconds since the epoch; 0: it had none.
+    times: Vec<Line<[AtomicU64; 2]>>,
+    tally: Mutex<Tally>,
+}
+
+impl Watch {
+    fn new(threads: usize) -> Self {
+        let times = (0..threads).map(|_| Line([AtomicU64::new(0), AtomicU64::new(0)])).collect();
+        Self { is_on: AtomicBool::new(false), epoch: Instant::now(), times, tally: Mutex::default() }
+    }
+
+    /// The time, if somebody wants to know; never 0.
+    fn now(&self) -> Option<u64> {
+        self.is_on.load(Ordering::Relaxed).then(|| self.epoch.elapsed().as_nanos() as u64 + 1)
+    }
+
+    /// A job is about to be shared out.
+    fn begin(&self) -> Option<u64> {
+        let now = self.now()?;
+        self.times.iter().flat_map(|times| &times.0).for_each(|time| time.store(0, Ordering::Relaxed));
+        Some(now)
+    }
+
+    /// The job that began then is done.
+    fn end(&self, began: u64) {
+        let Some(now) = self.now() else { return };
+        let whole = now - began;
+        let (mut late, mut busy) = (0, 0);
+        for Line([first, last]) in &self.times {
+            let (first, last) = (first.load(Ordering::Relaxed), last.load(Ordering::Relaxed));
+            late += if first == 0 { whole } else { first - began };
+            busy += last - first;
+        }
+        let mean = |sum: u64| Duration::from_nanos(sum / self.times.len() as u64);
+        let mut tally = lock(&self.tally);
+        tally.jobs += 1;
+        tally.whole += Duration::from_nanos(whole);
+        tally.late += mean(late);
+        tally.busy += mean(busy);
+    }
+}
+
 struct Shared {
     /// The units of each thread's range that nobody has taken yet. A unit is owned by whoever takes it out of one; only then may `job` be read.
     untaken: Vec<Line<AtomicU64>>,
@@ -53,6 +111,7 @@ struct Shared {
     caller: Mutex<Option<Thread>>,
     stop: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
+    watch: Watch,
 }
 
 /// A range of units in one number, so that it changes at once.
@@ -121,6 +180,7 @@ impl Pool {
             caller: Mutex::new(None),
             stop: AtomicBool::new(false),
             panic: Mutex::new(None),
+            watch: Watch::new(threads),
         });
         let mut pool = Self { shared, workers: Vec::new(), caller: Mutex::new(()), cores };
         for number in 1..threads {
@@ -152,6 +212,16 @@ impl Pool {
         self.cores.first().map(|core| core.hold())
     }
 
+    /// Notes from here on when threads work, or no longer.
+    pub(crate) fn watch(&self, is_on: bool) {
+        self.shared.watch.is_on.store(is_on, Ordering::Relaxed);
+    }
+
+    /// What became of the jobs since this was asked the last time.
+    pub(crate) fn take_tally(&self) -> Tally {
+        std::mem::take(&mut *lock(&self.shared.watch.tally))
+    }
+
     /// Runs `body` once for each unit and returns when all are done. A panic in a unit becomes a panic here, after the others are done.
     pub(crate) fn run(&self, units: usize, body: &Body<'_>) {
         if units <= 1 || self.workers.is_empty() {
@@ -163,6 +233,7 @@ impl Pool {
         // SAFETY: this lengthens the lifetime only on paper: nobody uses the pointer after `wait` below has seen all units done.
         let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
         shared.done.0.store(0, Ordering::Relaxed);
+        let began = shared.watch.begin();
         // SAFETY: no unit is left and all units of the last job are done, so no thread reads `job` now.
         unsafe { *shared.job.get() = Job { body, units } };
         assert!(units <= u32::MAX as usize, "{units} units are too many");
@@ -180,6 +251,9 @@ impl Pool {
         }
         shared.take_units(0);
         shared.wait(units);
+        if let Some(began) = began {
+            shared.watch.end(began);
+        }
         drop(guard);
         if let Some(panic) = lock(&shared.panic).take() {
             resume_unwind(panic);
@@ -230,6 +304,11 @@ impl Shared {
                 match range.compare_exchange_weak(now, rest.number(), Ordering::AcqRel, Ordering::Acquire) {
                     Err(changed) => now = changed,
                     Ok(_) => {
+                        if taken == 0
+                            && let Some(now) = self.watch.now()
+                        {
+                            self.watch.times[number].0[0].store(now, Ordering::Relaxed);
+                        }
                         // SAFETY: we own a unit of the current job, so its caller is in `run`, `job` is not written, and `body` is alive.
                         let body = unsafe { &*(*self.job.get()).body };
                         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| body(unit as usize, number))) {
@@ -243,6 +322,9 @@ impl Shared {
         }
         if taken > 0 {
             // Told in one go, so that threads do not fight over the counter. Until then the job cannot end: ours are not yet counted.
+            if let Some(now) = self.watch.now() {
+                self.watch.times[number].0[1].store(now, Ordering::Relaxed);
+            }
             // SAFETY: as above.
             let units = unsafe { (*self.job.get()).units };
             self.finish(taken, units);
@@ -327,6 +409,25 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_watched_pool_knows_when_threads_worked() {
+        let pool = Pool::new(2).unwrap();
+        let job = || pool.run(2, &|_, _| thread::sleep(Duration::from_millis(4)));
+        job();
+        assert_eq!(pool.take_tally().jobs, 0);
+        pool.watch(true);
+        (0..3).for_each(|_| job());
+        pool.watch(false);
+        job();
+        let Tally { jobs, whole, late, busy } = pool.take_tally();
+        assert_eq!(jobs, 3);
+        assert!(
+            whole >= Duration::from_millis(12) && late + busy <= whole && busy >= Duration::from_millis(12) / 2,
+            "{whole:?} {late:?} {busy:?}"
+        );
+        assert_eq!(pool.take_tally().jobs, 0);
     }
 
     #[test]

@@ -165,6 +165,11 @@ impl Material {
         matches!(self, Self::Checkpoint(checkpoint) if checkpoint.tokenizer_json.is_some())
     }
 
+    /// Whether its weights are random.
+    pub(crate) fn is_synthetic(&self) -> bool {
+        matches!(self, Self::Synthetic { .. })
+    }
+
     /// The programs as `plan` wants them, checked against the checkpoint's tensors.
     pub(crate) fn programs(&self, plan: &PrecisionPlan) -> Result<Programs, ForgeError> {
         let config = self.config();
@@ -175,11 +180,7 @@ impl Material {
                 check_tensors(&programs, &checkpoint.tensors)?;
                 Ok(programs)
             }
-            Self::Synthetic { .. } => {
-                let mut programs = plan.write(family, config, &())?;
-                skew::skew_routers(&mut programs, config)?;
-                Ok(programs)
-            }
+            Self::Synthetic { .. } => plan.write_prepared(family, config, &(), |programs| skew::skew_routers(programs, config)),
         }
     }
 

@@ -40,7 +40,19 @@ impl PrecisionPlan {
 
     /// The programs of a model at this plan.
     pub fn write(&self, family: &Family, config: Config<'_>, tensors: &dyn StoredTensors) -> Result<Programs, ForgeError> {
+        self.write_prepared(family, config, tensors, |_| Ok(()))
+    }
+
+    /// The same of programs that were changed as `prepare` does, before anything is rotated.
+    pub(crate) fn write_prepared(
+        &self,
+        family: &Family,
+        config: Config<'_>,
+        tensors: &dyn StoredTensors,
+        prepare: impl FnOnce(&mut Programs) -> Result<(), ForgeError>,
+    ) -> Result<Programs, ForgeError> {
         let mut programs = (family.write)(config, self.base, tensors)?;
+        prepare(&mut programs)?;
         change(&mut programs, |program| {
             for (name, encoding) in &self.encodings {
                 if let Some(weight) = program.weights.get_mut(name) {

@@ -47,7 +47,7 @@ fn routers(program: &Checked) -> Vec<Name> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Material, Precision, plan::PrecisionPlan};
+    use crate::{Material, Precision, plan::PrecisionPlan, rotate::Rotations};
     use serde_json::{Value, json};
 
     fn programs(skew: Option<Value>) -> Result<Programs, ForgeError> {
@@ -74,5 +74,17 @@ mod tests {
         assert!(plain.values().all(|recipe| !matches!(recipe, Recipe::Computed { .. })));
         let error = programs(Some(json!(-1))).err().unwrap().to_string();
         assert!(error.contains("router_skew") && error.contains("0 to 4"), "{error}");
+    }
+
+    #[test]
+    fn routers_behind_a_rotated_stream_are_scaled_too() {
+        let mut config: Value = serde_json::from_str(include_str!("../../../fixtures/phimoe/config.json")).unwrap();
+        config[ROUTER_SKEW] = json!(1);
+        let plan = PrecisionPlan { rotations: Rotations::ALL, ..PrecisionPlan::from(Precision::W8) };
+        let written = Material::Synthetic { config, seed: 1 }.programs(&plan).unwrap().programs.remove(0);
+        let routers = routers(&written.program);
+        let recipe_of = |router: &Name| format!("{:?}", written.recipes[router]);
+        assert_eq!(routers.len(), 3);
+        assert!(routers.iter().map(recipe_of).all(|recipe| recipe.starts_with("Rotated") && recipe.contains("ScaleRows")));
     }
 }

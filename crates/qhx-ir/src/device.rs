@@ -302,6 +302,38 @@ impl Weights for HashMap<String, WeightTensor> {
     }
 }
 
+/// Where the time of calls went.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Profile {
+    /// Calls.
+    pub calls: usize,
+    /// How long all of them took.
+    pub seconds: f64,
+    /// Steps of the same kind together, those that took longest first.
+    pub steps: Vec<StepProfile>,
+}
+
+/// All steps of a kind.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct StepProfile {
+    /// What they do.
+    pub step: String,
+    /// How often one of them ran.
+    pub runs: usize,
+    /// How long they took together.
+    pub seconds: f64,
+    /// Bytes of weights that they read.
+    pub weight_bytes: u64,
+    /// How often work was shared out to all threads, which then wait for each other.
+    pub barriers: usize,
+    /// Of the time between sharing out and going on, the mean over all threads before they began to work.
+    pub late_seconds: f64,
+    /// The same while they worked; what is missing of the whole is waiting for others.
+    pub busy_seconds: f64,
+    /// The whole.
+    pub shared_seconds: f64,
+}
+
 /// A loaded program.
 pub trait Executable: Send {
     /// The program it runs.
@@ -357,6 +389,14 @@ pub trait Executable: Send {
 
     /// The weights that the last successful call read, where the device counts them.
     fn weights_read(&self) -> Option<WeightsRead<'_>> {
+        None
+    }
+
+    /// Measures the steps of all calls from here on, where the device can.
+    fn begin_profile(&mut self) {}
+
+    /// What was measured since [`Executable::begin_profile`]; nothing is measured any more.
+    fn take_profile(&mut self) -> Option<Profile> {
         None
     }
 

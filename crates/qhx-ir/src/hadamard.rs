@@ -57,6 +57,11 @@ impl Hadamard {
         assert_eq!(row.len(), self.width, "a row of the transform's width");
         let mut numbers: Vec<f64> = row.iter().map(|&x| x as f64).collect();
         let mut half = self.odd;
+        if self.odd == 1 && self.width >= 8 {
+            // The first three steps of a power of two, in registers.
+            numbers.chunks_exact_mut(8).for_each(walsh_of_8);
+            half = 8;
+        }
         while half < numbers.len() {
             for pair in numbers.chunks_exact_mut(2 * half) {
                 let (low, high) = pair.split_at_mut(half);
@@ -65,6 +70,10 @@ impl Hadamard {
             half *= 2;
         }
         let factor = 1.0 / (self.width as f64).sqrt();
+        if self.odd == 1 {
+            row.iter_mut().zip(numbers).for_each(|(out, x)| *out = (factor * x) as f32);
+            return;
+        }
         for (numbers, row) in numbers.chunks_exact(self.odd).zip(row.chunks_exact_mut(self.odd)) {
             for (entries, out) in self.hartley.chunks_exact(self.odd).zip(row) {
                 *out = (factor * entries.iter().zip(numbers).map(|(e, x)| e * x).sum::<f64>()) as f32;
@@ -73,11 +82,19 @@ impl Hadamard {
     }
 }
 
+/// Sums and differences of neighbours, then of those two apart, then four apart.
+fn walsh_of_8(x: &mut [f64]) {
+    let [a, b, c, d, e, f, g, h] = std::array::from_fn(|i| x[i]);
+    let [a, b, c, d, e, f, g, h] = [a + b, a - b, c + d, c - d, e + f, e - f, g + h, g - h];
+    let [a, b, c, d, e, f, g, h] = [a + c, b + d, a - c, b - d, e + g, f + h, e - g, f - h];
+    x.copy_from_slice(&[a + e, b + f, c + g, d + h, a - e, b - f, c - g, d - h]);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const WIDTHS: [usize; 9] = [1, 2, 3, 6, 7, 64, 96, 448, 576];
+    const WIDTHS: [usize; 11] = [1, 2, 3, 4, 6, 7, 8, 64, 96, 448, 576];
 
     /// The matrix as the module states it.
     fn entry(width: usize, row: usize, column: usize) -> f64 {

@@ -37,8 +37,8 @@ pub use bytes::{ALIGNMENT, AlignedBytes, Bytes};
 pub use call::{Call, Host, InputData, Outputs, Paused, Phase, Replace, Segment, Tap};
 pub use check::{CheckError, Checked, ValueType};
 pub use device::{
-    Artifact, Device, DeviceInfo, Executable, ExpertCache, Fact, LoadOptions, LoadProgress, Machine, Pause, Piece, Planned, StateBytes,
-    Target, Ticket, Traffic, Transfer, Weights, WeightsRead, all_rows,
+    Artifact, Device, DeviceInfo, Executable, ExpertCache, Fact, LoadOptions, LoadProgress, Machine, Pause, Piece, Planned, Profile,
+    StateBytes, StepProfile, Target, Ticket, Traffic, Transfer, Weights, WeightsRead, all_rows,
 };
 pub use dim::{Bindings, Dim, Shape, Symbol};
 pub use encoding::{BlockEncoding, Encoding, RowBytes, SCALES_AT_ONCE, ScaleType, WeightTensor};

@@ -9,7 +9,7 @@ use crate::{
     sample::random::uniform,
     timing::ExpertCacheUse,
 };
-use qhx_ir::ExpertCache;
+use qhx_ir::{ExpertCache, Profile};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
@@ -30,11 +30,22 @@ pub struct BenchOptions {
     pub all_logits: bool,
     /// `tg` tests are greedy answers, with drafts from here; absent: tokens that are given, one by one.
     pub draft: Option<DraftSource>,
+    /// Run each test of one session once more, and measure where its time goes.
+    pub profile: bool,
 }
 
 impl Default for BenchOptions {
     fn default() -> Self {
-        Self { prompt: vec![512], generate: vec![64], repeats: 5, sessions: vec![1], depth: vec![0], all_logits: false, draft: None }
+        Self {
+            prompt: vec![512],
+            generate: vec![64],
+            repeats: 5,
+            sessions: vec![1],
+            depth: vec![0],
+            all_logits: false,
+            draft: None,
+            profile: false,
+        }
     }
 }
 
@@ -100,9 +111,24 @@ pub struct BenchReport {
     /// What became of chosen experts in the measured runs, where only some of them lie on the device with the rest of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expert_cache: Option<ExpertCacheUse>,
+    /// Where the time of tests went, where that was wanted and the device measures it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub profiles: Vec<TestProfile>,
     /// What ran elsewhere than it was placed: results are those of the device that took its place.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fallbacks: Vec<Fallback>,
+}
+
+/// Where the time of a test went. The measurement itself takes time, too: a little for every step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TestProfile {
+    /// As in its result.
+    pub test: String,
+    /// How long it took.
+    pub seconds: f64,
+    /// What its calls did in that time.
+    #[serde(flatten)]
+    pub calls: Profile,
 }
 
 /// Which experts the tokens of a test chose.
@@ -148,6 +174,7 @@ pub fn bench(
     let mut results = Vec::new();
     let mut reading = Reading::default();
     let mut cache = ExpertCache::default();
+    let mut profiles = Vec::new();
     for (test, tokens, depth) in tests {
         let ids = some_ids(model, tokens);
         let before = some_ids(model, depth);
@@ -184,6 +211,13 @@ pub fn bench(
                     runs.push((tokens * test.sessions()) as f64 / time.as_secs_f64());
                 }
                 cache = cache + sessions[0].work().experts.since(&chosen);
+                if options.profile && test.sessions() == 1 {
+                    model.runner().executable.begin_profile();
+                    let time = test.run(&mut sessions, depth, &ids, cancel, &mut || ());
+                    let calls = model.runner().executable.take_profile();
+                    let (test, seconds) = (test.name(tokens, depth), time?.as_secs_f64());
+                    profiles.extend(calls.map(|calls| TestProfile { test, seconds, calls }));
+                }
             }
         }
         if counted.tokens > reading.tokens && test.sessions() == 1 {
@@ -213,6 +247,7 @@ pub fn bench(
         bandwidth_share: if read_bandwidth > 0.0 { fastest * weight_bytes_per_token as f64 / read_bandwidth } else { 0.0 },
         experts: reading.experts(),
         expert_cache: ExpertCacheUse::of(cache),
+        profiles,
         fallbacks: model.placement().fallbacks.clone(),
     })
 }

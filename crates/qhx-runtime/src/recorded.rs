@@ -2,8 +2,8 @@
 
 use crate::DeviceChoice;
 use qhx_ir::{
-    Call, Checked, DType, Device, DeviceError, Executable, ExpertCache, Generator, Paused, State, StateBytes, Ticket, Timeline, Traffic,
-    Transfer, WeightTensor, WeightsRead, dim,
+    Call, Checked, DType, Device, DeviceError, Executable, ExpertCache, Generator, Paused, Profile, State, StateBytes, Ticket, Timeline,
+    Traffic, Transfer, WeightTensor, WeightsRead, dim,
 };
 use std::{
     collections::HashMap,
@@ -138,6 +138,14 @@ impl Executable for Recorded {
 
     fn weights_read(&self) -> Option<WeightsRead<'_>> {
         self.executable.weights_read()
+    }
+
+    fn begin_profile(&mut self) {
+        self.executable.begin_profile();
+    }
+
+    fn take_profile(&mut self) -> Option<Profile> {
+        self.executable.take_profile()
     }
 
     fn traffic(&self) -> Option<Traffic> {

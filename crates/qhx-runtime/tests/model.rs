@@ -6,7 +6,7 @@ use common::{Kind, VOCABULARY, device_choices, ids, model, options, parts};
 use qhx_ir::{Checked, Device, DeviceError, Machine, Op, reference::ReferenceDevice};
 use qhx_runtime::{
     Cancel, DeviceChoice, Error, LoadOptions, Model, ModelParts,
-    bench::{BenchOptions, bench},
+    bench::{BenchOptions, TestProfile, bench},
     memory::{self, MemoryEstimate},
     placement,
     registry::{self, CpuSettings, NpuSettings},
@@ -138,6 +138,7 @@ fn bench_measures_what_it_says() {
             repeats: 3,
             sessions: vec![1],
             depth: vec![0, 5],
+            profile: true,
             ..BenchOptions::default()
         };
         let mut shown = Vec::new();
@@ -147,6 +148,15 @@ fn bench_measures_what_it_says() {
         assert_eq!((report.device.as_str(), report.precision.as_str()), (device.name(), "f32"));
         if cfg!(feature = "cpu") {
             assert!(report.read_bandwidth_bytes_per_s > 1e8 && report.bandwidth_share > 0.0);
+        }
+        let profiled: Vec<&str> = report.profiles.iter().map(|profile| profile.test.as_str()).collect();
+        assert_eq!(profiled, if device.name() == "cpu" { &shown[..] } else { &[] });
+        for TestProfile { test, seconds, calls } in &report.profiles {
+            let in_steps: f64 = calls.steps.iter().map(|step| step.seconds).sum();
+            assert!(0.0 < in_steps && in_steps <= calls.seconds && calls.seconds <= *seconds, "{test}: {in_steps} {calls:?} {seconds}");
+            assert!(!test.starts_with("tg") || calls.calls == 4, "{test}: {calls:?}");
+            let read: u64 = calls.steps.iter().map(|step| step.weight_bytes).sum();
+            assert!(!test.starts_with("tg") || read == 4 * report.weight_bytes_per_token, "{test}: {calls:?}");
         }
         let beyond = BenchOptions { prompt: vec![36], ..options.clone() };
         assert!(bench(&model, "f32", &beyond, &Cancel::new(), &mut |_| {}).unwrap_err().to_string().contains("41"));

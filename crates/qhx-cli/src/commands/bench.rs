@@ -19,7 +19,7 @@ use qhx_ir::ExpertCache;
 use qhx_runtime::{
     DeviceChoice, LoadOptions,
     auto::AutoChoice,
-    bench::{BenchOptions, BenchReport, BenchResult, DraftCounts, ExpertUse, MAX_REPEATS, bench},
+    bench::{BenchOptions, BenchReport, BenchResult, DraftCounts, ExpertUse, MAX_REPEATS, TestProfile, bench},
     registry::devices,
 };
 use serde::Serialize;
@@ -72,6 +72,9 @@ pub(crate) struct Bench {
     /// Compute all logits of each token, as sampling needs them; greedy decoding needs only the largest
     #[arg(long)]
     all_logits: bool,
+    /// Also show where the time of each test goes, in one more run of it: by kind of step, with waiting for other threads (CPU only)
+    #[arg(long, conflicts_with = "draft")]
+    profile: bool,
     /// Print one JSON object instead of a table, or a list of them for several devices
     #[arg(long)]
     json: bool,
@@ -109,6 +112,7 @@ impl Bench {
                 sessions: self.sessions.clone(),
                 depth: self.depth.clone(),
                 all_logits: self.all_logits,
+                profile: self.profile,
                 draft: self.draft.as_ref().map(|draft| draft.source(&model, &load, interrupt)).transpose()?,
             };
             let mut show = |result: &BenchResult| {
@@ -218,5 +222,49 @@ fn tables(run: &Run) -> String {
         measured.push(("experts transferred", format!("{transfers}, {}", show_bytes(transferred_bytes))));
     }
     let measured = facts(&measured);
-    format!("{}\n{measured}", table.render())
+    let profiles: String = report.profiles.iter().map(|profile| format!("\n{}", profile_table(profile))).collect();
+    format!("{}\n{measured}{profiles}", table.render())
+}
+
+/// Where the time of a test went, in microseconds of each of its calls.
+fn profile_table(profile: &TestProfile) -> String {
+    let TestProfile { test, seconds, calls } = profile;
+    let mut table = Table::new([
+        (&*format!("{test}, each of {} calls", calls.calls), Align::Left),
+        ("runs", Align::Right),
+        ("µs", Align::Right),
+        ("share", Align::Right),
+        ("GB/s", Align::Right),
+        ("barriers", Align::Right),
+        ("µs before work", Align::Right),
+        ("working", Align::Right),
+        ("waiting", Align::Right),
+    ]);
+    let each = |number: f64| number / calls.calls.max(1) as f64;
+    let micros = |seconds: f64| format!("{:.0}", 1e6 * each(seconds));
+    let share = |part: f64| format!("{:.1} %", 100.0 * part / seconds);
+    for step in &calls.steps {
+        let speed = step.weight_bytes as f64 / step.seconds / 1e9;
+        let waiting = step.shared_seconds - step.late_seconds - step.busy_seconds;
+        let of_threads =
+            [step.late_seconds, step.busy_seconds, waiting].map(|part| if step.barriers > 0 { micros(part) } else { String::new() });
+        let [late, busy, waiting] = of_threads;
+        table.row([
+            step.step.clone(),
+            format!("{:.0}", each(step.runs as f64)),
+            micros(step.seconds),
+            share(step.seconds),
+            if step.weight_bytes > 0 { format!("{speed:.1}") } else { String::new() },
+            format!("{:.0}", each(step.barriers as f64)),
+            late,
+            busy,
+            waiting,
+        ]);
+    }
+    let in_steps: f64 = calls.steps.iter().map(|step| step.seconds).sum();
+    for (name, rest) in [("between steps", calls.seconds - in_steps), ("between calls", seconds - calls.seconds)] {
+        let nothing = String::new;
+        table.row([name.to_owned(), nothing(), micros(rest), share(rest), nothing(), nothing(), nothing(), nothing(), nothing()]);
+    }
+    table.render()
 }

@@ -13,7 +13,8 @@ const MAX_CONFIG_BYTES: u64 = 32 << 20;
 
 /// Make a bundle with random weights from a configuration, for benchmarks
 ///
-/// The same seed gives the same weights on every machine. The manifest marks the bundle as synthetic.
+/// The same seed gives the same weights on every machine. The manifest marks the bundle as synthetic. Its programs are those that `qhx forge` makes of a checkpoint with that configuration (without
+/// --target): rotated at integer precisions, and at w4 with some matrices in more bits.
 #[derive(Args)]
 #[command(after_help = "Example:\n  qhx synth ./Qwen3-4B/config.json --out synthetic-4b --precision w8 --seed 7")]
 pub(crate) struct Synth {

@@ -18,7 +18,7 @@ pub(crate) mod short_conv;
 pub(crate) mod shortlist;
 
 use crate::{
-    kernels::Instructions,
+    kernels::{Instructions, map::Binary},
     memory::Memory,
     pool::Pool,
     state::CpuState,
@@ -26,6 +26,7 @@ use crate::{
 };
 use qhx_ir::{Bindings, DeviceError, Segment};
 use std::{
+    collections::BTreeSet,
     ops::Range,
     sync::atomic::{AtomicU64, Ordering},
 };
@@ -105,6 +106,51 @@ impl Step {
             Self::Pool(step) => step.run(frame),
         }
         Ok(())
+    }
+
+    /// What it does, for people.
+    pub(crate) fn kind(&self) -> String {
+        let kind = match self {
+            Self::Linear(linear) => {
+                let rows: usize = linear.products.iter().map(|product| product.weight.rows).sum();
+                let encodings: BTreeSet<String> = linear.products.iter().map(|product| product.weight.encoding.to_string()).collect();
+                let encodings: Vec<String> = encodings.into_iter().collect();
+                return format!("product {rows} x {}, {} by {:?}", linear.columns, encodings.join(" and "), linear.form);
+            }
+            Self::Experts(experts) => {
+                return format!(
+                    "experts {} x {}, {} by {:?}",
+                    experts.gate.rows / experts.experts,
+                    experts.gate.columns,
+                    experts.gate.encoding,
+                    experts.form
+                );
+            }
+            Self::Embed(_) => "look up rows",
+            Self::Interpolate(_) => "interpolate",
+            Self::Prepare(_) => "rows to their form",
+            Self::Norm(_) => "norm",
+            Self::Hadamard(_) => "hadamard",
+            Self::RopeTable(_) => "rotary table",
+            Self::Rope(_) => "rotary",
+            Self::StoreKv(_) => "store keys and values",
+            Self::Attend(_) => "attention",
+            Self::ShortConv(_) => "short convolution",
+            Self::GatedDelta(_) => "delta rule",
+            Self::Route(_) => "route",
+            Self::Unary(_) => "function of numbers",
+            Self::Binary(step) => match step.op {
+                Binary::Gate(_) => "gate",
+                _ => "add or multiply",
+            },
+            Self::ScaleBy(_) => "scale",
+            Self::Copy(_) => "copy",
+            Self::Gather(_) => "gather",
+            Self::Scatter(_) => "scatter",
+            Self::Conv2d(_) => "convolution",
+            Self::Pool(_) => "pool",
+        };
+        kind.to_owned()
     }
 
     /// Scratch numbers that each thread needs for it.

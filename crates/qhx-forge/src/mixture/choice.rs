@@ -3,6 +3,7 @@
 use super::sensitivity;
 use crate::{
     ForgeError, ForgeOptions, Material,
+    families::Programs,
     plan::{PrecisionPlan, tables},
 };
 use qhx_ir::{Encoding, Name, Weight};
@@ -73,6 +74,11 @@ pub(crate) struct Chosen {
     pub(crate) loss_at_lowest: f64,
 }
 
+/// How many numbers a weight has.
+fn numbers(weight: &Weight) -> f64 {
+    weight.shape.iter().product::<usize>() as f64
+}
+
 /// The levels of a weight by which the model loses so much at int4. One that takes no fewer bits than a better one is left out: in rows of a few numbers scales weigh more than numbers do.
 fn levels(is_table: bool, shape: &[usize], loss: f64) -> Vec<Rung> {
     let mut levels: Vec<Rung> = Vec::new();
@@ -95,13 +101,24 @@ impl Mixer {
     pub(crate) fn measure(material: &Material, plan: &PrecisionPlan, options: &mut ForgeOptions<'_>) -> Result<Self, ForgeError> {
         let programs = material.programs(plan)?;
         let losses = sensitivity::measure(material, &programs, options)?;
+        Ok(Self::new(&programs, &losses))
+    }
+
+    /// Assumes that a model loses equally much by every number: nobody trained its weights.
+    pub(crate) fn even(material: &Material, plan: &PrecisionPlan) -> Result<Self, ForgeError> {
+        let programs = material.programs(plan)?;
+        let losses = crate::forge::weights(&programs).map(|(name, weight, _)| (name.clone(), numbers(weight))).collect();
+        Ok(Self::new(&programs, &losses))
+    }
+
+    /// Of weights by which a model loses so much at int4.
+    fn new(programs: &Programs, losses: &BTreeMap<Name, f64>) -> Self {
         let tables: BTreeSet<Name> = programs.programs.iter().flat_map(|written| tables(&written.program)).map(|(name, _)| name).collect();
-        let numbers = |weight: &Weight| weight.shape.iter().product::<usize>() as f64;
         let measured: f64 =
-            crate::forge::weights(&programs).filter(|(name, ..)| losses.contains_key(*name)).map(|(_, weight, _)| numbers(weight)).sum();
+            crate::forge::weights(programs).filter(|(name, ..)| losses.contains_key(*name)).map(|(_, weight, _)| numbers(weight)).sum();
         let loss_of_towers = TOWER_CARE * losses.values().sum::<f64>() / measured.max(1.0);
         let mut mixer = Self { weights: Vec::new(), fixed_bits: 0.0, numbers: 0.0 };
-        for (name, weight, _) in crate::forge::weights(&programs) {
+        for (name, weight, _) in crate::forge::weights(programs) {
             let numbers = numbers(weight);
             mixer.numbers += numbers;
             if weight.encoding.is_float() {
@@ -112,7 +129,7 @@ impl Mixer {
             let is_table = tables.contains(name);
             mixer.weights.push(Candidate { name: name.clone(), is_table, numbers, levels: levels(is_table, &weight.shape, loss) });
         }
-        Ok(mixer)
+        mixer
     }
 
     /// Leaves tables and heads in int6.

@@ -22,10 +22,13 @@ const SPARE_BITS: f64 = 0.3;
 pub(crate) fn plan(material: &Material, options: &mut ForgeOptions<'_>) -> Result<PrecisionPlan, ForgeError> {
     let precision = options.precision;
     let is_calibrated = options.calibration.is_some() && material.has_tokenizer();
-    let mut plan = PrecisionPlan { rotations: Rotations::for_precision(precision, is_calibrated), ..PrecisionPlan::from(precision) };
+    // Random weights stand for those of a checkpoint that is calibrated. NPUs get what `--plan` promises of a configuration.
+    let stands_for_calibrated = material.is_synthetic() && !options.row_tables;
+    let rotations = Rotations::for_precision(precision, is_calibrated || stands_for_calibrated);
+    let mut plan = PrecisionPlan { rotations, ..PrecisionPlan::from(precision) };
     match precision {
-        Precision::W4 if is_calibrated => {
-            let mut mixer = Mixer::measure(material, &plan, options)?;
+        Precision::W4 if is_calibrated || stands_for_calibrated => {
+            let mut mixer = if is_calibrated { Mixer::measure(material, &plan, options)? } else { Mixer::even(material, &plan)? };
             mixer.keep_tables();
             let bits = mixer.least_bits() + SPARE_BITS * mixer.share();
             plan.encodings = mixer.within(bits)?.encodings();
