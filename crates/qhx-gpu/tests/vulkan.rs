@@ -266,6 +266,7 @@ const PAUSES: &str = r#"{
   ],
   "outputs": [{"name": "sum", "value": "pauses.sum"}],
   "stages": [{"name": "pauses"}],
+  "weights": {},
   "ops": [
     {"path": "pauses.act", "op": {"activate": {"x": "x", "activation": "silu"}}},
     {"path": "pauses.more", "op": {"add": {"a": "pauses.act", "b": "doubled"}}},

@@ -102,13 +102,13 @@ impl Machine for Simulated {
     }
 
     fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &LoadOptions) -> Result<Box<dyn Executable>, DeviceError> {
-        // The processor does not replace weights; the reference does.
-        let executable = match !options.replaceable.is_empty() {
+        // The processor does not replace weights and does not pause; the reference does.
+        let executable = match !options.replaceable.is_empty() || !options.pauses.is_empty() {
             true => ReferenceDevice.load(program, weights, options)?,
             false => self.0.device.load(program, weights, options)?,
         };
         let pauses = options.pauses.clone();
-        Ok(Box::new(Timed { executable, device: self.0.clone(), pauses, ends: Vec::new(), calls: 0 }))
+        Ok(Box::new(Timed { executable, device: self.0.clone(), pauses, ends: Vec::new(), calls: 0, pace: 1.0 }))
     }
 }
 
@@ -120,6 +120,8 @@ struct Timed {
     /// When each call that was submitted ends.
     ends: Vec<f64>,
     calls: usize,
+    /// How many times as long as usual the call under way takes.
+    pace: f64,
 }
 
 impl Timed {
@@ -204,9 +206,10 @@ impl Timed {
             .map(|((start, end), pause)| [self.ops(call, start..end), bytes(&pause.gives), bytes(&pause.takes)])
             .collect();
         let (rest, waits) = (self.cost(call), self.pauses.iter().map(|pause| !pause.gives.is_empty()).collect::<Vec<_>>());
+        let pace = self.pace;
         let work = |seconds: f64| {
             let mut free = device.free.lock().unwrap();
-            *free = free.max(clock.seconds()) + seconds;
+            *free = free.max(clock.seconds()) + pace * seconds;
             *free
         };
         let Some(host) = call.host.take() else { return Err(DeviceError::Call("nobody answers".into())) };
@@ -218,7 +221,7 @@ impl Timed {
             }
             host(paused)?;
             let mut free = device.free.lock().unwrap();
-            *free = free.max(clock.seconds()) + taken + device.traits.call_seconds;
+            *free = free.max(clock.seconds()) + pace * (taken + device.traits.call_seconds);
             Ok(())
         };
         call.with_host(&mut timed, |call| self.executable.wait(ticket, call))?;
@@ -238,7 +241,8 @@ impl Executable for Timed {
 
     fn submit(&mut self, call: &mut Call<'_>) -> Result<Ticket, DeviceError> {
         let asleep = self.calls < self.device.traits.waking && !self.is_probe();
-        let cost = if self.pauses.is_empty() { self.cost(call) } else { 0.0 } * if asleep { WAKING } else { 1.0 };
+        self.pace = if asleep { WAKING } else { 1.0 };
+        let cost = if self.pauses.is_empty() { self.pace * self.cost(call) } else { 0.0 };
         self.calls += 1;
         let mut free = self.device.free.lock().unwrap();
         *free = free.max(self.device.clock.seconds()) + cost;
