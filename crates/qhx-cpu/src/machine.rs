@@ -149,7 +149,7 @@ fn room_beyond_caches() -> usize {
     let largest = (0..8).filter_map(|index| std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size")).ok());
     let largest = largest.filter_map(|size| cache_bytes(&size)).max().unwrap_or(0);
     let available = memory().map_or(u64::MAX, |memory| memory.available / 8);
-    (4 * largest).max(256 << 20).min(available.try_into().unwrap_or(usize::MAX)).max(64 << 20)
+    largest.saturating_mul(4).max(256 << 20).min(available.try_into().unwrap_or(usize::MAX)).max(64 << 20)
 }
 
 /// The size of a cache as Linux writes it, `266240K`.
