@@ -1,8 +1,10 @@
 //! Runs a program, call after call: a command buffer for each shape, recorded once.
 
+mod answers;
+mod pauses;
+
 use crate::{
     arenas::Arenas,
-    kernels,
     lower::{Areas, Lowered, View, lower, tables},
     memory::Pool,
     parameters::{self, SegmentEntry},
@@ -14,9 +16,11 @@ use crate::{
     vulkan::{Buffer, Command, Gpu, Kind, PauseEvents, Recording, Submission, Use},
     weights::{self, DeviceWeights},
 };
+use answers::{PARTS, input_numbers, read_numbers, top_bytes};
+use pauses::parts_read;
 use qhx_ir::{
-    Bindings, Call, Checked, DType, DeviceError, Executable, Generator, InputData, LoadOptions, Op, OpKind, Paused, Phase, RowResult,
-    Segment, State, StateBytes, Tap, Ticket, Transfer, Want, WeightTensor, Weights,
+    Bindings, Call, Checked, DeviceError, Executable, Generator, InputData, LoadOptions, Phase, Segment, State, StateBytes, Tap, Ticket,
+    Transfer, WeightTensor, Weights,
 };
 use std::{
     collections::HashMap,
@@ -136,11 +140,6 @@ const SOFTWARE_QUERIES: usize = 2;
 /// Invocations of a workgroup in the step of one row.
 const STREAM_GROUP: usize = 512;
 const SOFTWARE_GROUP: usize = 128;
-/// Parts of a row whose largest numbers are found side by side.
-const PARTS: usize = 64;
-/// The most that are found of a row, and the rows of which that many are found in one call.
-const MOST_TOP: usize = 64;
-const TOP_ROWS: usize = 16;
 
 impl GpuExecutable {
     pub(crate) fn new(
@@ -347,44 +346,6 @@ impl GpuExecutable {
         Ok(recorder.finish())
     }
 
-    fn record_copy(&self, recorder: &mut Recorder<'_>, view: &View, place: usize) {
-        let bytes = 4 * volume(view, &recorder.bindings) as u64;
-        if let (Some(from_offset), true) = (self.lowered.offset(view), bytes > 0) {
-            let (from, to, to_offset) = (self.arena.clone(), self.download.clone(), self.output_offsets[place]);
-            recorder.add(Command::Copy { from, from_offset, to, to_offset, bytes });
-        }
-    }
-
-    /// The largest numbers of each wanted row and their places, into the end of the download buffer.
-    fn record_top(&self, recorder: &mut Recorder<'_>, view: &View, width: usize, count: usize) -> Result<(), DeviceError> {
-        let rows = recorder.bindings.wanted;
-        let (from, partial, results) = (recorder.address(view.buffer), self.partial.address(), self.download.address() + self.top_offset);
-        let parts = width.div_ceil(1024).min(PARTS);
-        recorder.dispatch(kernels::LARGEST, &[0], [parts, rows, 1], &[from, partial], &[width as u32, parts as u32, count as u32])?;
-        recorder.inner_barrier();
-        recorder.dispatch(kernels::LARGEST, &[1], [1, rows, 1], &[partial, results], &[(parts * count) as u32, 1, count as u32])
-    }
-
-    /// How a call ends, by what is wanted of its rows.
-    fn ending(&self, call: &Call<'_>) -> Ending {
-        let most = call.wants.iter().try_fold(0, |most, want| match want {
-            Want::Largest => Some(most.max(1)),
-            Want::Top(count) => Some(most.max(*count)),
-            _ => None,
-        });
-        // Few different counts: each is recorded by itself.
-        match most.map(usize::next_power_of_two) {
-            Some(count @ 1..=MOST_TOP)
-                if !call.wants.is_empty()
-                    && call.taps.is_none()
-                    && count * call.wants.len().min(self.limits.max_wanted) <= top_pairs(&self.limits) =>
-            {
-                Ending::Top(count)
-            }
-            _ => Ending::Values,
-        }
-    }
-
     fn submit_shape(&mut self, shape: Shape) -> Result<(), DeviceError> {
         let errands = self.pool.take_errands();
         if !errands.is_empty() {
@@ -437,15 +398,6 @@ impl GpuExecutable {
         Ok(!gave_up)
     }
 
-    /// Lets what waits for the host go on, and end.
-    fn release(&mut self) -> Result<(), DeviceError> {
-        if self.under_way.is_some() && self.last.is_some_and(|shape| shape.waits) {
-            self.pauses.iter().try_for_each(|pause| pause.answered.set())?;
-        }
-        self.settle()?;
-        Ok(())
-    }
-
     fn run_shape(&mut self, shape: Shape) -> Result<(), DeviceError> {
         self.submit_shape(shape)?;
         self.end_shape(shape)
@@ -457,88 +409,6 @@ impl GpuExecutable {
             self.submit_shape(shape)?;
         }
         Ok(())
-    }
-
-    /// Steps of a call; where it pauses, the host submits what follows.
-    fn run_steps(&mut self, call: &mut Call<'_>, bindings: &Bindings, steps: Range<usize>, ending: Ending) -> Result<(), DeviceError> {
-        let mut done = steps.start;
-        for number in 0..self.pauses.len() {
-            let (at, gives) = (self.lowered.pauses[number].step, !self.lowered.pauses[number].gives.is_empty());
-            if !steps.contains(&at) {
-                continue;
-            }
-            let shape = shape(call, bindings, done..at, Ending::Nothing);
-            self.submit_shape(shape)?;
-            self.reads = Parts::none();
-            if gives {
-                self.end_shape(shape)?;
-                self.pause(number, call, true)?;
-            } else {
-                let answered = self.pause(number, call, true);
-                self.end_shape(shape)?;
-                answered?;
-            }
-            done = at;
-        }
-        self.run_shape(shape(call, bindings, done..steps.end, ending))
-    }
-
-    /// Answers all pauses of what was submitted.
-    fn answer(&mut self, call: &mut Call<'_>) -> Result<(), DeviceError> {
-        for number in 0..self.pauses.len() {
-            let Some(UnderWay { submission, .. }) = self.under_way else { return Ok(()) };
-            let gives = !self.lowered.pauses[number].gives.is_empty();
-            if gives {
-                self.gpu.wait_for(&self.pauses[number].reached, submission)?;
-            }
-            let began = Instant::now();
-            self.pause(number, call, false)?;
-            let waits = gives || self.pauses[number].reached.has_happened()?;
-            self.pauses[number].answered.set()?;
-            if let (Some(under_way), true) = (&mut self.under_way, waits) {
-                under_way.waited += began.elapsed();
-            }
-        }
-        Ok(())
-    }
-
-    /// Has the host make what a pause takes. `replaces`: what is replaced then counts for what follows.
-    fn pause(&mut self, number: usize, call: &mut Call<'_>, replaces: bool) -> Result<(), DeviceError> {
-        let Self { lowered, given, given_numbers, late, program, limits, transfers, weights, reads, .. } = self;
-        if call.is_cancelled() {
-            return Err(DeviceError::Cancelled);
-        }
-        let host = call.host.as_mut().ok_or_else(|| DeviceError::Call(format!("program `{}` pauses, but nobody answers", program.name)))?;
-        let pause = &lowered.pauses[number];
-        given_numbers.resize_with(pause.gives.len().max(given_numbers.len()), Vec::new);
-        for ((view, offset), numbers) in pause.gives.iter().zip(given_numbers.iter_mut()) {
-            numbers.resize(volume(view, &call.bindings), 0.0);
-            read_numbers(given, *offset, view.dtype, numbers);
-        }
-        let numbers: Vec<&[f32]> = given_numbers.iter().take(pause.gives.len()).map(Vec::as_slice).collect();
-        let mut taken = vec![false; pause.takes.len()];
-        let mut take = |place: usize, data: InputData<'_>| {
-            let input = pause.takes[place];
-            taken[place] = true;
-            let Some(offset) = lowered.late_offset(input) else { return };
-            match data {
-                InputData::F32(numbers) => late.write(offset, bytemuck::cast_slice(numbers)),
-                InputData::I32(numbers) => {
-                    late.write(offset, bytemuck::cast_slice(numbers));
-                    if chooses(program, limits, input) {
-                        reads.extend(numbers);
-                    }
-                }
-            }
-        };
-        let mut replace =
-            |weight: &str, number: usize, part: &WeightTensor| replace_part(weights, transfers.as_mut(), weight, number, part);
-        let replace: Option<&mut qhx_ir::Replace<'_>> = if replaces { Some(&mut replace) } else { None };
-        host(&mut Paused { number, given: &numbers, take: &mut take, replace })?;
-        match taken.iter().all(|taken| *taken) {
-            true => Ok(()),
-            false => Err(DeviceError::Call(format!("program `{}`: pause {number} was not given all its inputs", program.name))),
-        }
     }
 
     /// All steps of a call, with its taps.
@@ -603,56 +473,6 @@ impl GpuExecutable {
             self.give(call, &part, &wants[rows], ending)?;
         }
         Ok(())
-    }
-
-    /// Gives the caller what it wants of rows that were computed.
-    fn give(&self, call: &mut Call<'_>, bindings: &Bindings, wants: &[Want<'_>], ending: Ending) -> Result<(), DeviceError> {
-        let wanted = self.program.wanted_output().filter(|_| !wants.is_empty());
-        for place in 0..self.lowered.outputs.len() {
-            let own = wanted.filter(|&(own, _)| own == place);
-            if let (Some(_), Ending::Top(count)) = (own, ending) {
-                let mut bytes = vec![0; 8 * count * wants.len()];
-                self.download.read(self.top_offset, &mut bytes);
-                let word = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-                let pair = |b: &[u8]| (word(b), f32::from_bits(word(&b[4..])));
-                let answers = wants.iter().zip(bytes.chunks_exact(8 * count)).map(|(want, row)| {
-                    Some(Ok(match want {
-                        Want::Top(count) => RowResult::Top(row.chunks_exact(8).take(*count).map(pair).collect()),
-                        _ => {
-                            let (id, value) = pair(row);
-                            RowResult::Largest { id, value }
-                        }
-                    }))
-                });
-                call.outputs.answer_all(place, wants, answers, &vec![0.0; wants.len()])?;
-                continue;
-            }
-            match own {
-                Some((_, width)) => {
-                    let mut values = Vec::new();
-                    self.read_output(call.inputs, bindings, place, &mut values);
-                    let answers: Vec<_> = wants.iter().zip(values.chunks(width.max(1))).map(|(want, row)| want.of(row)).collect();
-                    call.outputs.answer_all(place, wants, answers, &values)?;
-                }
-                // Outputs that have nothing to do with wanted rows are there once.
-                None if call.outputs.put(place).is_empty() => self.read_output(call.inputs, bindings, place, call.outputs.put(place)),
-                None => {}
-            }
-        }
-        Ok(())
-    }
-}
-
-impl GpuExecutable {
-    /// An output of a call that has ended, into memory that is there from the call before.
-    fn read_output(&self, inputs: &[InputData<'_>], bindings: &Bindings, place: usize, values: &mut Vec<f32>) {
-        let view = &self.lowered.outputs[place];
-        if let Some(input) = self.lowered.input(view) {
-            *values = input_numbers(&inputs[input]);
-            return;
-        }
-        values.resize(volume(view, bindings), 0.0);
-        read_numbers(&self.download, self.output_offsets[place], view.dtype, values);
     }
 }
 
@@ -797,31 +617,6 @@ fn replace_part(
     transfers.ok_or_else(none)?.add(weight, number, part.stored_bytes() as u64, pieces)
 }
 
-/// The parts of replaceable weights that a call reads: experts, as far as the caller has chosen them. What it chooses in pauses is added there.
-fn parts_read(program: &Checked, limits: &LoadOptions, call: &Call<'_>) -> Parts {
-    let mut all = Parts::none();
-    let replaceable = |op: &&Op| op.op.weights().iter().any(|name| limits.replaceable.contains(name));
-    for op in program.ops.iter().filter(replaceable) {
-        let OpKind::Experts { experts, .. } = &op.op else { return Parts::All };
-        if limits.pauses.iter().any(|pause| pause.takes.contains(experts)) {
-            continue;
-        }
-        let chosen = program.inputs.iter().position(|input| input.name == *experts).map(|place| call.inputs[place]);
-        let Some(InputData::I32(chosen)) = chosen else { return Parts::All };
-        all.extend(chosen);
-    }
-    all
-}
-
-/// Whether the input at a place says which parts of replaceable weights are read.
-fn chooses(program: &Checked, limits: &LoadOptions, place: usize) -> bool {
-    let chooses = |op: &Op| match &op.op {
-        OpKind::Experts { experts, gate, .. } => *experts == program.inputs[place].name && limits.replaceable.contains(gate),
-        _ => false,
-    };
-    program.readers(&program.inputs[place].name).iter().any(|&reader| chooses(&program.ops[reader]))
-}
-
 /// Whether a call has one row, which is wanted, and nothing else.
 fn is_single(call: &Call<'_>) -> bool {
     let one = Bindings { rows: 1, soft_rows: 0, wanted: 1 };
@@ -835,16 +630,6 @@ fn parameter_buffers(gpu: &Arc<Gpu>, bytes: u64) -> Result<(Arc<Buffer>, Option<
     // Shaders wait for long where they read memory that the host sees.
     let copied = if gpu.adapter.unified { None } else { Some(Arc::new(Buffer::new(gpu, bytes, Use::Device)?)) };
     Ok((Arc::new(parameters), copied))
-}
-
-/// How many of the largest numbers of all wanted rows there is room for.
-fn top_pairs(limits: &LoadOptions) -> usize {
-    limits.max_wanted.max(MOST_TOP * limits.max_wanted.min(TOP_ROWS))
-}
-
-/// Bytes for them, with their places.
-fn top_bytes(limits: &LoadOptions) -> u64 {
-    8 * top_pairs(limits) as u64
 }
 
 /// Where each of some parts begins, and where the last one ends.
@@ -861,18 +646,4 @@ fn offsets(sizes: &[u64]) -> (Vec<u64>, u64) {
 /// Numbers of a value in a call.
 fn volume(view: &View, bindings: &Bindings) -> usize {
     view.shape.iter().map(|&dim| crate::recorder::bind(dim, bindings)).product()
-}
-
-fn input_numbers(data: &InputData<'_>) -> Vec<f32> {
-    match data {
-        InputData::F32(numbers) => numbers.to_vec(),
-        InputData::I32(numbers) => numbers.iter().map(|&n| n as f32).collect(),
-    }
-}
-
-fn read_numbers(from: &Buffer, offset: u64, dtype: DType, numbers: &mut [f32]) {
-    from.read(offset, bytemuck::cast_slice_mut(numbers));
-    if dtype == DType::I32 {
-        numbers.iter_mut().for_each(|number| *number = number.to_bits() as i32 as f32);
-    }
 }

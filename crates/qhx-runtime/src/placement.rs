@@ -177,7 +177,7 @@ impl Placing<'_> {
         match hot.count == 0 || split.shares_experts(self.program) {
             true => Ok(split),
             false => wrong(format!(
-                "no op with experts alone stands on another device than {name}: name them under [stages], as in \"layers.*.moe.experts\" = \"cpu\""
+                "no op with experts alone stands on another device than {name} for both prefill and decode: name them under [stages], as in \"layers.*.moe.experts\" = \"cpu\""
             )),
         }
     }

@@ -4,7 +4,7 @@ use super::{
     OpRange,
     halves::Half,
     hot::{Batch, Pool, SharedExperts},
-    parts::{lend, segments, take_back},
+    parts::{Found, inputs, lend, segments, take_back, whole_numbers},
     parts_state::{Homes, PartsState},
     tokens::{BUS, Share},
 };
@@ -297,37 +297,14 @@ fn gather<'a>(
     late: impl Fn(usize, DType) -> InputData<'a>,
     integers: &'a mut Vec<Vec<i32>>,
 ) -> Result<Vec<InputData<'a>>, DeviceError> {
-    let values = |source: &Source| -> Option<&'a [f32]> {
-        match source {
-            Source::Call(_) | Source::Late => None,
-            Source::Part(number, name) => known.parts.into_iter().flatten().nth(*number)?.made.value(name),
-            Source::Given(place) => known.given.get(*place).copied(),
-            Source::Own(name) => known.ended?.value(name),
-        }
+    let find = |(place, source): (usize, &Source)| match source {
+        Source::Call(place) => Some(Found::Given(call[*place])),
+        Source::Late => Some(Found::Given(late(place, program.inputs[place].dtype))),
+        Source::Part(number, name) => known.parts.into_iter().flatten().nth(*number)?.made.value(name).map(Found::Made),
+        Source::Given(place) => known.given.get(*place).copied().map(Found::Made),
+        Source::Own(name) => known.ended?.value(name).map(Found::Made),
     };
-    // Whole numbers cross as floats.
-    for (input, source) in program.inputs.iter().zip(sources).filter(|(input, _)| input.dtype == DType::I32) {
-        integers.extend(values(source).map(whole_numbers));
-        debug_assert!(matches!(source, Source::Call(_) | Source::Late) || values(source).is_some(), "`{}` is there", input.name);
-    }
-    let mut integers = integers.iter();
-    let one = |(place, (input, source)): (usize, (&Input, &Source))| {
-        Ok(match (source, input.dtype) {
-            (Source::Call(place), _) => call[*place],
-            (Source::Late, dtype) => late(place, dtype),
-            (_, DType::I32) => InputData::I32(integers.next().map_or(&[], Vec::as_slice)),
-            (source, DType::F32) => InputData::F32(values(source).ok_or_else(|| missing(&input.name))?),
-        })
-    };
-    program.inputs.iter().zip(sources).enumerate().map(one).collect()
-}
-
-fn missing(name: &str) -> DeviceError {
-    DeviceError::Call(format!("`{name}` was not given by the device that makes it"))
-}
-
-fn whole_numbers(values: &[f32]) -> Vec<i32> {
-    values.iter().map(|&n| n as i32).collect()
+    inputs(program, sources.iter().enumerate().map(find), integers)
 }
 
 /// A program as one of its devices runs it, with what it pauses for.

@@ -8,8 +8,8 @@ use super::{
 };
 use crate::recorded::stages_shown;
 use qhx_ir::{
-    Bindings, Call, Checked, DType, DeviceError, Executable, ExpertCache, InputData, Ledger, Name, Outputs, Phase, RowResult, Segment,
-    Slot, State, StateBytes, Tap, Ticket, Want,
+    Bindings, Call, Checked, DType, DeviceError, Executable, ExpertCache, Input, InputData, Ledger, Name, Outputs, Phase, RowResult,
+    Segment, Slot, State, StateBytes, Tap, Ticket, Want,
 };
 use std::{collections::HashMap, ops::Add, sync::Arc, time::Duration};
 
@@ -57,7 +57,7 @@ impl Parts {
         let mut homes = Homes::new();
         let mut all_sources = Vec::new();
         for (number, part) in parts.iter().enumerate() {
-            let source = |input: &qhx_ir::Input| match (places.get(&input.name), makers.get(&input.name)) {
+            let source = |input: &Input| match (places.get(&input.name), makers.get(&input.name)) {
                 (Some(&place), _) => Ok(Source::Call(place)),
                 (None, Some(&by)) => Ok(Source::Made(by, input.name.clone())),
                 (None, None) => Err(broken("nothing makes", &input.name)),
@@ -268,25 +268,42 @@ fn gather<'a>(
     before: &'a [Outputs],
     integers: &'a mut Vec<Vec<i32>>,
 ) -> Result<Vec<InputData<'a>>, DeviceError> {
-    let made = |by: usize, name: &Name| {
-        let numbers = before[by].value(name);
-        numbers.ok_or_else(|| DeviceError::Call(format!("`{name}` was not given by the device that makes it")))
+    let find = |source: &Source| match source {
+        Source::Call(place) => Some(Found::Given(call[*place])),
+        Source::Made(by, name) => before[*by].value(name).map(Found::Made),
     };
-    // Whole numbers cross a cut as floats.
-    for (input, source) in program.inputs.iter().zip(sources) {
-        if let (DType::I32, Source::Made(by, name)) = (input.dtype, source) {
-            integers.push(made(*by, name)?.iter().map(|&x| x as i32).collect());
-        }
-    }
+    inputs(program, sources.iter().map(find), integers)
+}
+
+/// Where the data of an input are: given as they are, or made by another device.
+pub(super) enum Found<'a> {
+    Given(InputData<'a>),
+    Made(&'a [f32]),
+}
+
+/// The inputs of a program, of which each was found, or was not. What another device made crosses as floats.
+pub(super) fn inputs<'a>(
+    program: &Checked,
+    found: impl Iterator<Item = Option<Found<'a>>>,
+    integers: &'a mut Vec<Vec<i32>>,
+) -> Result<Vec<InputData<'a>>, DeviceError> {
+    let missing = |input: &Input| DeviceError::Call(format!("`{}` was not given by the device that makes it", input.name));
+    let found = program.inputs.iter().zip(found).map(|(input, found)| Ok((input.dtype, found.ok_or_else(|| missing(input))?)));
+    let found = found.collect::<Result<Vec<_>, DeviceError>>()?;
+    let whole = found.iter().filter_map(|found| if let (DType::I32, Found::Made(numbers)) = found { Some(*numbers) } else { None });
+    integers.extend(whole.map(whole_numbers));
     let mut integers = integers.iter();
-    let one = |(input, source): (&qhx_ir::Input, &Source)| {
-        Ok(match (source, input.dtype) {
-            (Source::Call(place), _) => call[*place],
-            (Source::Made(..), DType::I32) => InputData::I32(integers.next().map_or(&[], Vec::as_slice)),
-            (Source::Made(by, name), DType::F32) => InputData::F32(made(*by, name)?),
-        })
+    let one = |(dtype, found)| match (found, dtype) {
+        (Found::Given(data), _) => data,
+        (Found::Made(_), DType::I32) => InputData::I32(integers.next().map_or(&[], Vec::as_slice)),
+        (Found::Made(numbers), DType::F32) => InputData::F32(numbers),
     };
-    program.inputs.iter().zip(sources).map(one).collect()
+    Ok(found.into_iter().map(one).collect())
+}
+
+/// Whole numbers that crossed as floats.
+pub(super) fn whole_numbers(values: &[f32]) -> Vec<i32> {
+    values.iter().map(|&n| n as i32).collect()
 }
 
 /// The segments of a half with a part's states.
