@@ -34,6 +34,7 @@ fn program() -> Checked {
         activation: Activation::Silu,
         form: ActivationForm::F32,
         bias: None,
+        held: None,
     };
     Checked::new(Program {
         program_version: PROGRAM_VERSION,

@@ -366,7 +366,7 @@ impl<'a> Pen<'a> {
         let (gate, up, down) = (stack(gate, ffn, hidden), stack(up, ffn, hidden), stack(down, hidden, ffn));
         let form = activation_of(self.encoding(&gate));
         let (experts, weights) = (chosen.0.name.clone(), chosen.1.name.clone());
-        let op = OpKind::Experts { x: x.name.clone(), experts, weights, gate, up, down, activation, form, bias: None };
+        let op = OpKind::Experts { x: x.name.clone(), experts, weights, gate, up, down, activation, form, bias: None, held: None };
         self.op("experts", x.shape.clone(), op)
     }
 

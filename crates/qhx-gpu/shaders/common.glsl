@@ -117,6 +117,14 @@ float error_function(float x) {
     for (uint n = 40u; n > 0u; n--) f = a + (float(n) * 0.5) / f;
     return sign(x) * (1.0 - exp(-a * a) * 0.5641895835477563 / f);
 }
+// Where an expert is, by the table of all places or else by its number, of so many that are there; NONE: it is not there.
+uint expert_place(uint expert, uint64_t places, uint there) {
+    if (places != 0ul) {
+        expert = Words(places).at[expert];
+        if (expert > 0x7fffffffu) return NONE;
+    }
+    return min(expert, there - 1u);
+}
 bool can_be(uint function, uint which) { return (FUNCTIONS >> which & 1u) != 0u && function == which; }
 float activate(uint function, float x) {
     if (can_be(function, 0u)) return x * sigmoid(x);

@@ -13,6 +13,8 @@ const uint GROUP = 128u;
 layout(constant_id = 7) const uint KIND = 0; // 0 gate and up, 1 down, 2 one of gate and up, which have different encodings
 layout(constant_id = 8) const uint FUNCTION = 0;
 layout(constant_id = 10) const uint TEAM_OUTPUTS = 16; // weight rows of a workgroup
+layout(constant_id = 11) const uint CHOICES = 1; // of a row
+layout(constant_id = 12) const uint EXPERTS = 1; // that are there
 layout(push_constant) uniform Arguments {
     uint64_t x;
     uint64_t x_scales;
@@ -21,12 +23,11 @@ layout(push_constant) uniform Arguments {
     uint64_t minima[2];
     uint64_t chosen;
     uint64_t added[2]; // the biases of gate and up, or 0; for down the weights of choices, and what is added to their sum, or 0
+    uint64_t places; // of experts, or 0
     uint64_t y;
     uint width;
     uint stride;
     uint outputs;
-    uint experts;
-    uint choices; // of a row
     uint data_bytes;
     uint scale_bytes;
     uint min_bytes;
@@ -66,8 +67,9 @@ void main() {
         uint output_row = gl_WorkGroupID.x * TEAM_OUTPUTS + i;
         if (output_row >= outputs) break;
         if (KIND == 0u) {
-            uint row = group / choices;
-            uint expert = min(Words(chosen).at[group], experts - 1u);
+            uint row = group / CHOICES;
+            uint expert = expert_place(Words(chosen).at[group], places, EXPERTS);
+            if (expert == NONE) break;
             float both[2];
             [[unroll]] for (uint which = 0u; which < 2u; which++) {
                 Matrix m = matrix(which, expert);
@@ -77,8 +79,9 @@ void main() {
             }
             if (lane == 0u) Floats(y).at[group * outputs + output_row] = activate(FUNCTION, both[0]) * both[1];
         } else if (KIND == 2u) {
-            uint row = group / choices;
-            uint expert = min(Words(chosen).at[group], experts - 1u);
+            uint row = group / CHOICES;
+            uint expert = expert_place(Words(chosen).at[group], places, EXPERTS);
+            if (expert == NONE) break;
             Matrix m = matrix(0u, expert);
             sums[0] = 0.0;
             add_products(m, numbers, output_row, outputs, row, row + 1u, lane, lanes);
@@ -86,9 +89,11 @@ void main() {
             if (lane == 0u) Floats(y).at[group * outputs + output_row] = one;
         } else {
             float all = 0.0;
-            for (uint choice = 0u; choice < choices; choice++) {
-                uint pair = group * choices + choice;
-                Matrix m = matrix(0u, min(Words(chosen).at[pair], experts - 1u));
+            for (uint choice = 0u; choice < CHOICES; choice++) {
+                uint pair = group * CHOICES + choice;
+                uint expert = expert_place(Words(chosen).at[pair], places, EXPERTS);
+                if (expert == NONE) continue;
+                Matrix m = matrix(0u, expert);
                 sums[0] = 0.0;
                 add_products(m, numbers, output_row, outputs, pair, pair + 1u, lane, lanes);
                 all += Floats(added[0]).at[pair] * (TEAM_SUM(sums[0]) * last_factor(m, numbers, output_row, pair));

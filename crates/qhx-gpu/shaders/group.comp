@@ -1,6 +1,6 @@
 #version 460
 // Groups the chosen pairs of row and expert by expert, into tiles of rows that share one. Written are: how many tiles there are, the place of the order, the expert of
-// each tile, and the order itself, in which the rest of an expert's last tile is none. The order among an expert's pairs does not matter.
+// each tile, and the order itself, in which the rest of an expert's last tile is none. The order among an expert's pairs does not matter. Pairs whose expert is not there are left out.
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
 layout(local_size_x = 256) in;
@@ -9,6 +9,7 @@ layout(constant_id = 1) const uint TILE_ROWS = 64;
 layout(push_constant) uniform Arguments {
     uint64_t chosen;
     uint64_t groups;
+    uint64_t places; // of experts, or 0
     uint pairs;
     uint most_tiles;
 };
@@ -16,7 +17,7 @@ shared uint counts[EXPERTS];
 shared uint first_tile[EXPERTS + 1u];
 shared uint taken[EXPERTS];
 
-uint expert_of(uint pair) { return min(Words(chosen).at[pair], EXPERTS - 1u); }
+uint expert_of(uint pair) { return expert_place(Words(chosen).at[pair], places, EXPERTS); }
 
 void main() {
     uint lane = gl_LocalInvocationID.x;
@@ -27,7 +28,10 @@ void main() {
         taken[e] = 0u;
     }
     barrier();
-    for (uint pair = lane; pair < pairs; pair += 256u) atomicAdd(counts[expert_of(pair)], 1u);
+    for (uint pair = lane; pair < pairs; pair += 256u) {
+        uint e = expert_of(pair);
+        if (e != NONE) atomicAdd(counts[e], 1u);
+    }
     barrier();
     if (lane == 0u) {
         uint tiles = 0u;
@@ -46,6 +50,6 @@ void main() {
     }
     for (uint pair = lane; pair < pairs; pair += 256u) {
         uint e = expert_of(pair);
-        g.at[order + first_tile[e] * TILE_ROWS + atomicAdd(taken[e], 1u)] = pair;
+        if (e != NONE) g.at[order + first_tile[e] * TILE_ROWS + atomicAdd(taken[e], 1u)] = pair;
     }
 }

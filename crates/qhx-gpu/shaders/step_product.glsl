@@ -46,9 +46,9 @@ float row_scale(Rows x, uint row, uint column) { return row_scales[FORM == 1u ? 
 
 // Where a product's words are: see `stream.rs`.
 // Of gate and up, `BIAS` and `ADDED` are both biases.
-const uint X = 4u, UP = 6u, NORM_WEIGHT = 8u, NORM_BIAS = 10u, DATA = 12u, SCALES = 16u, MINIMA = 20u, BIAS = 24u, ADDED = 26u, Y = 28u, CHOSEN = 30u, FACTORS = 32u;
-const uint WIDTH = 34u, OUT = 35u, DATA_BYTES = 36u, SCALE_BYTES = 37u, MIN_BYTES = 38u, LOW = 39u, HIGH = 40u, IN_LOW = 41u, IN_HIGH = 42u, EPS = 43u;
-const uint ROW_FLAGS = 44u, FUNCTION = 45u, SOURCE = 46u, CHOICES = 47u, EXPERTS = 48u, MODE = 49u, CHUNKS = 50u, APART = 51u, TASK_ROWS = 52u, EACH = 53u;
+const uint X = 4u, UP = 6u, NORM_WEIGHT = 8u, NORM_BIAS = 10u, DATA = 12u, SCALES = 16u, MINIMA = 20u, BIAS = 24u, ADDED = 26u, Y = 28u, CHOSEN = 30u, FACTORS = 32u, PLACES = 34u;
+const uint WIDTH = 36u, OUT = 37u, DATA_BYTES = 38u, SCALE_BYTES = 39u, MIN_BYTES = 40u, LOW = 41u, HIGH = 42u, IN_LOW = 43u, IN_HIGH = 44u, EPS = 45u;
+const uint ROW_FLAGS = 46u, FUNCTION = 47u, SOURCE = 48u, CHOICES = 49u, EXPERTS = 50u, MODE = 51u, CHUNKS = 52u, APART = 53u, TASK_ROWS = 54u, EACH = 55u;
 
 // Brings the rows of a product into the room, in their form.
 void bring_rows(uint rows, uint width, uint stride) {
@@ -241,7 +241,14 @@ void product(uint group) {
     vec2 all = vec2(0.0);
     uint first = 0u;
     for (uint choice = first_choice; choice < last_choice; choice++) {
-        first = mode == 0u ? 0u : min(Words(place(CHOSEN)).at[choice], word(EXPERTS) - 1u) * word(OUT);
+        if (mode != 0u) {
+            uint expert = expert_place(Words(place(CHOSEN)).at[choice], place(PLACES), word(EXPERTS));
+            if (expert == NONE) {
+                if (choice + 1u == last_choice) look_ahead();
+                continue;
+            }
+            first = expert * word(OUT);
+        }
         vec2 found = two_products(t, expert_matrix(0u, first), expert_matrix(pair ? 1u : 0u, first), x, mode == 2u ? choice : 0u, choice + 1u == last_choice);
         all += mode == 2u ? Floats(place(FACTORS)).at[choice] * found : found;
     }

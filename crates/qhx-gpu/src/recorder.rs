@@ -99,11 +99,11 @@ impl<'a> Recorder<'a> {
         Self { pauses: Some(pauses), ..self }
     }
 
-    /// Waits for the host at the pause with a number.
-    pub(crate) fn pause(&mut self, number: usize) {
+    /// Tells the host of the pause with a number, and waits for it there where it `waits`.
+    pub(crate) fn pause(&mut self, number: usize, waits: bool) {
         if let Some(pauses) = self.pauses {
             self.barrier();
-            self.add(Command::Pause(pauses[number].clone()));
+            self.add(Command::Pause { events: pauses[number].clone(), waits });
         }
     }
 
@@ -119,7 +119,9 @@ impl<'a> Recorder<'a> {
         let ranges = |all: &[Resource]| all.iter().map(|&resource| self.range(resource)).collect::<Vec<_>>();
         let (reads, writes) = (ranges(&step.reads), ranges(&step.writes));
         let meet = |a: &[Range<u64>], b: &[Range<u64>]| a.iter().any(|a| b.iter().any(|b| a.start < b.end && b.start < a.end));
-        if meet(&reads, &self.written) || meet(&writes, &self.written) || meet(&writes, &self.read) {
+        // A pause has a barrier of its own.
+        let is_pause = step.pause.is_some() && self.pauses.is_some();
+        if !is_pause && (meet(&reads, &self.written) || meet(&writes, &self.written) || meet(&writes, &self.read)) {
             self.barrier();
         }
         self.read.extend(reads);

@@ -62,10 +62,10 @@ impl Parts {
         Self::These(BTreeSet::new())
     }
 
-    /// These as well.
+    /// These as well; numbers below 0 are none.
     pub(crate) fn extend(&mut self, more: &[i32]) {
         if let Self::These(parts) = self {
-            parts.extend(more.iter().map(|&part| part.max(0) as usize));
+            parts.extend(more.iter().filter_map(|&part| usize::try_from(part).ok()));
         }
     }
 }

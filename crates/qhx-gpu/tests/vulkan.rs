@@ -117,6 +117,7 @@ fn experts() -> Checked {
         activation: Activation::Silu,
         form: ActivationForm::F32,
         bias: None,
+        held: None,
     };
     let program = Program {
         program_version: PROGRAM_VERSION,
@@ -254,7 +255,7 @@ fn a_failed_transfer_is_told() {
     }
 }
 
-/// Two pauses: one that waits for what the host makes of a sum, and one for which it makes something meanwhile.
+/// Three pauses: one that waits for what the host makes of a sum, one that only shows a sum and lets the host change an input, and one for which it makes something meanwhile.
 const PAUSES: &str = r#"{
   "program_version": 1,
   "name": "pauses",
@@ -262,7 +263,8 @@ const PAUSES: &str = r#"{
     {"name": "x", "dtype": "f32", "shape": ["T", 96], "generator": "carried"},
     {"name": "doubled", "dtype": "f32", "shape": ["T", 96], "generator": "carried"},
     {"name": "row", "dtype": "i32", "shape": ["T"], "generator": "carried"},
-    {"name": "meanwhile", "dtype": "f32", "shape": ["T", 96], "generator": "carried"}
+    {"name": "meanwhile", "dtype": "f32", "shape": ["T", 96], "generator": "carried"},
+    {"name": "changed", "dtype": "f32", "shape": ["T", 96], "generator": "carried"}
   ],
   "outputs": [{"name": "sum", "value": "pauses.sum"}],
   "stages": [{"name": "pauses"}],
@@ -271,7 +273,7 @@ const PAUSES: &str = r#"{
     {"path": "pauses.act", "op": {"activate": {"x": "x", "activation": "silu"}}},
     {"path": "pauses.more", "op": {"add": {"a": "pauses.act", "b": "doubled"}}},
     {"path": "pauses.moved", "op": {"gather": {"x": "pauses.more", "rows": "row"}}},
-    {"path": "pauses.twice", "op": {"add": {"a": "pauses.moved", "b": "pauses.more"}}},
+    {"path": "pauses.twice", "op": {"add": {"a": "pauses.moved", "b": "changed"}}},
     {"path": "pauses.sum", "op": {"mul": {"a": "pauses.twice", "b": "meanwhile"}}}
   ]
 }"#;
@@ -279,8 +281,9 @@ const PAUSES: &str = r#"{
 fn pauses() -> Vec<Pause> {
     let names = |names: &[&str]| names.iter().map(|&name| name.into()).collect();
     vec![
-        Pause { before: 1, gives: names(&["pauses.act"]), takes: names(&["doubled", "row"]) },
-        Pause { before: 4, gives: Vec::new(), takes: names(&["meanwhile"]) },
+        Pause { before: 1, gives: names(&["pauses.act"]), takes: names(&["doubled", "row"]), changes: Vec::new() },
+        Pause { before: 3, gives: names(&["pauses.more"]), takes: Vec::new(), changes: names(&["changed"]) },
+        Pause { before: 4, gives: Vec::new(), takes: names(&["meanwhile"]), changes: Vec::new() },
     ]
 }
 
@@ -289,17 +292,25 @@ fn paused(executable: &mut dyn Executable, rows: usize, phase: Phase, answers: u
     let width = 96;
     let x: Vec<f32> = (0..rows * width).map(|place| (place % 23) as f32 / 8.0 - 1.0).collect();
     let (unknown, no_row) = (vec![0.0; rows * width], vec![0; rows]);
-    let inputs = [InputData::F32(&x), InputData::F32(&unknown), InputData::I32(&no_row), InputData::F32(&unknown)];
+    let inputs = [InputData::F32(&x), InputData::F32(&unknown), InputData::I32(&no_row), InputData::F32(&unknown), InputData::F32(&x)];
     let mut host = |paused: &mut Paused<'_>| {
         if paused.number >= answers {
             return Err(DeviceError::Call("no answer".into()));
         }
-        if paused.number == 1 {
+        if paused.number == 2 {
             assert!(paused.given.is_empty());
             (paused.take)(0, InputData::F32(&x.iter().map(|x| x + 0.5).collect::<Vec<_>>()));
             return Ok(());
         }
         let [given] = paused.given else { panic!("one value is given") };
+        if paused.number == 1 {
+            // Only a device that stops there can take it.
+            if phase == Phase::Prefill {
+                assert!(paused.replace.is_some());
+                (paused.take)(0, InputData::F32(&given.iter().map(|x| 3.0 * x).collect::<Vec<_>>()));
+            }
+            return Ok(());
+        }
         (paused.take)(0, InputData::F32(&given.iter().map(|x| 2.0 * x).collect::<Vec<_>>()));
         (paused.take)(1, InputData::I32(&(0..rows).map(|row| (rows - 1 - row) as i32).collect::<Vec<_>>()));
         Ok(())
@@ -324,7 +335,7 @@ fn calls_pause_for_the_host() {
     let mut reference = ReferenceDevice.load(&program, &weights, &load_options).unwrap();
     for round in 0..6 {
         for (rows, phase) in [(1, Phase::Decode), (5, Phase::Decode), (9, Phase::Prefill), (2, Phase::Prefill)] {
-            for answers in [2, round % 2] {
+            for answers in [3, round % 3] {
                 let found = paused(&mut *gpu, rows, phase, answers);
                 match (paused(&mut *reference, rows, phase, answers), found) {
                     (Ok(expected), Ok(found)) => {
@@ -339,17 +350,17 @@ fn calls_pause_for_the_host() {
     }
     // A call that is begun and left alone does not keep the next one waiting.
     let (x, rows) = (vec![0.0; 96], vec![0]);
-    let inputs = [InputData::F32(&x), InputData::F32(&x), InputData::I32(&rows), InputData::F32(&x)];
+    let inputs = [InputData::F32(&x), InputData::F32(&x), InputData::I32(&rows), InputData::F32(&x), InputData::F32(&x)];
     let mut outputs = Outputs::new();
     let mut segments = [Segment::new(None, 0, 1)];
     let mut call = Call::new(Bindings { rows: 1, soft_rows: 0, wanted: 0 }, &inputs, &mut segments, &mut outputs);
     call.phase = Phase::Decode;
     let _ = gpu.submit(&mut call).unwrap();
-    assert!(paused(&mut *gpu, 5, Phase::Decode, 2).is_ok());
+    assert!(paused(&mut *gpu, 5, Phase::Decode, 3).is_ok());
     // Nobody is there to answer.
     let error = gpu.run(&mut call).unwrap_err().to_string();
     assert!(error.contains("nobody answers"), "{error}");
-    assert!(paused(&mut *gpu, 1, Phase::Decode, 2).is_ok());
+    assert!(paused(&mut *gpu, 1, Phase::Decode, 3).is_ok());
     let messages = device.machine().unwrap().messages();
     assert!(messages.is_empty(), "the validation layer says: {messages:#?}");
 }

@@ -1,6 +1,6 @@
 //! One call of an executable: whose rows, what is wanted of them, and where the results go.
 
-use crate::{Bindings, Checked, DType, DeviceError, RowResult, Stage, State, Want, WeightTensor, hadamard::Hadamard};
+use crate::{Bindings, Checked, DType, DeviceError, RowResult, Stage, State, Want, WeightTensor, check::IndexLimit, hadamard::Hadamard};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -38,7 +38,7 @@ pub struct Paused<'a> {
     pub number: usize,
     /// What it gives, in order; integers as floats, as in [`Outputs::value`].
     pub given: &'a [&'a [f32]],
-    /// Takes the data of an input by its place among those that the pause takes. All have to be given.
+    /// Takes the data of an input by its place among those that the pause takes, which all have to be given, and those that it may change behind them.
     pub take: &'a mut dyn FnMut(usize, InputData<'_>),
     /// [`crate::Executable::replace_part`] for what follows this pause; none where that cannot be any more.
     pub replace: Option<&'a mut Replace<'a>>,
@@ -242,12 +242,12 @@ impl<'a> Call<'a> {
                 return wrong(format!("input `{}` needs {numbers} values of {:?}, found {length} of {dtype:?}", input.name, input.dtype));
             }
         }
-        for &(place, limit) in &program.limits().indexes {
-            let limit = limit.bind(&self.bindings).map_err(DeviceError::Call)?;
+        for &IndexLimit { place, rows, or_none } in &program.limits().indexes {
+            let (least, limit) = (if or_none { -1 } else { 0 }, rows.bind(&self.bindings).map_err(DeviceError::Call)?);
             if let InputData::I32(numbers) = self.inputs[place]
-                && let Some(bad) = numbers.iter().find(|&&i| i < 0 || i as usize >= limit)
+                && let Some(bad) = numbers.iter().find(|&&i| i < least || i >= 0 && i as usize >= limit)
             {
-                return wrong(format!("input `{}` has {bad}, expected 0 or more and less than {limit}", program.inputs[place].name));
+                return wrong(format!("input `{}` has {bad}, expected {least} or more and less than {limit}", program.inputs[place].name));
             }
         }
         self.check_segments(program)?;

@@ -67,29 +67,45 @@ pub(crate) struct CallLimits {
     pub(crate) segment_step: usize,
     /// Quotients without remainder, of any value.
     pub(crate) exact: Vec<Dim>,
-    /// Inputs that are used as row numbers: the input's place, and of how many rows.
-    pub(crate) indexes: Vec<(usize, Dim)>,
+    /// Inputs that are used as row numbers.
+    pub(crate) indexes: Vec<IndexLimit>,
+}
+
+/// What the numbers of an input may be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct IndexLimit {
+    /// The input's place.
+    pub(crate) place: usize,
+    /// Of how many rows they are numbers.
+    pub(crate) rows: Dim,
+    /// Whether -1 stands for none of them.
+    pub(crate) or_none: bool,
 }
 
 impl CallLimits {
     fn of(program: &Program, types: &HashMap<Name, ValueType>, index: &Index) -> Reason<Self> {
         let place = |name: &Name| index.inputs.get(name).copied();
         let table = |name: &Name| Dim::Fixed(program.weights[name].shape[0]);
-        let indexes = program.ops.iter().filter_map(|op| match &op.op {
-            OpKind::Embed { ids: index, table: weight, .. }
-            | OpKind::Interpolate { index, table: weight, .. }
-            | OpKind::Experts { experts: index, gate: weight, .. } => Some((place(index)?, table(weight))),
-            OpKind::Gather { x, rows: index } | OpKind::ScatterRows { x, at: index, .. } | OpKind::ScatterAddRows { x, at: index, .. } => {
-                Some((place(index)?, types[x].shape[0]))
+        let limit = |index: &Name, rows: Dim| Some(IndexLimit { place: place(index)?, rows, or_none: false });
+        let indexes = program.ops.iter().flat_map(|op| match &op.op {
+            OpKind::Embed { ids: index, table: weight, .. } | OpKind::Interpolate { index, table: weight, .. } => {
+                [limit(index, table(weight)), None]
             }
-            _ => None,
+            OpKind::Experts { experts: index, gate, held: None, .. } => [limit(index, table(gate)), None],
+            OpKind::Experts { experts: index, gate, held: Some(held), .. } => {
+                [limit(index, types[held].shape[0]), limit(held, table(gate)).map(|limit| IndexLimit { or_none: true, ..limit })]
+            }
+            OpKind::Gather { x, rows: index } | OpKind::ScatterRows { x, at: index, .. } | OpKind::ScatterAddRows { x, at: index, .. } => {
+                [limit(index, types[x].shape[0]), None]
+            }
+            _ => [None, None],
         });
         let quotients = types.values().filter_map(|v| v.shape.first()?.rows_per_row());
         let segment_step = quotients.into_iter().try_fold(1, dim::least_common_multiple);
         let segment_step = segment_step.ok_or("the quotients of T have no common multiple within reach")?;
         let dims = types.values().flat_map(|v| &v.shape).copied();
         let exact: BTreeSet<Dim> = dims.filter(|d| matches!(d, Dim::Exact(..))).collect();
-        Ok(Self { segment_step, exact: exact.into_iter().collect(), indexes: indexes.collect() })
+        Ok(Self { segment_step, exact: exact.into_iter().collect(), indexes: indexes.flatten().collect() })
     }
 }
 

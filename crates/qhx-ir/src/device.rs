@@ -229,16 +229,19 @@ impl Default for LoadOptions {
     }
 }
 
-/// A place in a program where a call waits for inputs that are made of what it has computed so far: see [`Call::host`]. The caller gives such inputs any content of the
-/// right length when the call begins.
+/// A place in a program where the host is shown what a call has computed so far, or where the call waits for inputs that the host makes of it, or both: see [`Call::host`].
+/// The caller gives such inputs any content of the right length when the call begins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pause {
     /// The place of the op before which it is.
     pub before: usize,
-    /// Values that ops before it make, and of which the inputs are made. Where there are none, the inputs are made while the device computes.
+    /// Values that ops before it make, and of which inputs are made. Where there are none, the inputs are made while the device computes.
     pub gives: Vec<Name>,
-    /// Inputs that no op before it reads.
+    /// Inputs that no op before it reads. Where there are none, the device goes on while the host looks at what it is given.
     pub takes: Vec<Name>,
+    /// Inputs that are there from the beginning, and that the host may give anew where it replaces weights ([`crate::Paused::replace`]): they come behind those that are
+    /// taken. No op before it reads them.
+    pub changes: Vec<Name>,
 }
 
 /// Is told how many bytes of weights are loaded, and how many there are.

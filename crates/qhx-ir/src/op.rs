@@ -179,6 +179,10 @@ pub enum OpKind {
         /// Added to the products of gate and up.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bias: Option<ExpertBias>,
+        /// Where each expert's matrices are in the weights (i32 `[n]`), of as many experts as may be chosen; below 0: they are not there, and choices of this expert count
+        /// nothing. Absent: each expert is where its number says.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        held: Option<Name>,
     },
     /// `y = act(gate) · up`, elementwise.
     GateAct {
@@ -500,7 +504,7 @@ impl OpKind {
             Self::Attend { q, kv, .. } => std::iter::once(q).chain(kv.iter().flat_map(|kv| [&kv.k, &kv.v])).collect(),
             Self::GatedDelta { q, k, v, a, b, .. } => vec![q, k, v, a, b],
             Self::Route { scores, .. } => vec![scores],
-            Self::Experts { x, experts, weights, .. } => vec![x, experts, weights],
+            Self::Experts { x, experts, weights, held, .. } => [x, experts, weights].into_iter().chain(held).collect(),
             Self::GateAct { gate, up, .. } => vec![gate, up],
             Self::Add { a, b } | Self::Mul { a, b } => vec![a, b],
             Self::Concat { xs } => xs.iter().collect(),

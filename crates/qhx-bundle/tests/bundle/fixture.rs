@@ -77,7 +77,18 @@ pub(crate) fn program(name: &str, weights: &[(&str, Encoding, Vec<usize>)]) -> P
                 let x = input(&mut program, format!("{path}.x"), DType::F32, vec![Dim::T, Dim::Fixed(inner)]);
                 let experts = input(&mut program, format!("{path}.experts"), DType::I32, vec![Dim::T, Dim::Fixed(1)]);
                 let weights = input(&mut program, format!("{path}.weights"), DType::F32, vec![Dim::T, Dim::Fixed(1)]);
-                OpKind::Experts { x, experts, weights, gate, up, down, form: ActivationForm::F32, activation: Activation::Silu, bias: None }
+                OpKind::Experts {
+                    x,
+                    experts,
+                    weights,
+                    gate,
+                    up,
+                    down,
+                    form: ActivationForm::F32,
+                    activation: Activation::Silu,
+                    bias: None,
+                    held: None,
+                }
             }
             _ => panic!("no op for rank {}", shape.len()),
         };

@@ -359,10 +359,11 @@ impl Compiler<'_> {
     }
 
     fn experts(&mut self, op: &Op) -> Result<(), DeviceError> {
-        let OpKind::Experts { x, experts: chosen, weights, gate, up, down, activation, form, bias } = &op.op else {
+        let OpKind::Experts { x, experts: chosen, weights, gate, up, down, activation, form, bias, held } = &op.op else {
             unreachable!("called for experts")
         };
         let [x, chosen, weights] = [x, chosen, weights].map(|name| self.view(name));
+        let held = held.as_ref().map(|name| self.view(name));
         let (gate, up, down) = (self.matrix(gate)?, self.matrix(up)?, self.matrix(down)?);
         let bias = bias.as_ref().map(|bias| Ok::<_, DeviceError>([self.plain(&bias.gate)?, self.plain(&bias.up)?])).transpose()?;
         let (hidden, ffn, k) = (gate.columns, down.columns, chosen.width(&self.max));
@@ -380,6 +381,7 @@ impl Compiler<'_> {
             x,
             chosen,
             weights,
+            held,
             k,
             experts,
             number: self.expert_counts.len(),

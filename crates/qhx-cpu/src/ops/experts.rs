@@ -20,9 +20,11 @@ pub(crate) struct Experts {
     /// i32 `[S, k]`.
     pub(crate) chosen: View,
     pub(crate) weights: View,
+    /// i32: where each expert is, or below 0; absent: where its number says.
+    pub(crate) held: Option<View>,
     /// Experts per row.
     pub(crate) k: usize,
-    /// Number of experts.
+    /// Number of experts that are there.
     pub(crate) experts: usize,
     /// Which step with experts of the program it is.
     pub(crate) number: usize,
@@ -58,11 +60,14 @@ impl Experts {
         let views = [&self.order, &self.inputs, &self.gated, &self.upped, &self.inner, &self.results, &self.out];
         let ([order, prepared, gated, upped, inner, results, out], inputs, scratch) = frame.memory.split(views);
         let (x, chosen) = (inputs.rows(&self.x, hidden), inputs.integers(&self.chosen));
-        within(chosen, self.experts, "expert")?;
-        let order: Order<'_> = Order::new(bytemuck::cast_slice_mut(order), self.experts, chosen);
-        let places = chosen.len();
+        let held = self.held.as_ref().map(|held| inputs.integers(held));
+        // Where experts are is an input, which is checked with the call.
+        within(chosen, held.map_or(self.experts, <[i32]>::len), "expert")?;
+        let order: Order<'_> = Order::new(bytemuck::cast_slice_mut(order), self.experts, chosen, held);
+        let places = order.choices.len();
 
         let width = prepared_width(self.form, hidden);
+        let prepared = &mut prepared[..places * width];
         let unit = unit_rows(hidden);
         for_each(run.pool, Chunks::new(prepared, unit * width), scratch, |number, part, scratch| {
             for (i, part) in part.chunks_mut(width).enumerate() {
@@ -71,6 +76,7 @@ impl Experts {
             }
         });
         let x = Prepared::new(self.form, hidden, Rows::dense(prepared, width));
+        let [gated, upped] = [gated, upped].map(|all| &mut all[..places * ffn]);
         let cut = |out, weight| {
             Some(Grouped::new(out, ffn, order.starts, move |rows| tile_shape(run.instructions, rows, weight, ffn, self.form)))
         };
@@ -83,6 +89,7 @@ impl Experts {
         });
 
         let width = prepared_width(self.form, ffn);
+        let inner = &mut inner[..places * width];
         let unit = unit_rows(4 * ffn);
         let (upped, gates) = (Rows::dense(upped, ffn), Chunks::new(gated, unit * ffn));
         for_each(run.pool, (gates, Chunks::new(inner, unit * width)), scratch, |number, (gates, inner), scratch| {
@@ -116,9 +123,10 @@ impl Experts {
             for (i, part) in part.chunks_mut(hidden).enumerate() {
                 let row = number * unit + i;
                 part.fill(0.0);
-                for (j, &weight) in weights.row(row).iter().enumerate() {
-                    let result = results.row(order.places[row * self.k + j] as usize);
-                    map::binary_into_left(run.instructions, Binary::AddScaled(weight), part, result);
+                for (&weight, &place) in weights.row(row).iter().zip(&order.places[row * self.k..]) {
+                    if let Ok(place) = usize::try_from(place) {
+                        map::binary_into_left(run.instructions, Binary::AddScaled(weight), part, results.row(place));
+                    }
                 }
             }
         });
@@ -131,7 +139,7 @@ struct Order<'a> {
     starts: &'a [i32],
     /// The choice at each place.
     choices: &'a [i32],
-    /// The place of each choice.
+    /// The place of each choice; -1 where the expert is not there.
     places: &'a [i32],
 }
 
@@ -141,21 +149,26 @@ pub(crate) fn order_numbers(experts: usize, choices: usize) -> usize {
 }
 
 impl<'a> Order<'a> {
-    fn new(room: &'a mut [i32], experts: usize, chosen: &[i32]) -> Self {
+    fn new(room: &'a mut [i32], experts: usize, chosen: &[i32], held: Option<&[i32]>) -> Self {
         let (starts, rest) = room.split_at_mut(experts + 1);
         let (choices, places) = rest.split_at_mut(chosen.len());
+        let expert_of = |chosen: i32| usize::try_from(held.map_or(chosen, |held| held[chosen as usize])).ok();
         starts.fill(0);
-        chosen.iter().for_each(|&e| starts[e as usize + 1] += 1);
+        chosen.iter().filter_map(|&chosen| expert_of(chosen)).for_each(|e| starts[e + 1] += 1);
         (0..experts).for_each(|e| starts[e + 1] += starts[e]);
-        for (choice, &e) in chosen.iter().enumerate() {
-            let place = starts[e as usize];
-            starts[e as usize] += 1;
-            (choices[place as usize], places[choice]) = (choice as i32, place);
+        let there = starts[experts] as usize;
+        for (choice, &chosen) in chosen.iter().enumerate() {
+            places[choice] = -1;
+            if let Some(e) = expert_of(chosen) {
+                let place = starts[e];
+                starts[e] += 1;
+                (choices[place as usize], places[choice]) = (choice as i32, place);
+            }
         }
         // Each start has moved to the next one's.
         (1..=experts).rev().for_each(|e| starts[e] = starts[e - 1]);
         starts[0] = 0;
-        Self { starts, choices, places }
+        Self { starts, choices: &choices[..there], places }
     }
 
     fn rows(&self, expert: usize) -> std::ops::Range<usize> {

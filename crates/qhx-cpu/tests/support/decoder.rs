@@ -93,7 +93,7 @@ pub fn decoder(
             let (experts, weights) = (at("ffn.route.experts").into(), at("ffn.route.weights").into());
             push(
                 &at("ffn.experts"),
-                OpKind::Experts { x: h, experts, weights, gate, up, down, activation: Activation::Silu, form, bias: None },
+                OpKind::Experts { x: h, experts, weights, gate, up, down, activation: Activation::Silu, form, bias: None, held: None },
             )
         } else {
             let w = weight(&at("gate"), encoding, &[ffn, hidden]);

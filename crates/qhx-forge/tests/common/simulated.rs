@@ -171,12 +171,25 @@ impl Timed {
             let table_rows = |name| program.weights.get(name).map_or(1.0, |w| w.shape[0] as f64);
             let (bytes, products) = match &op.op {
                 OpKind::Embed { table, .. } => (bytes * rows / table_rows(table), 0.0),
-                OpKind::Experts { gate, experts, .. } => {
-                    let given = program.inputs.iter().zip(call.inputs).find(|(input, _)| input.name == *experts);
-                    let (used, choices) = match given {
-                        Some((_, InputData::I32(chosen))) => (chosen.iter().collect::<BTreeSet<_>>().len() as f64, chosen.len() as f64),
-                        // Two experts a row, all different as long as there are any.
-                        _ => (2.0 * rows, 2.0 * rows),
+                OpKind::Experts { gate, experts, held, .. } => {
+                    let given = |name: &Name| match program.inputs.iter().zip(call.inputs).find(|(input, _)| input.name == *name) {
+                        Some((_, InputData::I32(numbers))) => Some(*numbers),
+                        _ => None,
+                    };
+                    let held = held.as_ref().and_then(given);
+                    let is_there = |expert: usize| held.is_none_or(|held| held[expert] >= 0);
+                    let (used, choices) = match given(experts) {
+                        Some(chosen) => {
+                            let there: Vec<&i32> = chosen.iter().filter(|expert| is_there(**expert as usize)).collect();
+                            (there.iter().collect::<BTreeSet<_>>().len() as f64, there.len() as f64)
+                        }
+                        // Two experts a row, all different as long as there are any; chosen equally often.
+                        None => {
+                            let share =
+                                |held: &[i32]| (0..held.len()).filter(|&expert| is_there(expert)).count() as f64 / held.len() as f64;
+                            let choices = 2.0 * rows * held.map_or(1.0, share);
+                            (choices, choices)
+                        }
                     };
                     (bytes * (used / table_rows(gate)).min(1.0), products * choices / table_rows(gate))
                 }
@@ -205,7 +218,8 @@ impl Timed {
             .zip(&self.pauses)
             .map(|((start, end), pause)| [self.ops(call, start..end), bytes(&pause.gives), bytes(&pause.takes)])
             .collect();
-        let (rest, waits) = (self.cost(call), self.pauses.iter().map(|pause| !pause.gives.is_empty()).collect::<Vec<_>>());
+        let told: Vec<[bool; 2]> = self.pauses.iter().map(|pause| [!pause.gives.is_empty(), !pause.takes.is_empty()]).collect();
+        let rest = self.cost(call);
         let pace = self.pace;
         let work = |seconds: f64| {
             let mut free = device.free.lock().unwrap();
@@ -214,14 +228,16 @@ impl Timed {
         };
         let Some(host) = call.host.take() else { return Err(DeviceError::Call("nobody answers".into())) };
         let mut timed = |paused: &mut Paused<'_>| {
-            let [ops, given, taken] = parts[paused.number];
+            let ([ops, given, taken], [gives, takes]) = (parts[paused.number], told[paused.number]);
             let reached = work(ops + given);
-            if waits[paused.number] {
+            if gives {
                 clock.go_on_to(reached);
             }
             host(paused)?;
-            let mut free = device.free.lock().unwrap();
-            *free = free.max(clock.seconds()) + pace * (taken + device.traits.call_seconds);
+            if takes {
+                let mut free = device.free.lock().unwrap();
+                *free = free.max(clock.seconds()) + pace * (taken + device.traits.call_seconds);
+            }
             Ok(())
         };
         call.with_host(&mut timed, |call| self.executable.wait(ticket, call))?;

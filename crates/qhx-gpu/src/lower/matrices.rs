@@ -201,6 +201,20 @@ pub(super) struct Mixture {
     pub(super) choices: usize,
     pub(super) count: usize,
     pub(super) chosen: usize,
+    /// The table of places, where not all experts are there.
+    pub(super) places: Option<usize>,
+}
+
+impl Mixture {
+    /// Who chose which expert, and where it is: the buffers.
+    fn choice(&self) -> Vec<Resource> {
+        [self.chosen].into_iter().chain(self.places).map(Resource::Buffer).collect()
+    }
+
+    /// Their addresses; 0: each expert is where its number says.
+    fn choice_addresses(&self, r: &Recorder<'_>) -> [u64; 2] {
+        [r.address(self.chosen), self.places.map_or(0, |places| r.address(places))]
+    }
 }
 
 /// The workgroup that groups rows counts those of so many experts in its shared memory.
@@ -253,7 +267,7 @@ impl Grouped {
 impl Lowering<'_> {
     /// Adds the steps up to the gated rows `inner`, if the device can.
     pub(super) fn group(&mut self, mixture: Mixture, x: Prepared, inner: usize) -> Option<Grouped> {
-        let Mixture { gate, up, down, form, function, rows, choices, count, chosen, .. } = mixture;
+        let Mixture { gate, up, down, form, function, rows, choices, count, .. } = mixture;
         let [Some(a), Some(b), Some(c)] = [gate, up, down].map(|m| Small::new(self.matrices, &m, form)) else { return None };
         let most = bind(rows, &self.max);
         if !a.takes(most) || a.is_split() || count > MOST_GROUPED {
@@ -265,12 +279,13 @@ impl Lowering<'_> {
         grouped.groups = self.buffer(4 * words as u64);
         let inner_bytes = 4 * (most * choices * down.columns) as u64;
         let results = [self.buffer(inner_bytes), self.buffer(inner_bytes)];
-        self.many_rows(buffers([chosen]), grouped.groups, move |r| {
+        self.many_rows(mixture.choice(), grouped.groups, move |r| {
             if !grouped.takes(r) {
                 return Ok(());
             }
             let numbers = [grouped.pairs(r), grouped.most_tiles(r.bind(rows))].map(|n| n as u32);
-            let addresses = [r.address(chosen), r.address(grouped.groups)];
+            let [chosen, places] = mixture.choice_addresses(r);
+            let addresses = [chosen, r.address(grouped.groups), places];
             r.dispatch(kernels::GROUP, &[count as u32, grouped.tile(r.bind(rows)) as u32], [1; 3], &addresses, &numbers)
         });
         for (place, result) in results.into_iter().enumerate() {
@@ -291,19 +306,21 @@ impl Lowering<'_> {
 
     /// Adds the steps from the gated rows on.
     pub(super) fn ungroup(&mut self, grouped: Grouped, x: Prepared, factors: usize, added: Option<usize>, y: usize) {
-        let Mixture { down, rows, choices, .. } = grouped.mixture;
+        let mixture @ Mixture { down, rows, choices, .. } = grouped.mixture;
         let width = down.rows / grouped.mixture.count;
         let pairs = bind(rows, &self.max) * choices;
         let result = self.buffer(4 * (pairs * width) as u64);
         let reads = reads_of(x).into_iter().chain([Resource::Buffer(grouped.groups)]).collect();
         self.many_rows(reads, result, move |r| if grouped.takes(r) { grouped.product(r, 2, x, 1, result) } else { Ok(()) });
-        let reads = [result, factors].into_iter().chain(added).map(Resource::Buffer).collect();
+        let reads = [result, factors].into_iter().chain(added).map(Resource::Buffer).chain(mixture.choice()).collect();
         self.many_rows(reads, y, move |r| {
             if !grouped.takes(r) {
                 return Ok(());
             }
             let count = r.bind(rows) * width;
-            let addresses = [r.address(result), r.address(factors), added.map_or(0, |added| r.address(added)), r.address(y)];
+            let [chosen, places] = mixture.choice_addresses(r);
+            let added = added.map_or(0, |added| r.address(added));
+            let addresses = [r.address(result), r.address(factors), added, chosen, places, r.address(y)];
             r.flat(kernels::COMBINE, &[], count, 256, &addresses, &[count, width, choices].map(|n| n as u32))
         });
     }

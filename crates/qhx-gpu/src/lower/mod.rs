@@ -54,8 +54,9 @@ pub(crate) struct LoweredPause {
     pub(crate) step: usize,
     /// What it gives, and from which byte on.
     pub(crate) gives: Vec<(View, u64)>,
-    /// The places of the inputs that it takes.
+    /// The places of the inputs that it takes, and behind them of those that the host may change.
     pub(crate) takes: Vec<usize>,
+    pub(crate) changes: Vec<usize>,
 }
 
 /// A stage's tap.
@@ -287,7 +288,7 @@ impl Lowering<'_> {
         self.program.is_output(name) || self.kept.contains(name)
     }
 
-    /// A pause: what it gives is copied to where the host reads it, behind all that was done so far.
+    /// A pause: what it gives is copied to where the host reads it, behind all that was done so far. What reads inputs that may change comes behind it.
     fn pause(&mut self, pause: &Pause) -> Result<(), DeviceError> {
         let unknown = |name: &Name| DeviceError::Call(format!("program `{}` pauses for `{name}`, which is not there", self.program.name));
         let mut gives = Vec::new();
@@ -301,6 +302,7 @@ impl Lowering<'_> {
         self.given = self.given.max(end);
         let input = |name: &Name| self.program.inputs.iter().position(|input| input.name == *name).ok_or_else(|| unknown(name));
         let takes = pause.takes.iter().map(input).collect::<Result<Vec<_>, _>>()?;
+        let changes = pause.changes.iter().map(input).collect::<Result<Vec<_>, _>>()?;
         let group = self.single.group();
         for (view, offset) in &gives {
             let (from, shape) = (view.buffer, view.shape.clone());
@@ -320,17 +322,17 @@ impl Lowering<'_> {
         }
         let copies = self.steps.iter().rev().take(gives.len());
         let reads = copies.flat_map(|step| step.writes.clone()).collect();
-        let writes = takes.iter().map(|&place| Resource::Buffer(place)).chain([Resource::Pauses]).collect();
-        let number = self.pauses.len();
+        let writes = takes.iter().chain(&changes).map(|&place| Resource::Buffer(place)).chain([Resource::Pauses]).collect();
+        let (number, waits) = (self.pauses.len(), !takes.is_empty());
         self.step(reads, writes, move |r| {
-            r.pause(number);
+            r.pause(number, waits);
             Ok(())
         });
         if let Some(step) = self.steps.last_mut() {
             step.pause = Some(number);
         }
         takes.iter().for_each(|&place| self.define_input(place));
-        self.pauses.push(LoweredPause { step: 0, gives, takes });
+        self.pauses.push(LoweredPause { step: 0, gives, takes, changes });
         Ok(())
     }
 
@@ -397,7 +399,7 @@ impl Lowering<'_> {
         let mut waited = 0;
         for (number, pause) in self.pauses.iter_mut().enumerate() {
             pause.step = at(number);
-            // Where the device does not wait before, the host may write as soon as it has answered the pause before.
+            // What the device does not tell the host before, the host may write as soon as it was told of the pause before.
             if pause.gives.is_empty() {
                 pause.takes.iter().for_each(|&place| lives[place].0 = waited);
             } else {

@@ -108,8 +108,9 @@ impl Lowering<'_> {
     }
 
     pub(super) fn experts(&mut self, path: &Name, op: &OpKind) -> Result<(), DeviceError> {
-        let OpKind::Experts { x, experts, weights, gate, up, down, activation, form, bias } = op else { unreachable!("experts") };
+        let OpKind::Experts { x, experts, weights, gate, up, down, activation, form, bias, held } = op else { unreachable!("experts") };
         let (x, chosen, factors) = (self.view(x), self.view(experts), self.view(weights));
+        let places = held.as_ref().map(|held| self.view(held).buffer);
         let [gate, up, down] = [gate, up, down].map(|name| self.matrix(name));
         let biases = bias.as_ref().map_or([0; 2], |bias| [&bias.gate, &bias.up].map(|name| self.plain(Some(name))));
         let (hidden, ffn, choices) = (gate.columns, down.columns, chosen.width());
@@ -124,7 +125,7 @@ impl Lowering<'_> {
         let (at, to) = (chosen.buffer, inner.buffer);
         let act = function(*activation);
         let free = [f32::NEG_INFINITY, f32::INFINITY];
-        let mut chosen_experts = Experts { count, choices, chosen: at, factors: None };
+        let mut chosen_experts = Experts { count, choices, chosen: at, places, factors: None };
         let alike = gate.encoding == up.encoding;
         let single = alike.then(|| self.single_product(&x, gate, *form, free, 1, to)).flatten().map(|product| Product {
             matrices: [gate, up],
@@ -137,12 +138,12 @@ impl Lowering<'_> {
         if single.is_some() {
             self.steps[made].iter_mut().for_each(|step| step.left_out = true);
         }
-        let mixture = Mixture { gate, up, down, biases, form: *form, function: act, rows, choices, count, chosen: at };
+        let mixture = Mixture { gate, up, down, biases, form: *form, function: act, rows, choices, count, chosen: at, places };
         let grouped = self.group(mixture, p, to);
         let is_grouped = move |r: &Recorder<'_>| grouped.is_some_and(|grouped| grouped.takes(r));
         // Gate and up together, or one of them.
         let products = |own: &mut Self, [first, second]: [Matrix; 2], biases: [u64; 2], kind: u32, to: usize| {
-            let mut reads: Vec<Resource> = [p.numbers, at].into_iter().chain(p.scales).map(Resource::Buffer).collect();
+            let mut reads: Vec<Resource> = [p.numbers, at].into_iter().chain(p.scales).chain(places).map(Resource::Buffer).collect();
             reads.extend(single.iter().flat_map(|product| product.reads()));
             own.step(reads, buffers([to]), move |r| {
                 if let (Some(product), true) = (single, r.is_single()) {
@@ -165,11 +166,13 @@ impl Lowering<'_> {
                     r.address(at),
                     biases[0],
                     biases[1],
+                    places.map_or(0, |places| r.address(places)),
                     r.address(to),
                 ];
                 let (ahead, team) = shape_of_work(r, 1, ffn, pairs);
-                let constants = [&first.constants()[..], &[form_number, 1, 1, kind, act, ahead, team as u32]].concat();
-                let numbers = [hidden, p.stride, ffn, count, choices].map(|n| n as u32);
+                let [team_rows, choices, count] = [team, choices, count].map(|n| n as u32);
+                let constants = [&first.constants()[..], &[form_number, 1, 1, kind, act, ahead, team_rows, choices, count]].concat();
+                let numbers = [hidden, p.stride, ffn].map(|n| n as u32);
                 let numbers = [&numbers[..], &[first.data_bytes, first.scale_bytes, first.min_bytes]].concat();
                 let [b, c] = crate::recorder::fold(pairs);
                 r.dispatch(kernels::EXPERTS, &constants, [ffn.div_ceil(team), b, c], &addresses, &numbers)
@@ -200,7 +203,8 @@ impl Lowering<'_> {
         chosen_experts.factors = Some(by);
         let single = single.and_then(|_| self.single_product(&inner, down, *form, free, choices, to));
         let single = single.map(|product| Product { outputs: hidden, experts: Some(chosen_experts), added, ..product });
-        let mut reads: Vec<Resource> = [p.numbers, at, by].into_iter().chain(p.scales).chain(added).map(Resource::Buffer).collect();
+        let reads = [p.numbers, at, by].into_iter().chain(p.scales).chain(added).chain(places);
+        let mut reads: Vec<Resource> = reads.map(Resource::Buffer).collect();
         if let Some(product) = &single {
             reads.extend(product.reads());
             self.steps[steps..].iter_mut().for_each(|step| step.left_out = true);
@@ -225,11 +229,13 @@ impl Lowering<'_> {
                 r.address(at),
                 r.address(by),
                 added.map_or(0, |added| r.address(added)),
+                places.map_or(0, |places| r.address(places)),
                 r.address(to),
             ];
             let (ahead, team) = shape_of_work(r, 1, hidden, r.bind(rows));
-            let constants = [&down.constants()[..], &[form_number, 1, 1, 1, 0, ahead, team as u32]].concat();
-            let numbers = [ffn, p.stride, hidden, count, choices].map(|n| n as u32);
+            let [team_rows, choices, count] = [team, choices, count].map(|n| n as u32);
+            let constants = [&down.constants()[..], &[form_number, 1, 1, 1, 0, ahead, team_rows, choices, count]].concat();
+            let numbers = [ffn, p.stride, hidden].map(|n| n as u32);
             let numbers = [&numbers[..], &[down.data_bytes, down.scale_bytes, down.min_bytes]].concat();
             let [b, c] = crate::recorder::fold(r.bind(rows));
             r.dispatch(kernels::EXPERTS, &constants, [hidden.div_ceil(team), b, c], &addresses, &numbers)

@@ -80,6 +80,8 @@ pub(super) struct Experts {
     pub(super) count: usize,
     pub(super) choices: usize,
     pub(super) chosen: usize,
+    /// The table of places, where not all experts are there.
+    pub(super) places: Option<usize>,
     /// With factors: the sum of the choices' products.
     pub(super) factors: Option<usize>,
 }
@@ -126,11 +128,11 @@ impl Product {
         let place = |buffer: Option<usize>| buffer.map_or(0, |buffer| r.address(buffer));
         let [a, b] = self.matrices;
         let experts = self.experts;
-        let (chosen, factors) = (experts.map(|e| e.chosen), experts.and_then(|e| e.factors));
+        let choice = [experts.map(|e| e.chosen), experts.and_then(|e| e.factors), experts.and_then(|e| e.places)].map(place);
         // Nothing is added to what gate and up make.
         let added = self.added.map_or(self.biases[1], |added| r.address(added));
         let own = [a.data, b.data, a.scales, b.scales, a.minima, b.minima, self.biases[0], added, r.address(self.to)];
-        let addresses = [&self.row.addresses(r)[..], &own, &[place(chosen), place(factors)]].concat();
+        let addresses = [&self.row.addresses(r)[..], &own, &choice].concat();
         let mode = experts.map_or(0, |experts| if experts.factors.is_some() { 2 } else { 1 });
         let choices = experts.map_or(1, |experts| experts.choices);
         let chunks = self.width.div_ceil(a.chunk_columns());
@@ -166,7 +168,7 @@ impl Product {
     }
 
     pub(super) fn reads(&self) -> Vec<Resource> {
-        let experts = self.experts.iter().flat_map(|e| [Some(e.chosen), e.factors]);
+        let experts = self.experts.iter().flat_map(|e| [Some(e.chosen), e.factors, e.places]);
         let others = experts.chain([self.added]).flatten().map(Resource::Buffer);
         self.row.reads().chain(others).collect()
     }

@@ -16,8 +16,8 @@ pub(crate) enum Command {
     },
     /// What follows sees all that was written before.
     Barrier,
-    /// Tells the host that everything before is done, and waits for it.
-    Pause(PauseEvents),
+    /// Tells the host that everything before is done, and where it `waits` goes on when the host has answered.
+    Pause { events: PauseEvents, waits: bool },
     /// Copies bytes.
     Copy { from: Arc<Buffer>, from_offset: u64, to: Arc<Buffer>, to_offset: u64, bytes: u64 },
 }
@@ -96,12 +96,15 @@ impl Recording {
                         stamp(recording.times);
                     }
                     Command::Barrier => barrier(gpu, lane, buffer),
-                    Command::Pause(PauseEvents { reached, answered }) => {
+                    Command::Pause { events: PauseEvents { reached, answered }, waits } => {
                         let (host, work) = (vk::PipelineStageFlags::HOST, lane.stages());
                         to_host(gpu, lane, buffer);
                         device.cmd_set_event(buffer, reached.handle, work);
-                        let seen = vk::MemoryBarrier::default().src_access_mask(vk::AccessFlags::HOST_WRITE).dst_access_mask(lane.reads());
-                        device.cmd_wait_events(buffer, &[answered.handle], host, work, &[seen], &[], &[]);
+                        if *waits {
+                            let seen = vk::MemoryBarrier::default().src_access_mask(vk::AccessFlags::HOST_WRITE);
+                            let seen = [seen.dst_access_mask(lane.reads())];
+                            device.cmd_wait_events(buffer, &[answered.handle], host, work, &seen, &[], &[]);
+                        }
                     }
                     Command::Copy { from, from_offset, to, to_offset, bytes } => {
                         assert!(from_offset + bytes <= from.bytes() && to_offset + bytes <= to.bytes(), "a copy beyond a buffer");

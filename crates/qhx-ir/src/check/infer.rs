@@ -121,7 +121,7 @@ impl<'a> Checker<'a> {
                 self.routed.extend(op.outputs().into_iter().map(|name| (name, experts)));
                 Ok([DType::I32, DType::F32].into_iter().map(|dtype| ValueType { dtype, shape: shape.clone() }).collect())
             }
-            OpKind::Experts { x, experts, weights, gate, up, down, form, bias, .. } => {
+            OpKind::Experts { x, experts, weights, gate, up, down, form, bias, held, .. } => {
                 let hidden = self.last(x)?;
                 let shape = self.floats(x, 2)?.clone();
                 let up_shape = self.matrix(up, 3, Some(hidden))?;
@@ -129,7 +129,11 @@ impl<'a> Checker<'a> {
                 self.weight(down, &[up_shape[0], hidden, up_shape[1]])?;
                 [gate, up, down].into_iter().try_for_each(|w| self.product(w, *form))?;
                 bias.iter().flat_map(|bias| [&bias.gate, &bias.up]).try_for_each(|bias| self.plain_weight(bias, &up_shape[..2]))?;
-                self.chosen_from(experts, up_shape[0])?;
+                let experts_there = match held {
+                    None => up_shape[0],
+                    Some(held) => self.held(held)?,
+                };
+                self.chosen_from(experts, experts_there)?;
                 let chosen = self.integers(experts, 2)?;
                 if shape.len() != 2 || chosen.len() != 2 || chosen[0] != shape[0] || chosen != self.floats(weights, 2)? {
                     return Err(format!("`{experts}` and `{weights}` must be [{}, k]", shape[0]));
@@ -370,6 +374,15 @@ impl<'a> Checker<'a> {
         match self.routed.get(index) {
             Some(&experts) if experts > rows => Err(format!("`{index}` chooses among {experts} rows, there are {rows}")),
             _ => Ok(()),
+        }
+    }
+
+    /// Of how many experts an input says where they are.
+    fn held(&self, name: &Name) -> Reason<usize> {
+        let shape = self.integers(name, 1)?;
+        match shape[..] {
+            [Dim::Fixed(experts)] if self.program.inputs.iter().any(|input| input.name == *name) => Ok(experts),
+            _ => Err(format!("`{name}` must be an input [experts], found {}", show_shape(shape))),
         }
     }
 

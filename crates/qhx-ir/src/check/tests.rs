@@ -193,7 +193,7 @@ fn experts() {
     refuse(OpKind::Route { scores: "heads".into(), method: Routing::SparseMixer { jitter: 0.1 } }, "must be [rows, experts]");
     let experts = |x: &str, chosen: &str, weights: &str, down: &str, form| {
         let [x, experts, weights, gate, up, down] = [x, chosen, weights, "three_d", "three_d", down].map(Into::into);
-        OpKind::Experts { x, experts, weights, gate, up, down, activation: Activation::Silu, form, bias: None }
+        OpKind::Experts { x, experts, weights, gate, up, down, activation: Activation::Silu, form, bias: None, held: None }
     };
     refuse(experts("wide", "chosen", "a", "down", ActivationForm::F32), "last dimension 12");
     refuse(experts("x", "chosen", "a", "three_d", ActivationForm::F32), "must have shape [4, 8, 5], found [4, 5, 8]");
@@ -207,6 +207,14 @@ fn experts() {
     };
     refuse(biased("expert_bias", "n8"), "weight `n8` must have shape [4, 5], found [8]");
     refuse(biased("expert_bias", "missing"), "names the weight `missing`, which is not declared");
+    let held = |name: &str| {
+        let mut op = experts("x", "chosen", "a", "down", ActivationForm::F32);
+        let OpKind::Experts { held, .. } = &mut op else { unreachable!("just made") };
+        *held = Some(name.into());
+        op
+    };
+    refuse(held("a"), "`a` must be I32");
+    refuse(held("chosen"), "`chosen` must be an input [experts], found [T, 2]");
     // A router that may choose an expert that does not exist.
     let routed = base().op("route", OpKind::Route { scores: "x".into(), method: Routing::SparseMixer { jitter: 0.1 } });
     let op = experts("x", "op.route.experts", "op.route.weights", "down", ActivationForm::F32);

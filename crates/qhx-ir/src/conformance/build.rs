@@ -59,6 +59,8 @@ pub(crate) enum Fill {
     SoftAt,
     /// `[L]`.
     Wanted,
+    /// `[n]`: so many different places below the first number, in some order, and -1 where the second number, counted in bits, has a 0.
+    Held(usize, u64),
 }
 
 /// Ordinary rows.
@@ -153,6 +155,12 @@ impl Builder {
     pub(crate) fn positions(&mut self, streams: usize, random_below: Option<usize>) -> Name {
         let shape = vec![Dim::Fixed(streams), Dim::T];
         self.input("positions", DType::I32, shape, Generator::PositionsSequence, Fill::Positions(random_below))
+    }
+
+    /// An i32 input `[experts]`: where each is of so many that are there, or -1.
+    pub(crate) fn held(&mut self, name: &str, experts: usize, there: usize) -> Name {
+        let mask = self.rng.below(1 << experts) as u64;
+        self.input(name, DType::I32, vec![Dim::Fixed(experts)], Generator::Carried, Fill::Held(there, mask))
     }
 
     pub(crate) fn wanted(&mut self) -> Name {

@@ -184,6 +184,11 @@ pub(crate) fn inputs(case: &Case, program: &Checked, plan: &CallPlan, salt: u64)
             }
             Fill::SoftAt => Owned::I32(soft.iter().map(|s| s.0 as i32).collect()),
             Fill::Wanted => Owned::I32(wanted.clone()),
+            Fill::Held(there, mask) => {
+                let experts = input.shape[0].bind(&bindings).expect("a number");
+                let mut places = (0..there as i32).rev();
+                Owned::I32((0..experts).map(|expert| if mask >> expert & 1 == 0 { -1 } else { places.next().unwrap_or(-1) }).collect())
+            }
         });
     }
     (bindings, all)

@@ -210,7 +210,8 @@ fn pause(frame: &mut Frame<'_>, number: usize, pause: &Pause, host: &mut Option<
     let mut replace = |weight: &str, number: usize, part: &WeightTensor| frame.replace_part(weight, number, part);
     let mut take = |place: usize, data: InputData<'_>| taken.push((place, data.into()));
     host(&mut Paused { number, given: &given, take: &mut take, replace: Some(&mut replace) })?;
-    taken.into_iter().try_for_each(|(place, data)| frame.insert(&pause.takes[place], data))
+    let names: Vec<&Name> = pause.takes.iter().chain(&pause.changes).collect();
+    taken.into_iter().try_for_each(|(place, data)| frame.insert(names[place], data))
 }
 
 /// Passes a value to the tap of every stage that it belongs to.

@@ -42,7 +42,9 @@ fn softmax_top(r: &[f32], top_k: usize, renormalise: bool) -> Vec<(usize, f64)> 
 }
 
 pub(super) fn experts(frame: &Frame<'_>, op: &OpKind) -> Vec<f32> {
-    let OpKind::Experts { x, experts, weights, gate, up, down, activation, form, bias } = op else { unreachable!("called for experts") };
+    let OpKind::Experts { x, experts, weights, gate, up, down, activation, form, bias, held } = op else {
+        unreachable!("called for experts")
+    };
     let [rows, hidden] = *frame.shape(x) else { unreachable!("checked: [rows, hidden]") };
     let k = frame.width(experts);
     let ffn = frame.weight(down).columns();
@@ -53,6 +55,8 @@ pub(super) fn experts(frame: &Frame<'_>, op: &OpKind) -> Vec<f32> {
         let input = in_form(&frame.f32s(x)[row * hidden..][..hidden], *form);
         for choice in row * k..(row + 1) * k {
             let (expert, weight) = (frame.i32s(experts)[choice] as usize, frame.f32s(weights)[choice] as f64);
+            let place = held.as_ref().map_or(expert as i32, |held| frame.i32s(held)[expert]);
+            let Ok(expert) = usize::try_from(place) else { continue };
             let [gate, up, down] = decoded.entry(expert).or_insert_with(|| {
                 let matrix =
                     |w: &WeightTensor, outputs| (0..outputs).map(|o| weight_row(w, expert * outputs + o, *form)).collect::<Vec<_>>();

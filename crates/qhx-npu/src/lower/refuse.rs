@@ -10,6 +10,9 @@ pub fn refusal(program: &Checked, op: &Op) -> Option<String> {
             "relative keys over the rows of a slot: their distances change with every call, but a graph's shapes are static".into(),
         );
     }
+    if let OpKind::Experts { held: Some(_), .. } = &op.op {
+        return Some("experts of which only some are there".into());
+    }
     if work_of(program, op) == Work::Host {
         return None;
     }

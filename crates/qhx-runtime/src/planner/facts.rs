@@ -197,7 +197,7 @@ fn pausing(width: usize, form: Form) -> Result<(Checked, Vec<Pause>), DeviceErro
         let input = Input { name: late(number), ..program.inputs[0].clone() };
         // What is given has to be made by an op.
         let gives = if number > 0 { vec![last.clone()] } else { Vec::new() };
-        pauses.push(Pause { before: number, gives, takes: vec![input.name.clone()] });
+        pauses.push(Pause { before: number, gives, takes: vec![input.name.clone()], changes: Vec::new() });
         op.op = OpKind::Add { a: mem::replace(&mut last, op.path.clone()), b: input.name.clone() };
         program.inputs.push(input);
     }

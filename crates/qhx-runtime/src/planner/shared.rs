@@ -3,7 +3,7 @@
 use super::{
     facts::{DeviceFacts, Facts},
     ways::{ACCELERATOR, Names, Way, runs},
-    work::{Shape, Work},
+    work::{Shape, Work, value_bytes},
 };
 use crate::{
     memory::experts_per_row,
@@ -35,16 +35,19 @@ impl Shared {
     /// Of an op in a call of this shape.
     pub(super) fn seconds(&self, part: &Checked, op: &Op, shape: Shape) -> f64 {
         let Self { facts: Facts { accelerator, processor, together }, hits, transfer_from } = *self;
-        let OpKind::Experts { experts, gate, .. } = &op.op else { return processor.op(Work::of(part, op, shape)) };
+        let OpKind::Experts { x, experts, gate, .. } = &op.op else { return processor.op(Work::of(part, op, shape)) };
         let of = part.weights.get(gate).map_or(1.0, |gate| gate.shape[0].max(1) as f64);
         let choices = shape.rows as f64 * experts_per_row(part, experts) as f64;
         let work = Work::of(part, op, shape);
         let share = |device: &DeviceFacts, share: f64| device.op(Work { bytes: share * work.bytes, products: share * work.products });
+        // The rows cross, and what the processor makes of them.
+        let crossing = 2.0 * value_bytes(part, x, shape) / accelerator.copied_bytes_per_second;
         if transfer_from.is_some_and(|rows| choices / of >= rows as f64) {
-            return accelerator.pause_seconds + share(&accelerator, 1.0) + (1.0 - hits) * work.bytes / accelerator.copied_bytes_per_second;
+            let transfers = (1.0 - hits) * work.bytes / accelerator.copied_bytes_per_second;
+            return accelerator.pause_seconds + crossing + share(&accelerator, 1.0) + transfers;
         }
         let (there, here) = (accelerator.pause_seconds + share(&accelerator, hits), processor.call_seconds + share(&processor, 1.0 - hits));
-        there.max(here) + (together - 1.0).min(1.0) * there.min(here)
+        crossing + there.max(here) + (together - 1.0).min(1.0) * there.min(here)
     }
 }
 

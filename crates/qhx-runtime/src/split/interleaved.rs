@@ -3,16 +3,15 @@
 use super::{
     OpRange,
     halves::Half,
-    hot::{Batch, Pool, SharedExperts},
+    hot::{Pool, SharedExperts},
     parts::{Found, inputs, lend, segments, take_back, whole_numbers},
     parts_state::{Homes, PartsState},
     tokens::{BUS, Share},
 };
 use crate::recorded::{Recorded, stages_shown};
 use qhx_ir::{
-    Bindings, Call, Checked, DType, Device, DeviceError, Dim, Executable, ExpertCache, Generator, Host, Input, InputData, Ledger,
-    LoadOptions, Name, Op, OpKind, Outputs, Pause, Paused, Phase, Program, Segment, State, StateBytes, Tap, Ticket, Want, WeightTensor,
-    Weights, dim,
+    Bindings, Call, Checked, DType, Device, DeviceError, Executable, ExpertCache, Generator, Host, Input, InputData, Ledger, LoadOptions,
+    Name, Op, OpKind, Outputs, Pause, Paused, Phase, Program, Segment, State, StateBytes, Tap, Ticket, Want, WeightTensor, Weights, dim,
 };
 use std::{
     borrow::Cow,
@@ -37,7 +36,6 @@ pub(super) struct Interleaved {
     /// Where each of them has its rows, chosen experts and factors.
     expert_sources: Vec<[Source; 3]>,
     pool: Pool,
-    batch: Batch,
     cache: ExpertCache,
     made: Outputs,
     /// Who makes each output of the program: a part, or its own device.
@@ -67,13 +65,15 @@ enum Source {
     Own(Name),
     /// It is not known before a pause.
     Late,
+    /// It says where the experts of an op are that are shared, by its number.
+    Held(usize),
 }
 
 /// What is done in a pause.
 enum AtPause {
     /// A part is computed, some of whose outputs are taken.
     Part(usize, Vec<(Name, DType)>),
-    /// The choices of an op with experts are dealt out.
+    /// The choices of an op with experts are dealt out, while the device goes on with those that it has.
     Deal(usize),
     /// Those that the processor has are computed.
     Rest(usize),
@@ -135,7 +135,6 @@ impl Interleaved {
             experts,
             expert_sources,
             pool,
-            batch: Batch::default(),
             cache: ExpertCache::default(),
             made: Outputs::new(),
             makers,
@@ -163,7 +162,7 @@ impl Interleaved {
         self.begin(call.bindings.rows)?;
         let _tokens = self.bandwidth.as_ref().map(|share| share.take(&BUS, &stages_shown(&self.program)));
         let (answering, [before, after]) = (self.answering(), self.around);
-        let Self { own, sources, pauses, parts, experts, expert_sources, pool, batch, cache, made, .. } = self;
+        let Self { own, sources, pauses, parts, experts, expert_sources, pool, cache, made, .. } = self;
         let taps = call.taps.take().map(RefCell::new);
         let Call { bindings, phase, inputs, wants, cancel, tapped, .. } = *call;
         let frame = Frame { bindings, phase, inputs, wants, cancel, tapped, half, segments: call.segments, taps: taps.as_ref(), answering };
@@ -179,10 +178,12 @@ impl Interleaved {
         let counts = program.inputs.iter().map(count).collect::<Result<Vec<usize>, _>>().map_err(DeviceError::Call)?;
         let (unknown, no_expert) =
             (vec![0.0; counts.iter().copied().max().unwrap_or(0)], vec![0; counts.iter().copied().max().unwrap_or(0)]);
+        let held: Vec<Vec<i32>> = experts.iter().map(|experts| experts.held(pool)).collect();
         let mut integers = Vec::new();
-        let late = |place: usize, dtype: DType| match dtype {
-            DType::F32 => InputData::F32(&unknown[..counts[place]]),
-            DType::I32 => InputData::I32(&no_expert[..counts[place]]),
+        let late = |place: usize, dtype: DType| match (&sources[place], dtype) {
+            (Source::Held(layer), _) => InputData::I32(&held[*layer]),
+            (_, DType::F32) => InputData::F32(&unknown[..counts[place]]),
+            (_, DType::I32) => InputData::I32(&no_expert[..counts[place]]),
         };
         let own_inputs = gather(&program, sources, inputs, Known { parts: [leading, &[]], ..Known::default() }, late, &mut integers)?;
         let mut host = |paused: &mut Paused<'_>| {
@@ -211,13 +212,13 @@ impl Interleaved {
                         _ => Cow::default(),
                     };
                     let read = expert_sources[*layer].each_ref().map(read);
-                    let told =
-                        experts[*layer].deal(read.each_ref().map(|numbers| &**numbers), pool, paused.replace.as_deref_mut(), cache)?;
-                    (paused.take)(0, InputData::I32(&told.slots));
-                    (paused.take)(1, InputData::F32(&told.factors));
+                    let read = read.each_ref().map(|numbers| &**numbers);
+                    if let Some(held) = experts[*layer].deal(read, pool, paused.replace.as_deref_mut(), cache)? {
+                        (paused.take)(0, InputData::I32(&held));
+                    }
                 }
                 AtPause::Rest(layer) => {
-                    let sums = experts[*layer].rest(pool, paused.replace.as_deref_mut(), batch, cancel, cache)?;
+                    let sums = experts[*layer].rest(pool, paused.replace.as_deref_mut(), cancel, cache)?;
                     (paused.take)(0, InputData::F32(sums));
                 }
             }
@@ -299,7 +300,7 @@ fn gather<'a>(
 ) -> Result<Vec<InputData<'a>>, DeviceError> {
     let find = |(place, source): (usize, &Source)| match source {
         Source::Call(place) => Some(Found::Given(call[*place])),
-        Source::Late => Some(Found::Given(late(place, program.inputs[place].dtype))),
+        Source::Late | Source::Held(_) => Some(Found::Given(late(place, program.inputs[place].dtype))),
         Source::Part(number, name) => known.parts.into_iter().flatten().nth(*number)?.made.value(name).map(Found::Made),
         Source::Given(place) => known.given.get(*place).copied().map(Found::Made),
         Source::Own(name) => known.ended?.value(name).map(Found::Made),
@@ -362,10 +363,10 @@ impl Woven {
         let mut own: Program = (*cut).clone();
         let mut cut_ops = mem::take(&mut own.ops).into_iter();
         let (mut pauses, mut at, mut expert_sources) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut late, mut number) = (HashSet::new(), 0);
-        let mut pause = |ops: &[Op], gives: Vec<Name>, takes: &[Name], what: AtPause| {
+        let (mut late, mut tables, mut number) = (HashSet::new(), Vec::new(), 0);
+        let mut pause = |ops: &[Op], gives: Vec<Name>, takes: &[Name], changes: &[Name], what: AtPause| {
             late.extend(takes.iter().cloned());
-            pauses.push(Pause { before: ops.len(), gives, takes: takes.to_vec() });
+            pauses.push(Pause { before: ops.len(), gives, takes: takes.to_vec(), changes: changes.to_vec() });
             at.push(what);
         };
         for run in runs {
@@ -377,7 +378,7 @@ impl Woven {
                         return Err(DeviceError::Call("an op with experts is missing".into()));
                     };
                     let named = |what: &str| Name::from(format!("{}.{what}", op.path));
-                    let [hot, slots, factors, cold] = ["hot", "hot.slots", "hot.factors", "cold"].map(named);
+                    let [hot, held, cold] = ["hot", "held", "cold"].map(named);
                     let mut gives: Vec<Name> = Vec::new();
                     expert_sources.push(reads.each_ref().map(|name| {
                         input(name).map(Source::Call).unwrap_or_else(|| {
@@ -385,20 +386,16 @@ impl Woven {
                             Source::Given(gives.len() - 1)
                         })
                     }));
-                    let wide = |name: &Name, dtype, width: usize| Input {
-                        name: name.clone(),
-                        dtype,
-                        shape: vec![Dim::T, width.into()],
-                        generator: Generator::Carried,
-                    };
                     let (of, width) = (&experts[layer], program.value_type(&op.path).shape.clone());
-                    own.inputs.push(wide(&slots, DType::I32, of.per_row()));
-                    own.inputs.push(wide(&factors, DType::F32, of.per_row()));
-                    own.inputs.push(Input { name: cold.clone(), dtype: DType::F32, shape: width, generator: Generator::Carried });
-                    let [x, ..] = reads;
-                    pause(&own.ops, gives, &[slots.clone(), factors.clone()], AtPause::Deal(layer));
-                    own.ops.push(Op { path: hot.clone(), op: of.op_of_slots(x, slots, factors, pool)? });
-                    pause(&own.ops, if turns { vec![hot.clone()] } else { vec![] }, slice::from_ref(&cold), AtPause::Rest(layer));
+                    let input = |name: &Name, dtype, shape| Input { name: name.clone(), dtype, shape, generator: Generator::Carried };
+                    own.inputs.push(input(&held, DType::I32, vec![of.count().into()]));
+                    own.inputs.push(input(&cold, DType::F32, width));
+                    pause(&own.ops, gives, &[], slice::from_ref(&held), AtPause::Deal(layer));
+                    let [x, chosen, factors] = reads;
+                    own.ops.push(Op { path: hot.clone(), op: of.op_of_slots([x, chosen, factors, held.clone()], pool)? });
+                    tables.push(held);
+                    let gives = if turns { vec![hot.clone()] } else { vec![] };
+                    pause(&own.ops, gives, slice::from_ref(&cold), &[], AtPause::Rest(layer));
                     own.ops.push(Op { path: op.path, op: OpKind::Add { a: hot, b: cold } });
                 }
                 None if is_inside(run) => own.ops.extend(ops),
@@ -409,7 +406,7 @@ impl Woven {
                             parts[number].1.outputs.iter().filter_map(|o| read(&o.name)).map(|input| (input.name.clone(), input.dtype));
                         let takes: Vec<(Name, DType)> = takes.collect();
                         let names: Vec<Name> = takes.iter().map(|(name, _)| name.clone()).collect();
-                        pause(&own.ops, mem::take(&mut part_gives[number]), &names, AtPause::Part(number, takes));
+                        pause(&own.ops, mem::take(&mut part_gives[number]), &names, &[], AtPause::Part(number, takes));
                     }
                     number += 1;
                 }
@@ -427,7 +424,7 @@ impl Woven {
         let source = |Input { name, .. }: &Input| match (input(name), part_of(name)) {
             (Some(place), _) => Source::Call(place),
             (None, Some(by)) if !late.contains(name) => Source::Part(by, name.clone()),
-            _ => Source::Late,
+            _ => tables.iter().position(|table| table == name).map_or(Source::Late, Source::Held),
         };
         let sources = own.inputs.iter().map(source).collect();
         Ok(Self { own: Checked::new(own)?, sources, pauses, at, parts, around, expert_sources })

@@ -92,8 +92,12 @@ pub(super) fn experts(rng: Rng, number: usize) -> Case {
     // The inner rows are rounded after arithmetic that may differ a little.
     b.case.flips = (form != ActivationForm::F32).then_some(tolerance::FLIP);
     let x = b.rows("x", &[hidden], wild);
+    // Some of them may be elsewhere.
+    let there = if b.rng.one_in(3) { b.rng.between(1, experts) } else { experts };
+    let held = (b.rng.one_in(3) || there < experts).then(|| b.held("held", experts, there));
     let chosen = b.choice("experts", k, experts);
     let weights = b.rows("weights", &[k], normal);
+    let experts = there;
     let y = add_experts(&mut b, "op.experts", [&x, &chosen, &weights], [experts, hidden, ffn], encoding, activation, form);
     // A row of one number may be what is left of large ones, which is less than f16 can tell.
     if hidden > 1 && b.rng.one_in(2) {
@@ -101,6 +105,12 @@ pub(super) fn experts(rng: Rng, number: usize) -> Case {
         let [gate, up] = ["gate", "up"].map(|name| b.plain(&format!("op.experts.{name}_bias"), &[experts, ffn], 1.0));
         if let Some(OpKind::Experts { bias, .. }) = b.case.program.ops.last_mut().map(|op| &mut op.op) {
             *bias = Some(ExpertBias { gate, up });
+        }
+    }
+    if let Some(name) = held {
+        b.note(format!("{there} of them there"));
+        if let Some(OpKind::Experts { held, .. }) = b.case.program.ops.last_mut().map(|op| &mut op.op) {
+            *held = Some(name);
         }
     }
     b.finish(&y)
@@ -120,7 +130,7 @@ pub(in crate::conformance) fn add_experts(
     let up = b.weight(&format!("{path}.up"), &[experts, ffn, hidden], encoding, wide);
     let down = b.weight(&format!("{path}.down"), &[experts, hidden, ffn], encoding, deep);
     let (x, experts, weights) = (x.clone(), chosen.clone(), weights.clone());
-    b.op(path, OpKind::Experts { x, experts, weights, gate, up, down, activation, form, bias: None })
+    b.op(path, OpKind::Experts { x, experts, weights, gate, up, down, activation, form, bias: None, held: None })
 }
 
 /// Which experts were chosen shows in what they compute.

@@ -180,7 +180,7 @@ fn experts_by_hand() {
     };
     let [x, experts, weights, gate, up, down] = ["x", "experts", "weights", "gate", "up", "down"].map(Into::into);
     let (activation, form) = (Activation::Relu, ActivationForm::F32);
-    let mut op = OpKind::Experts { x, experts, weights, gate, up, down, activation, form, bias: None };
+    let mut op = OpKind::Experts { x, experts, weights, gate, up, down, activation, form, bias: None, held: None };
     let inputs = [F32(&[2.0, 3.0, 1.0, -1.0]), I32(&[1, 0, 0, 1]), F32(&[0.5, 2.0, 1.0, 1.0])];
     // Row 0, x = (2, 3): expert 0 gives 2 · 3 = 6, expert 1 gives 1 · 5 = 5. Row 1, x = (1, -1): expert 0 gives 1 · -1, expert 1 nothing.
     let y = bench().op("y", op.clone()).once(2, &inputs);
@@ -188,6 +188,12 @@ fn experts_by_hand() {
     // With biases, row 0: expert 0 gives (2 + 1) · (3 - 1) = 6, expert 1 gives (1 + 3) · (5 + 2) = 28. Row 1: expert 0 gives 2 · -2, expert 1 (-2 + 3) · (0 + 2).
     let OpKind::Experts { bias, .. } = &mut op else { unreachable!("just made") };
     *bias = Some(crate::ExpertBias { gate: "gate_bias".into(), up: "up_bias".into() });
-    let y = bench().weight("gate_bias", &[2, 1], &[1.0, 3.0]).weight("up_bias", &[2, 1], &[-1.0, 2.0]).op("y", op).once(2, &inputs);
+    let y = bench().weight("gate_bias", &[2, 1], &[1.0, 3.0]).weight("up_bias", &[2, 1], &[-1.0, 2.0]).op("y", op.clone()).once(2, &inputs);
     assert_close(&y, &[0.5 * 280.0 + 2.0 * 6.0, 0.5 * 560.0 + 2.0 * 12.0, -4.0 + 20.0, -8.0 + 40.0]);
+    // Of three experts only the first is there, where the second matrices are: what the others are chosen for counts nothing.
+    let OpKind::Experts { bias, held, .. } = &mut op else { unreachable!("just made") };
+    (*bias, *held) = (None, Some("held".into()));
+    let inputs = [inputs[0], I32(&[1, 0, 0, 2]), inputs[2], I32(&[1, -1, -1])];
+    let y = bench().input("held", DType::I32, &[Dim::Fixed(3)]).op("y", op).once(2, &inputs);
+    assert_close(&y, &[2.0 * 50.0, 2.0 * 100.0, 0.0, 0.0]);
 }

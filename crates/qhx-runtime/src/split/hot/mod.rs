@@ -1,21 +1,21 @@
 //! Experts that do not all fit on an accelerator: it holds those that are chosen most often, and the processor computes the others from where they lie, at the same time.
 //!
 //! The unit is a *choice*: a row and one of its experts. The accelerator's program has slots for experts of all layers that are alike ([`pool`]); which expert lies in which slot is
-//! decided here ([`residency`]) from how often each was chosen ([`counts`]). In each layer, the program pauses when its router has chosen: it is told the slots of the chosen experts,
-//! and computes those that lie there while the processor computes the others ([`shared`]).
+//! decided here ([`residency`]) from how often each was chosen ([`counts`]), and told when a step begins. In each layer, the program shows what its router has chosen and goes on with those
+//! experts that lie there, while the processor computes the others ([`shared`]).
 
-mod choices;
 mod counts;
 mod forecast;
+mod kind;
 mod pool;
 mod residency;
 mod shared;
 
-pub(in crate::split) use choices::{Batch, expert_ops};
+pub(in crate::split) use kind::expert_ops;
 pub(super) use pool::Pool;
 pub(super) use shared::SharedExperts;
 
-use choices::Kind;
+use kind::Kind;
 use qhx_ir::{Checked, DeviceError};
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +41,7 @@ pub(super) struct Hot {
 
 /// Bytes that so many experts of a program take on the accelerator.
 pub(crate) fn pool_bytes(program: &Checked, count: usize) -> Result<u64, DeviceError> {
-    let ops: Vec<usize> = choices::expert_ops(program).collect();
+    let ops: Vec<usize> = kind::expert_ops(program).collect();
     let kinds = Kind::all(program, &ops, count)?;
     let weights = kinds.iter().enumerate().flat_map(|(number, (kind, slots))| kind.slots(number, *slots));
     Ok(weights.map(|(_, weight)| crate::memory::tensor_bytes(weight.encoding, &weight.shape)).fold(0, u64::saturating_add))
@@ -50,7 +50,7 @@ pub(crate) fn pool_bytes(program: &Checked, count: usize) -> Result<u64, DeviceE
 /// How many experts a program has, and what one of them stores and multiplies on average.
 pub(crate) fn all_experts(program: &Checked) -> Option<AllExperts> {
     let mut all = AllExperts { count: 0, bytes: 0.0, products: 0.0 };
-    for place in choices::expert_ops(program) {
+    for place in kind::expert_ops(program) {
         let weights = program.ops[place].op.weights();
         let declared = weights.iter().filter_map(|name| program.weights.get(*name));
         for weight in declared.clone() {

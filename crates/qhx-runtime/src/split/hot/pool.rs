@@ -2,8 +2,8 @@
 
 use super::{
     HotExperts,
-    choices::Kind,
     counts::{self, Counts},
+    kind::Kind,
     residency::Residency,
 };
 use qhx_ir::{Checked, DeviceError, ExpertCache, Name, Replace, Weight, WeightTensor, Weights};
@@ -147,12 +147,17 @@ impl Pool {
         self.on_the_way = on_the_way;
     }
 
+    /// The slot of an expert of a layer, if it lies in one.
+    pub(super) fn slot(&self, layer: usize, expert: usize) -> Option<usize> {
+        let Layer { kind, first, .. } = self.layers[layer];
+        self.kinds[kind].residency.slot(first + expert).filter(|slot| !self.on_the_way.contains(slot))
+    }
+
     /// So many rows chose an expert of a layer. Gives its slot, if it lies in one.
     pub(super) fn choose(&mut self, layer: usize, expert: usize, rows: usize) -> Option<usize> {
         let Layer { kind, first, .. } = self.layers[layer];
-        let residency = &mut self.kinds[kind].residency;
-        residency.counts.add(first + expert, rows);
-        residency.slot(first + expert).filter(|slot| !self.on_the_way.contains(slot))
+        self.kinds[kind].residency.counts.add(first + expert, rows);
+        self.slot(layer, expert)
     }
 
     /// Whether an expert that so many rows of a call chose is worth its transfer.

@@ -2,12 +2,18 @@
 
 use super::{
     Pool,
-    choices::{Batch, Choice, Kind, Rows, most_at_once},
     forecast::Forecast,
+    kind::{Kind, SUM},
 };
 use crate::recorded::Recorded;
-use qhx_ir::{Checked, Device, DeviceError, Executable, ExpertCache, LoadOptions, Name, Op, OpKind, Replace, Weights};
-use std::sync::{Arc, atomic::AtomicBool};
+use qhx_ir::{
+    Bindings, Call, Checked, Device, DeviceError, Executable, ExpertCache, InputData, LoadOptions, Name, Op, OpKind, Outputs, Replace,
+    Segment, Weights,
+};
+use std::{
+    cmp::Reverse,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 /// The op, as the host sees it.
 pub(in crate::split) struct SharedExperts {
@@ -18,27 +24,29 @@ pub(in crate::split) struct SharedExperts {
     kind: Kind,
     /// Computes choices from where the experts lie.
     processor: Box<dyn Executable>,
-    most_choices: usize,
+    /// The most rows of a call of it.
+    most_rows: usize,
     /// Of the layer behind this one, and how many experts it has.
     forecast: Option<(Forecast, usize)>,
     /// What the call under way has left for the processor.
     rest: Rest,
 }
 
-/// Choices that the processor computes, of rows that were given.
+/// The processor's calls have at most so many choices, which memory is taken for.
+const MOST_CHOICES: usize = 1024;
+
+/// Rows that were given, with their choices, and what the processor has of them.
 #[derive(Default)]
 struct Rest {
     x: Vec<f32>,
-    choices: Vec<Choice>,
+    chosen: Vec<i32>,
+    factors: Vec<f32>,
+    /// For each expert its own number where the processor computes it, else -1.
+    cold: Vec<i32>,
     sums: Vec<f32>,
+    outputs: Outputs,
     /// The slots that the accelerator reads meanwhile.
     busy: Vec<usize>,
-}
-
-/// What the accelerator is told: the slot of each choice, and what it counts. One that the processor computes counts nothing there.
-pub(in crate::split) struct Told {
-    pub(in crate::split) slots: Vec<i32>,
-    pub(in crate::split) factors: Vec<f32>,
 }
 
 impl SharedExperts {
@@ -54,9 +62,9 @@ impl SharedExperts {
         let op = &program.ops[place];
         let (kind, experts) = Kind::of(program, op)?;
         let names: Vec<Name> = op.op.weights().into_iter().cloned().collect();
-        let most_choices = most_at_once(options.max_rows, kind.per_row);
+        let most_rows = (MOST_CHOICES / kind.per_row.max(1)).min(options.max_rows).max(1);
         let limits = LoadOptions {
-            max_rows: most_choices,
+            max_rows: most_rows,
             max_soft_rows: 0,
             max_wanted: 1,
             max_segments: 1,
@@ -73,7 +81,7 @@ impl SharedExperts {
             }
             None => None,
         };
-        Ok(Self { path: op.path.clone(), layer, experts, kind, processor, most_choices, forecast, rest: Rest::default() })
+        Ok(Self { path: op.path.clone(), layer, experts, kind, processor, most_rows, forecast, rest: Rest::default() })
     }
 
     /// The rows of the op, the experts that they chose and what each counts.
@@ -85,66 +93,73 @@ impl SharedExperts {
     }
 
     /// The op that computes on the accelerator what lies there.
-    pub(in crate::split) fn op_of_slots(&self, x: Name, slots: Name, factors: Name, pool: &Pool) -> Result<OpKind, DeviceError> {
-        self.kind.op([x, slots, factors], &pool.slots_of(self.layer), &self.path)
+    pub(in crate::split) fn op_of_slots(&self, reads: [Name; 4], pool: &Pool) -> Result<OpKind, DeviceError> {
+        self.kind.op(reads, &pool.slots_of(self.layer), &self.path)
     }
 
-    /// Choices of a row.
-    pub(in crate::split) fn per_row(&self) -> usize {
-        self.kind.per_row
+    /// How many experts there are.
+    pub(in crate::split) fn count(&self) -> usize {
+        self.experts
     }
 
-    /// Deals the choices of a call out to the devices. With `replace`, experts that enough rows chose are brought to the accelerator for it.
+    /// Where the accelerator has each expert when a call begins, or -1.
+    pub(in crate::split) fn held(&self, pool: &Pool) -> Vec<i32> {
+        (0..self.experts).map(|expert| pool.slot(self.layer, expert).map_or(-1, |slot| slot as i32)).collect()
+    }
+
+    /// Deals the choices of a call out to the devices. With `replace`, experts that enough rows chose are brought to the accelerator for it, and where it has those that
+    /// were chosen is given.
     pub(in crate::split) fn deal(
         &mut self,
         [x, chosen, factors]: [&[f32]; 3],
         pool: &mut Pool,
-        mut replace: Option<&mut Replace<'_>>,
+        replace: Option<&mut Replace<'_>>,
         cache: &mut ExpertCache,
-    ) -> Result<Told, DeviceError> {
-        let (layer, per_row, Rest { x: rows, choices, busy, .. }) = (self.layer, self.kind.per_row.max(1), &mut self.rest);
-        rows.clear();
-        rows.extend_from_slice(x);
-        let mut by_expert: Vec<Vec<usize>> = vec![Vec::new(); self.experts];
-        for (choice, &expert) in chosen.iter().enumerate() {
+    ) -> Result<Option<Vec<i32>>, DeviceError> {
+        let (layer, rest) = (self.layer, &mut self.rest);
+        (rest.x.clear(), rest.chosen.clear(), rest.factors.clear());
+        rest.x.extend_from_slice(x);
+        rest.factors.extend_from_slice(factors);
+        let mut rows_of = vec![0; self.experts];
+        for &expert in chosen {
             // Whole numbers come back as floats.
-            let own = by_expert.get_mut(expert as usize).filter(|_| expert >= 0.0);
-            own.ok_or_else(|| DeviceError::Call(format!("expert {expert} was chosen of {}", self.experts)))?.push(choice);
+            let rows = rows_of.get_mut(expert as usize).filter(|_| expert >= 0.0);
+            *rows.ok_or_else(|| DeviceError::Call(format!("expert {expert} was chosen of {}", self.experts)))? += 1;
+            rest.chosen.push(expert as i32);
         }
-        choices.clear();
-        busy.clear();
-        let mut told = Told { slots: vec![0; chosen.len()], factors: vec![0.0; chosen.len()] };
-        let mut tell = |own: &[usize], slot: usize, busy: &mut Vec<usize>| {
-            busy.push(slot);
-            own.iter().for_each(|&choice| (told.slots[choice], told.factors[choice]) = (slot as i32, factors[choice]));
-        };
+        rest.cold.clear();
+        rest.cold.resize(self.experts, -1);
+        rest.busy.clear();
+        let mut held = vec![-1; self.experts];
         let mut wanted = Vec::new();
-        for (expert, own) in by_expert.iter().enumerate().filter(|(_, own)| !own.is_empty()) {
-            match pool.choose(layer, expert, own.len()) {
+        for (expert, &rows) in rows_of.iter().enumerate().filter(|(_, rows)| **rows > 0) {
+            match pool.choose(layer, expert, rows) {
                 Some(slot) => {
-                    cache.hits += own.len() as u64;
-                    tell(own, slot, busy);
+                    cache.hits += rows as u64;
+                    rest.busy.push(slot);
+                    held[expert] = slot as i32;
                 }
                 None => wanted.push(expert),
             }
         }
         // Those that most rows chose first.
-        wanted.sort_by_key(|&expert| std::cmp::Reverse(by_expert[expert].len()));
-        let mut fetches = pool.at_once(layer);
+        wanted.sort_by_key(|&expert| Reverse(rows_of[expert]));
+        let (mut fetches, mut replace) = (pool.at_once(layer), replace);
         for expert in wanted {
-            let own = &by_expert[expert];
-            if let (Some(replace), true) = (&mut replace, fetches > 0 && pool.is_worth_transfer(layer, own.len()))
-                && let Some(slot) = pool.fetch(layer, expert, busy, *replace, cache)?
+            let rows = rows_of[expert];
+            if let (Some(replace), true) = (&mut replace, fetches > 0 && pool.is_worth_transfer(layer, rows))
+                && let Some(slot) = pool.fetch(layer, expert, &rest.busy, *replace, cache)?
             {
                 fetches -= 1;
-                cache.fetched += own.len() as u64;
-                tell(own, slot, busy);
+                cache.fetched += rows as u64;
+                rest.busy.push(slot);
+                held[expert] = slot as i32;
                 continue;
             }
-            cache.misses += own.len() as u64;
-            choices.extend(own.iter().map(|&choice| Choice { row: choice / per_row, expert, factor: factors[choice] }));
+            cache.misses += rows as u64;
+            rest.cold[expert] = expert as i32;
         }
-        Ok(told)
+        Ok(replace.map(|_| held))
     }
 
     /// What the processor's choices give, for each row. With `replace`, the experts that the next layer is likely to choose are brought to the accelerator first.
@@ -152,25 +167,39 @@ impl SharedExperts {
         &mut self,
         pool: &mut Pool,
         replace: Option<&mut Replace<'_>>,
-        batch: &mut Batch,
         cancel: Option<&AtomicBool>,
         cache: &mut ExpertCache,
     ) -> Result<&[f32], DeviceError> {
-        let Self { layer, ref kind, ref mut processor, most_choices, ref mut forecast, ref mut rest, .. } = *self;
-        let Rest { x, choices, sums, busy } = rest;
+        let Self { layer, ref kind, ref mut processor, most_rows, ref mut forecast, ref mut rest, .. } = *self;
+        let Rest { x, chosen, factors, cold, sums, outputs, busy } = rest;
+        let hidden = kind.hidden.max(1);
         if let (Some((forecast, of)), Some(replace)) = (forecast, replace) {
-            let rows = x.len() / kind.hidden.max(1);
-            let mut likely: Vec<(usize, usize)> = forecast.rows(x, rows, *of)?.into_iter().enumerate().collect();
+            let mut likely: Vec<(usize, usize)> = forecast.rows(x, x.len() / hidden, *of)?.into_iter().enumerate().collect();
             likely.retain(|&(_, rows)| rows > 0 && pool.is_worth_transfer(layer + 1, rows));
-            likely.sort_by_key(|&(_, rows)| std::cmp::Reverse(rows));
+            likely.sort_by_key(|&(_, rows)| Reverse(rows));
             for (expert, _) in likely.into_iter().take(pool.at_once(layer + 1)) {
                 busy.extend(pool.fetch(layer + 1, expert, busy, replace, cache)?);
             }
         }
         sums.clear();
-        sums.resize(x.len(), 0.0);
-        let rows = Rows { x, hidden: kind.hidden };
-        choices.chunks(most_choices).try_for_each(|choices| batch.add(&mut **processor, rows, choices, cancel, sums))?;
+        if cold.iter().all(|&expert| expert < 0) {
+            sums.resize(x.len(), 0.0);
+            return Ok(sums);
+        }
+        let choices = chosen.chunks(most_rows * kind.per_row).zip(factors.chunks(most_rows * kind.per_row));
+        for (x, (chosen, factors)) in x.chunks(most_rows * hidden).zip(choices) {
+            let rows = x.len() / hidden;
+            let inputs = [InputData::F32(x), InputData::I32(chosen), InputData::F32(factors), InputData::I32(cold)];
+            let mut segments = [Segment::new(None, 0, rows)];
+            let mut call = Call::new(Bindings { rows, soft_rows: 0, wanted: 0 }, &inputs, &mut segments, outputs);
+            call.cancel = cancel;
+            processor.run(&mut call)?;
+            let found = outputs.value(SUM).unwrap_or_default();
+            if found.len() != x.len() {
+                return Err(DeviceError::Call(format!("{} numbers came back for {rows} rows of `{}`", found.len(), self.path)));
+            }
+            sums.extend_from_slice(found);
+        }
         Ok(sums)
     }
 

@@ -1,23 +1,15 @@
-//! The programs with which the processor computes choices: each row has one expert.
+//! Ops with experts that are alike, and the program with which the processor computes the choices that are left to it.
 
 use crate::memory::experts_per_row;
 use qhx_ir::{
-    Activation, ActivationForm, Bindings, Call, Checked, DType, DeviceError, Dim, Encoding, Executable, ExpertBias, Generator, Input,
-    InputData, Name, Op, OpKind, Output, Outputs, PROGRAM_VERSION, Program, Segment, Stage, Weight,
+    Activation, ActivationForm, Checked, DType, DeviceError, Dim, Encoding, ExpertBias, Generator, Input, Name, Op, OpKind, Output,
+    PROGRAM_VERSION, Program, Stage, Weight,
 };
-use std::{collections::BTreeMap, sync::atomic::AtomicBool};
+use std::collections::BTreeMap;
 
-/// The most choices of one call: more are dealt out over several.
-const AT_ONCE: usize = 1024;
-
-/// The most choices of a call, where calls of the program have `chunk` rows.
-pub(super) fn most_at_once(chunk: usize, per_row: usize) -> usize {
-    chunk.saturating_mul(per_row).clamp(1, AT_ONCE)
-}
-
-/// The places of the ops with experts whose rows are those of the call.
+/// The places of the ops with experts whose rows are those of the call, and that do not say themselves where experts are.
 pub(in crate::split) fn expert_ops(program: &Checked) -> impl Iterator<Item = usize> + '_ {
-    let is_shared = |op: &Op| matches!(&op.op, OpKind::Experts { x, .. } if program.value_type(x).shape[0] == Dim::T);
+    let is_shared = |op: &Op| matches!(&op.op, OpKind::Experts { x, held: None, .. } if program.value_type(x).shape[0] == Dim::T);
     program.ops.iter().enumerate().filter(move |(_, op)| is_shared(op)).map(|(place, _)| place)
 }
 
@@ -36,10 +28,12 @@ pub(super) struct Kind {
 
 /// Gate, up and down, and the biases of gate and up: as [`OpKind::weights`] has them.
 const WEIGHTS: [&str; 5] = ["gate", "up", "down", "gate_bias", "up_bias"];
+/// The inputs of the processor's program, in order, and its output.
 const X: &str = "x";
 const EXPERTS: &str = "experts";
 const FACTORS: &str = "factors";
-const SUM: &str = "experts.sum";
+const HELD: &str = "held";
+pub(super) const SUM: &str = "experts.sum";
 
 impl Kind {
     /// That of an op, and how many experts it has.
@@ -85,8 +79,8 @@ impl Kind {
         [vec![ffn, hidden], vec![ffn, hidden], vec![hidden, ffn], vec![ffn], vec![ffn]]
     }
 
-    /// The op over rows of which each has [`Kind::per_row`] experts, or over choices.
-    pub(super) fn op(&self, [x, experts, factors]: [Name; 3], weights: &[Name], path: &Name) -> Result<OpKind, DeviceError> {
+    /// The op over rows of which each has [`Kind::per_row`] experts, as far as they are held.
+    pub(super) fn op(&self, [x, experts, factors, held]: [Name; 4], weights: &[Name], path: &Name) -> Result<OpKind, DeviceError> {
         let [gate, up, down, biases @ ..] = weights else { return Err(DeviceError::Call(format!("`{path}` has no experts"))) };
         let [gate, up, down] = [gate, up, down].map(Name::clone);
         let bias = match biases {
@@ -94,10 +88,10 @@ impl Kind {
             _ => None,
         };
         let (activation, form) = (self.activation, self.form);
-        Ok(OpKind::Experts { x, experts, weights: factors, gate, up, down, activation, form, bias })
+        Ok(OpKind::Experts { x, experts, weights: factors, gate, up, down, activation, form, bias, held: Some(held) })
     }
 
-    /// The program that computes choices among so many experts, whose weights have these names.
+    /// The program that computes choices among so many experts, whose weights have these names: those that are said to be held.
     pub(super) fn program(&self, experts: usize, weights: &[Name], stage: &str) -> Result<Checked, DeviceError> {
         let names = self.slots(0, experts).into_iter().zip(weights);
         let declared: BTreeMap<Name, Weight> = names.map(|((_, weight), name)| (name.clone(), weight)).collect();
@@ -108,11 +102,13 @@ impl Kind {
             generator: Generator::Carried,
         };
         let path: Name = format!("{stage}.{SUM}").into();
-        let op = self.op([X, EXPERTS, FACTORS].map(Name::from), weights, &path)?;
+        let op = self.op([X, EXPERTS, FACTORS, HELD].map(Name::from), weights, &path)?;
+        let rows = [input(X, DType::F32, self.hidden), input(EXPERTS, DType::I32, self.per_row), input(FACTORS, DType::F32, self.per_row)];
+        let held = Input { name: HELD.into(), dtype: DType::I32, shape: vec![experts.into()], generator: Generator::Carried };
         Ok(Checked::new(Program {
             program_version: PROGRAM_VERSION,
             name: stage.into(),
-            inputs: vec![input(X, DType::F32, self.hidden), input(EXPERTS, DType::I32, 1), input(FACTORS, DType::F32, 1)],
+            inputs: rows.into_iter().chain([held]).collect(),
             outputs: vec![Output { name: SUM.into(), value: path.clone() }],
             slots: BTreeMap::new(),
             epochs: Vec::new(),
@@ -121,64 +117,5 @@ impl Kind {
             weights: declared,
             ops: vec![Op { path, op }],
         })?)
-    }
-}
-
-/// Choices that are computed in one call, in memory that is used again.
-#[derive(Default)]
-pub(in crate::split) struct Batch {
-    x: Vec<f32>,
-    experts: Vec<i32>,
-    factors: Vec<f32>,
-    outputs: Outputs,
-}
-
-/// The rows of an op.
-#[derive(Clone, Copy)]
-pub(super) struct Rows<'a> {
-    pub(super) x: &'a [f32],
-    /// Numbers in a row.
-    pub(super) hidden: usize,
-}
-
-/// A row, one of its experts and what its result counts.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Choice {
-    pub(super) row: usize,
-    pub(super) expert: usize,
-    pub(super) factor: f32,
-}
-
-impl Batch {
-    /// Computes choices, and adds what they give to the sums of their rows.
-    pub(super) fn add(
-        &mut self,
-        processor: &mut dyn Executable,
-        rows: Rows<'_>,
-        choices: &[Choice],
-        cancel: Option<&AtomicBool>,
-        sums: &mut [f32],
-    ) -> Result<(), DeviceError> {
-        let (Rows { x, hidden }, Self { x: own, experts, factors, outputs }) = (rows, self);
-        own.clear();
-        choices.iter().for_each(|choice| own.extend_from_slice(&x[choice.row * hidden..][..hidden]));
-        experts.clear();
-        experts.extend(choices.iter().map(|choice| choice.expert as i32));
-        factors.clear();
-        factors.extend(choices.iter().map(|choice| choice.factor));
-        let inputs = [InputData::F32(own), InputData::I32(experts), InputData::F32(factors)];
-        let (rows, mut segments) = (choices.len(), [Segment::new(None, 0, choices.len())]);
-        let mut call = Call::new(Bindings { rows, soft_rows: 0, wanted: 0 }, &inputs, &mut segments, outputs);
-        call.cancel = cancel;
-        processor.run(&mut call)?;
-        let found = outputs.value(SUM).unwrap_or_default();
-        if found.len() != rows * hidden {
-            return Err(DeviceError::Call(format!("{} numbers came back for {rows} chosen experts", found.len())));
-        }
-        for (choice, numbers) in choices.iter().zip(found.chunks_exact(hidden)) {
-            let sum = &mut sums[choice.row * hidden..][..hidden];
-            sum.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
-        }
-        Ok(())
     }
 }
