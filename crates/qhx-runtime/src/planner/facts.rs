@@ -99,6 +99,8 @@ const SMALL_OPS: usize = 32;
 /// Pauses of the program that waits for the host.
 const PAUSES: usize = 8;
 const MANY_ROWS: usize = 128;
+/// Bytes of a page of memory, at least.
+const PAGE: usize = 4096;
 /// Matrices of the program that multiplies them with many rows.
 const MULTIPLIED: usize = 2;
 /// Each probe runs so often, or until it has taken so long; the fastest time counts, for whatever else the machine does makes it slower.
@@ -144,7 +146,12 @@ struct Probes {
 impl Probes {
     fn new(form: Form, room: u64) -> Result<Self, DeviceError> {
         let wrong = |reason: String| DeviceError::Call(format!("a program that measures a device: {reason}"));
-        let zeros = |bytes: usize| AlignedBytes::zeroed(bytes).into();
+        let zeros = |bytes: usize| {
+            let mut zeros = AlignedBytes::zeroed(bytes);
+            // Memory that was never written is one page for all, which a cache holds.
+            zeros.as_mut().iter_mut().step_by(PAGE).for_each(|byte| *byte = std::hint::black_box(0));
+            zeros.into()
+        };
         let row = |width| form.encoding.row_bytes(width).ok_or_else(|| wrong("its weights are too large".into()));
         let bytes = |width: usize, row: &RowBytes| (width * (row.data + row.scale + row.min)) as u64;
         let mut width = WIDTH;
