@@ -128,8 +128,8 @@ impl Executable for TroubledExecutable {
         self.trouble.lock().unwrap().can_draft
     }
 
-    fn is_batch_invariant(&self) -> bool {
-        self.trouble.lock().unwrap().can_draft
+    fn invariant_rows(&self) -> usize {
+        if self.trouble.lock().unwrap().can_draft { usize::MAX } else { 0 }
     }
 
     fn scratch_bytes(&self) -> u64 {
