@@ -4,6 +4,7 @@ mod common;
 
 use common::{
     Fixture, Overlay,
+    drafted::check_answers_on,
     drafts::{Counts, FAMILIES, PRECISIONS, Source, check},
     media::MediaCases,
     relative_difference,
@@ -91,6 +92,18 @@ fn drafts_change_no_answer() {
         let split = LoadOptions { placement: Some(rules.clone()), ..options(DeviceChoice::Auto) };
         let Counts { drafted, accepted, .. } = check(family, precision, &split, &[Source::Answer]);
         assert!(accepted > 10 && drafted > accepted, "{family}: {accepted} of {drafted}");
+    }
+}
+
+/// The same where a program of the model itself drafts, on the GPU, too.
+#[test]
+#[ignore = "needs Vulkan: cargo xtask gpu"]
+fn drafting_programs_change_no_answer() {
+    let multi_token = Fixture::forge_at(&common::fixtures().join("qwen3_5"), Precision::W8);
+    let drafter = Fixture::forge_drafter(&common::fixtures().join("gemma4"), Precision::W4);
+    for (fixture, lengths, first) in [(multi_token, [2, 65], 0), (drafter, [1, 100], 20)] {
+        let drafted = check_answers_on(&fixture, &options(DeviceChoice::GPU), &lengths, first);
+        assert!(drafted > 0, "{}: a first guess is always tried", fixture.name);
     }
 }
 

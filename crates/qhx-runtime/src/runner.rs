@@ -68,7 +68,7 @@ impl<'a> Span<'a> {
     fn segment(&mut self, first: usize, can_draft: bool) -> Segment<'_> {
         let Sequence { state, epoch, drafts, chosen_from, .. } = &mut *self.sequence;
         // Tokens that had to follow a chosen one come out as they would as drafts.
-        let could_be_drafts = can_draft && self.rows.start == *chosen_from && self.rows.len() > 1;
+        let could_be_drafts = can_draft && Some(self.rows.start) == *chosen_from && self.rows.len() > 1;
         let partial = *drafts > 0 || could_be_drafts;
         Segment { epoch: *epoch, partial, ..Segment::new(Some(&mut **state), first, self.rows.len()) }
     }
@@ -217,6 +217,7 @@ impl Runner {
             if sequence.drafts == 0 {
                 sequence.state.commit(rows.len())?;
             }
+            sequence.chosen_from = None;
             sequence.work.add(purpose.phase, rows.len(), last_stage, chosen);
             if rows.end == sequence.rows.len() && *wanted > 0 {
                 sequence.forget_logits();

@@ -95,13 +95,11 @@ pub(super) struct Results {
 impl Results {
     /// Adds what a call made of those rows of a session that count.
     pub(super) fn add(&mut self, call: &CallPlan, piece: &Piece, made: &Made) {
-        let rows = made.numbers.len() / made.width;
-        if rows > 0 {
-            // One row of a value may stand for several of the call.
-            let (per_row, counted) = (call.rows / rows, piece.commit.unwrap_or(piece.rows));
-            let rows = piece.first_row / per_row * made.width..(piece.first_row + counted) / per_row * made.width;
-            self.numbers.entry(made.name.clone()).or_default().extend(&made.numbers[rows]);
-        }
+        // One row of a value may stand for several of the call.
+        let Some(per_row) = call.rows.checked_div(made.numbers.len() / made.width) else { return };
+        let counted = piece.commit.unwrap_or(piece.rows);
+        let rows = piece.first_row / per_row * made.width..(piece.first_row + counted) / per_row * made.width;
+        self.numbers.entry(made.name.clone()).or_default().extend(&made.numbers[rows]);
     }
 
     pub(super) fn same_bits(&self, other: &Self) -> Result<(), String> {
