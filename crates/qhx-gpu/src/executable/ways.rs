@@ -2,6 +2,7 @@
 //! made only where they are never taken.
 
 use super::GpuExecutable;
+use crate::vulkan::Kind;
 use qhx_ir::{Bindings, Call, DType, DeviceError, Executable, InputData, Outputs, Phase, Segment, dim};
 
 /// Dispatches are kept for good where they win so often in a row: a GPU raises its clocks slowly, and compiles at its first steps.
@@ -12,7 +13,9 @@ const MOST_STEPS: usize = 32;
 impl GpuExecutable {
     /// Tries both ways on a step that means nothing. Where dispatches are faster, steps in one dispatch are given up; else every length of a session goes on to be tried by itself.
     pub(super) fn choose_way(&mut self) -> Result<(), DeviceError> {
-        if self.lowered.stream.is_none() || !self.pauses.is_empty() || self.program.slots.is_empty() {
+        // Software has such steps only where its test wants them.
+        let is_software = self.gpu.adapter.kind == Kind::Software;
+        if is_software || self.lowered.stream.is_none() || !self.pauses.is_empty() || self.program.slots.is_empty() {
             return Ok(());
         }
         for _ in 0..WINS {
