@@ -260,8 +260,8 @@ impl Executable for CpuExecutable {
         true
     }
 
-    fn is_batch_invariant(&self) -> bool {
-        true
+    fn invariant_rows(&self) -> usize {
+        usize::MAX
     }
 
     fn state_bytes(&self) -> Option<StateBytes> {

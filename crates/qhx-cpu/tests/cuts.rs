@@ -9,7 +9,7 @@ mod decoder;
 use decoder::{Sizes, decoder};
 use qhx_cpu::{CpuDevice, CpuOptions, InstructionSet};
 use qhx_ir::{
-    conformance::{Options, Outcome, same_bits_for_any_cut},
+    conformance::{CaseResult, Options, Outcome, Summary, same_bits_for_any_cut, same_bits_in_company},
     *,
 };
 use std::sync::Arc;
@@ -30,14 +30,17 @@ fn devices() -> Vec<CpuDevice> {
 #[test]
 fn every_op() {
     let options = Options { strict: true, cases: if emulated() { 1 } else { 2 }, ..Options::from_environment() };
+    type Suite = fn(&dyn Device, &Options, &mut dyn FnMut(&CaseResult)) -> Summary;
     for device in devices() {
-        let summary = same_bits_for_any_cut(&device, &options, &mut |case| {
-            if !matches!(case.outcome, Outcome::Passed { .. }) {
-                println!("{case}");
-            }
-        });
-        println!("{}:\n{summary}", device.instructions());
-        assert!(summary.failed.is_empty(), "{}: {} cases failed", device.instructions(), summary.failed.len());
+        for suite in [same_bits_for_any_cut as Suite, same_bits_in_company] {
+            let summary = suite(&device, &options, &mut |case| {
+                if !matches!(case.outcome, Outcome::Passed { .. }) {
+                    println!("{case}");
+                }
+            });
+            println!("{}:\n{summary}", device.instructions());
+            assert!(summary.failed.is_empty(), "{}: {} cases failed", device.instructions(), summary.failed.len());
+        }
     }
 }
 

@@ -1,124 +1,18 @@
-//! Answers with drafts are answers without, token for token: every family at every precision, greedy and sampled, shaped by grammars, ended by stop strings, cancelled, four at a time. 224 prompts.
+//! Answers with drafts are answers without, token for token, on the CPU: every family at every precision. 224 prompts.
 
 mod common;
 
-use common::Fixture;
-use qhx_forge::Precision;
-use qhx_runtime::{
-    Cancel, Constraint, DeviceChoice, Error, FinishReason, GenerateOptions, Generation, LoadOptions, Model, ModelParts, Prompt,
-    draft::{Draft, DraftSource, Lookup},
-    engine::{Engine, EngineOptions, Request},
-    generate,
-    sample::{SamplerConfig, random::uniform},
-};
-
-const FAMILIES: [&str; 7] = ["llama", "qwen3", "qwen3_vl", "phimoe", "phimoe_longrope", "qwen3_5", "gemma4"];
-const PRECISIONS: [Precision; 4] = [Precision::F32, Precision::F16, Precision::W8, Precision::W4];
-const CONTEXT: usize = 128;
-/// Of each model.
-const PROMPTS: usize = 8;
-
-/// Knows the text, and is wrong about a third of it.
-struct Oracle(Vec<u32>);
-
-impl Draft for Oracle {
-    fn propose(&mut self, ids: &[u32], most: usize) -> Result<Vec<u32>, Error> {
-        let known = self.0.get(ids.len()..).unwrap_or_default().iter().enumerate();
-        Ok(known.take(most).map(|(at, &id)| if uniform(5, (100 * ids.len() + at) as u64) < 0.3 { id / 2 } else { id }).collect())
-    }
-}
-
-/// What is asked: lengths around the chunk and across a change of constants, some with a repeated part for lookup.
-fn prompt(number: usize) -> Vec<u32> {
-    let length = [1, 5, 15, 16, 17, 33, 50, 60][number % 8];
-    let once: Vec<u32> = (0..length as u64).map(|n| (uniform(number as u64, n) * 250.0) as u32).collect();
-    if number % 2 == 1 { once.iter().chain(&once).copied().take(70).collect() } else { once }
-}
-
-fn options(number: usize) -> GenerateOptions {
-    let mut options = GenerateOptions { max_new: 24, ignore_eos: true, draft: DraftSource::None, ..GenerateOptions::default() };
-    match number % 8 {
-        2 | 3 => options.sampler = SamplerConfig { temperature: 0.9, top_p: 0.95, seed: number as u64, ..SamplerConfig::default() },
-        4 => options.sampler.repetition_penalty = 1.3,
-        5 => options.structure.constraint = Some(Constraint::Regex("[a-z ]{2,30}".into())),
-        6 => options.structure.constraint = Some(Constraint::JsonObject),
-        _ => {}
-    }
-    options.ignore_eos = options.structure.is_free();
-    options
-}
-
-fn alone(model: &Model, number: usize, options: &GenerateOptions) -> Generation {
-    let mut session = model.session().unwrap();
-    generate(&mut session, &Prompt::from_ids(prompt(number)), options, &Cancel::new(), &mut |_| {}).unwrap()
-}
-
-fn request(number: usize, options: &GenerateOptions) -> Request {
-    Request::new(Prompt::from_ids(prompt(number))).with_options(options.clone())
-}
+use common::drafts::{Counts, FAMILIES, PRECISIONS, Source, check};
+use qhx_runtime::{DeviceChoice, LoadOptions};
 
 #[test]
 fn drafts_change_no_answer() {
-    let (mut drafted, mut accepted, mut stopped) = (0, 0, 0);
+    let load = LoadOptions { device: DeviceChoice::Cpu, ..LoadOptions::default() };
+    let mut counts = Counts::default();
     for family in FAMILIES {
-        for precision in PRECISIONS {
-            let fixture = Fixture::forge_at(&common::fixtures().join(family), precision);
-            let load = LoadOptions {
-                device: DeviceChoice::Cpu,
-                threads: Some(2),
-                context: Some(CONTEXT),
-                chunk: 16,
-                sessions: 4,
-                ..LoadOptions::default()
-            };
-            let model = Model::from_parts(ModelParts::of(fixture.bundle()).unwrap(), &load).unwrap();
-            let engine = Engine::start(model.clone(), EngineOptions::default()).unwrap();
-            let asked: Vec<(GenerateOptions, Generation)> = (0..PROMPTS)
-                .map(|number| {
-                    let mut options = options(number);
-                    let mut expected = alone(&model, number, &options);
-                    // The middle of the answer ends the next one.
-                    if number == 7 {
-                        let text: Vec<char> = expected.text.chars().collect();
-                        options.stop = vec![text.iter().skip(text.len() / 2).take(2).collect()];
-                        expected = alone(&model, number, &options);
-                        stopped += usize::from(expected.finish_reason == FinishReason::Stop);
-                    }
-                    assert_eq!(expected.timing.drafted, 0);
-                    (options, expected)
-                })
-                .collect();
-            let answer = |expected: &Generation| [&expected.prompt_ids[..], &expected.ids].concat();
-            type Drafting<'a> = (&'a str, &'a dyn Fn(usize) -> Request);
-            let own: [Drafting<'_>; 3] = [
-                ("the answer itself", &|n| request(n, &asked[n].0).with_draft(Oracle(answer(&asked[n].1)))),
-                ("lookup", &|n| request(n, &asked[n].0).with_draft(Lookup::with_capacity(CONTEXT))),
-                ("what pays", &|n| request(n, &GenerateOptions { draft: DraftSource::Auto, ..asked[n].0.clone() })),
-            ];
-            for (source, request) in own {
-                let answers: Vec<_> = (0..PROMPTS).map(|number| engine.submit(request(number)).unwrap()).collect();
-                for (number, mut found) in answers.into_iter().enumerate() {
-                    let expected = &asked[number].1;
-                    let name = format!("{family} at {precision}, prompt {number}, drafts from {source}");
-                    if number == 1 {
-                        found.next_piece();
-                        found.cancel();
-                        let found = found.finish().unwrap();
-                        assert!(expected.ids.starts_with(&found.ids), "{name}: {:?}", found.ids);
-                        continue;
-                    }
-                    let found = found.finish().unwrap_or_else(|error| panic!("{name}: {error}"));
-                    assert_eq!(
-                        (&found.ids, &found.text, found.finish_reason),
-                        (&expected.ids, &expected.text, expected.finish_reason),
-                        "{name}"
-                    );
-                    drafted += found.timing.drafted;
-                    accepted += found.timing.accepted;
-                }
-            }
-        }
+        PRECISIONS.into_iter().for_each(|precision| counts += check(family, precision, &load, &Source::ALL));
     }
+    let Counts { drafted, accepted, stopped } = counts;
     println!("{accepted} of {drafted} drafts right, {stopped} answers ended by a stop string");
     assert!(accepted > 1000 && drafted > accepted && stopped > 10, "{accepted} of {drafted}, {stopped}");
 }

@@ -41,7 +41,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let began = Instant::now();
     let options = LoadOptions { max_rows: rows.max(most), max_wanted: most, max_segments: most, ..Default::default() };
     let mut executable = device.load(&program, &weights, &options)?;
-    println!("load {:.2} s, scratch {} MB", began.elapsed().as_secs_f64(), executable.scratch_bytes() >> 20);
+    let (scratch, alike) = (executable.scratch_bytes() >> 20, executable.invariant_rows());
+    println!("load {:.2} s, scratch {scratch} MB, rows that come out as alone: {alike}", began.elapsed().as_secs_f64());
     let median = |mut all: Vec<f64>| {
         all.sort_by(f64::total_cmp);
         all[all.len() / 2]
@@ -69,14 +70,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let mut states: Vec<Box<dyn State>> = (0..most).map(|_| executable.new_state(4096)).collect::<Result<_, _>>()?;
     let answer = RefCell::new(None);
-    let mut step = |states: &mut [Box<dyn State>], rows: usize| -> Result<f64, Box<dyn Error>> {
+    // With drafts all rows are wanted, and any number of them may be committed.
+    let mut steps = |states: &mut [Box<dyn State>], rows: usize, drafts: bool| -> Result<f64, Box<dyn Error>> {
         let count = states.len();
-        let bindings = Bindings { rows: rows * count, soft_rows: 0, wanted: count };
+        let bindings = Bindings { rows: rows * count, soft_rows: 0, wanted: if drafts { rows * count } else { count } };
         let inputs: Vec<(Vec<i32>, Vec<f32>)> = program.inputs.iter().map(|input| made_up_input(input, &bindings, states, rows)).collect();
         let data = input_data(&program, &inputs);
+        let segment = |(n, state): (usize, _)| Segment { partial: drafts, ..Segment::new(Some(state), n * rows, rows) };
         let mut segments: Vec<Segment<'_>> =
-            states.iter_mut().enumerate().map(|(n, state)| Segment::new(Some(&mut **state), n * rows, rows)).collect();
-        let (wants, mut outputs) = (vec![Want::Largest; count], Outputs::new());
+            states.iter_mut().map(|state| &mut **state as &mut dyn State).enumerate().map(segment).collect();
+        let (wants, mut outputs) = (vec![Want::Largest; bindings.wanted], Outputs::new());
         let mut call = Call::new(bindings, &data, &mut segments, &mut outputs);
         call.wants = &wants;
         let began = Instant::now();
@@ -86,6 +89,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         states.iter_mut().try_for_each(|state| state.commit(rows))?;
         Ok(seconds)
     };
+    let mut step = |states: &mut [Box<dyn State>], rows: usize| steps(states, rows, false);
     // The first runs compile shaders and wake the GPU, whose clocks rise slowly.
     let began = Instant::now();
     while began.elapsed().as_secs_f64() < 1.0 {
@@ -125,6 +129,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         // The answer is the same with and without streams, but for the last digits.
         println!("tg64 at {length}: {:.1} tok/s, {:.0} µs a step; {:?}", 1.0 / seconds, seconds * 1e6, answer.borrow());
     }
+    for rows in if sessions_only { vec![] } else { vec![1, 2, 3, 4, 6, 8] } {
+        states[0].truncate(1)?;
+        let seconds = (0..40).map(|_| steps(&mut states[..1], rows, true)).collect::<Result<Vec<_>, _>>()?;
+        println!("{rows} rows with drafts: {:.0} µs", median(seconds[8..].to_vec()) * 1e6);
+    }
+    let mut step = |states: &mut [Box<dyn State>], rows: usize| steps(states, rows, false);
     if most > 1 {
         states[0].truncate(0)?;
         for _ in 0..8 {
@@ -152,6 +162,7 @@ fn made_up_input(input: &qhx_ir::Input, bindings: &Bindings, states: &[Box<dyn S
     let integers = (0..count).map(|i| {
         let row = i % bindings.rows.max(1);
         match input.generator {
+            Generator::WantedRows if bindings.wanted == bindings.rows => i as i32,
             Generator::WantedRows => (i * rows + rows - 1) as i32,
             Generator::PositionsSequence | Generator::PositionsMrope => (states[row / rows].len() + row % rows) as i32,
             _ => (i * 7 % 1000) as i32,

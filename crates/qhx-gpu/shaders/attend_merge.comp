@@ -17,6 +17,8 @@ layout(push_constant) uniform Arguments {
     uint splits;
 };
 
+float share(float own, float most) { return own == most ? 1.0 : exp(own - most); }
+
 void main() {
     uint row = gl_WorkGroupID.x + gl_WorkGroupID.z * gl_NumWorkGroups.x;
     uint head = gl_WorkGroupID.y;
@@ -24,11 +26,12 @@ void main() {
     Floats from = Floats(x + 4ul * uint64_t((row * heads + head) * splits) * (DIM + 2u));
     float most = LOWEST;
     for (uint i = 0u; i < splits; i++) most = max(most, from.at[i * (DIM + 2u) + DIM]);
-    float sum = 0.0;
-    for (uint i = 0u; i < splits; i++) sum += from.at[i * (DIM + 2u) + DIM + 1u] * exp(from.at[i * (DIM + 2u) + DIM] - most);
+    // A split without keys changes nothing, and a single one is what it is without splits.
+    precise float sum = 0.0;
+    for (uint i = 0u; i < splits; i++) sum = fma(from.at[i * (DIM + 2u) + DIM + 1u], share(from.at[i * (DIM + 2u) + DIM], most), sum);
     for (uint d = gl_LocalInvocationID.x; d < DIM; d += 128u) {
-        float v = 0.0;
-        for (uint i = 0u; i < splits; i++) v += from.at[i * (DIM + 2u) + d] * exp(from.at[i * (DIM + 2u) + DIM] - most);
+        precise float v = 0.0;
+        for (uint i = 0u; i < splits; i++) v = fma(from.at[i * (DIM + 2u) + d], share(from.at[i * (DIM + 2u) + DIM], most), v);
         v /= sum;
         if (FORMED == 1u) finished[d] = v;
         Floats(y).at[(row * heads + head) * DIM + d] = v;

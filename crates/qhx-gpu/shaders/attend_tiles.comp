@@ -16,6 +16,7 @@ layout(constant_id = 4) const uint SHARE = 1; // query heads of a key head
 layout(constant_id = 5) const uint TABLE = 0; // the table of tiles of so many rows
 layout(constant_id = 6) const uint FORMED = 0; // 1: results are also stored as int8 with a scale for each 32
 #include "heads.glsl"
+#include "alike.glsl"
 layout(push_constant) uniform Arguments {
     uint64_t call;
     uint64_t q;
@@ -29,6 +30,7 @@ layout(push_constant) uniform Arguments {
     uint kv_heads;
     uint window;
     uint splits;
+    uint alike; // 1: how keys are split follows from a row's place in its session alone
     float scale;
     float cap; // 0: none
 };
@@ -62,6 +64,12 @@ Octet octet(uint64_t row, uint number) {
     return Octet(Vectors(row).at[2u * number], Vectors(row).at[2u * number + 1u]);
 }
 
+// Blocks of a split, where it follows from the place of a row in its session: at most 32 such splits have all keys that the row sees. A tile's rows have the same, as `parameters.rs` lists tiles.
+uint blocks_of_split(uint index) {
+    uint keys = MASK == 2u ? min(index, window + window / 8u + 2u * GROUP) : index;
+    return 1u << uint(findMSB(keys / (32u * GROUP)) + 1);
+}
+
 void main() {
     uint lane = gl_LocalInvocationID.x;
     uint tile = gl_WorkGroupID.x;
@@ -90,13 +98,15 @@ void main() {
     barrier();
     uint end = MASK == 0u ? total : index + count;
     uint begin = MASK == 2u && index + 1u > window ? index + 1u - window : 0u;
-    // The split's part of the keys, in whole blocks.
-    uint blocks = (end - begin + GROUP - 1u) / GROUP;
-    uint each = (blocks + splits - 1u) / splits;
-    begin += split * each * GROUP;
-    end = min(end, begin + each * GROUP);
-    vec4 low[QUERIES];
-    vec4 high[QUERIES];
+    // The split's part of the keys, in whole blocks, which begin at multiples of their size: a key is in the same one for every row.
+    uint first_block = begin / GROUP;
+    uint blocks = (end + GROUP - 1u) / GROUP - first_block;
+    uint each = alike == 1u ? blocks_of_split(index) : (blocks + splits - 1u) / splits;
+    uint split_block = (alike == 1u ? first_block / each * each : first_block) + split * each;
+    begin = max(first_block, split_block) * GROUP;
+    end = min(end, (split_block + each) * GROUP);
+    precise vec4 low[QUERIES];
+    precise vec4 high[QUERIES];
     [[unroll]] for (uint i = 0u; i < QUERIES; i++) {
         low[i] = vec4(0.0);
         high[i] = vec4(0.0);
@@ -122,7 +132,7 @@ void main() {
     uint team = lane / OCTETS;
     for (uint block = begin; block < end; block += GROUP) {
         uint j = block + lane;
-        float scores[QUERIES];
+        precise float scores[QUERIES];
         [[unroll]] for (uint i = 0u; i < QUERIES; i++) scores[i] = 0.0;
         if (j < end) {
             uint64_t row = SLOT == 0u ? k + 4ul * uint64_t(((first + j) * kv_heads + kv_head) * DIM) : key_row(c, s, offset, j, kv_heads, kv_head, DIM);
@@ -132,14 +142,14 @@ void main() {
                 Octet key = octet(row, o);
                 [[unroll]] for (uint i = 0u; i < QUERIES; i++) {
                     uint place = i * (DIM / 4u) + 2u * o;
-                    scores[i] += dot(queries[place], key.low) + dot(queries[place + 1u], key.high);
+                    scores[i] += dot_alike(queries[place], key.low) + dot_alike(queries[place + 1u], key.high);
                 }
             }
         }
         [[unroll]] for (uint i = 0u; i < QUERIES; i++) {
             uint own = index + i / SHARE;
             bool seen = j < end && i / SHARE < count && (MASK == 0u || j <= own) && (MASK != 2u || own - j < window);
-            float score = scores[i] * scale;
+            precise float score = scores[i] * scale;
             if (cap > 0.0) score = cap * safe_tanh(score / cap);
             weights[i * GROUP + lane] = seen ? score : LOWEST;
         }
@@ -150,19 +160,20 @@ void main() {
             for (uint n = soft_lane; n < GROUP; n += soft_lanes) largest = max(largest, weights[i * GROUP + n]);
             largest = SOFT_MAX(largest);
             float higher = max(most[i], largest);
-            float all = 0.0;
+            precise float all = 0.0;
             for (uint n = soft_lane; n < GROUP; n += soft_lanes) {
                 float score = weights[i * GROUP + n];
-                float weight = score == LOWEST ? 0.0 : exp(score - higher);
+                precise float weight = score == LOWEST ? 0.0 : exp(score - higher);
                 weights[i * GROUP + n] = weight;
                 all += weight;
             }
             all = SOFT_SUM(all);
             if (soft_lane == 0u) {
-                float factor = exp(most[i] - higher);
+                precise float factor = exp(most[i] - higher);
+                precise float sum_so_far = fma(sum[i], factor, all);
                 shrink[i] = factor;
                 most[i] = higher;
-                sum[i] = sum[i] * factor + all;
+                sum[i] = sum_so_far;
             }
         }
         barrier();
@@ -178,8 +189,8 @@ void main() {
             Octet value = octet(row, lane % OCTETS);
             [[unroll]] for (uint i = 0u; i < QUERIES; i++) {
                 float weight = weights[i * GROUP + n];
-                low[i] += weight * value.low;
-                high[i] += weight * value.high;
+                low[i] = fma(vec4(weight), value.low, low[i]);
+                high[i] = fma(vec4(weight), value.high, high[i]);
             }
         }
         barrier();
@@ -195,7 +206,7 @@ void main() {
         }
         barrier();
         for (uint d = lane; d < DIM; d += GROUP) {
-            float all = 0.0;
+            precise float all = 0.0;
             for (uint t = 0u; t < TEAMS; t++) all += partial[(d % 8u) * GROUP + t * OCTETS + d / 8u];
             if (splits == 1u) all /= sum[i];
             if (FORMED == 1u) finished[d] = all;

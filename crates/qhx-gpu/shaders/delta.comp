@@ -80,13 +80,13 @@ void main() {
         float wanted = value;
         from += 4ul * uint64_t(heads * width);
         if (row + 1u < last) load(from, part, column);
-        float read = 0.0;
-        float result = 0.0;
-        float meeting = 0.0;
+        precise float read = 0.0;
+        precise float result = 0.0;
+        precise float meeting = 0.0;
         [[unroll]] for (uint i = 0u; i < OWN; i++) {
-            read += state[i] * key[i];
-            result += state[i] * query[i];
-            meeting += key[i] * query[i];
+            read = fma(state[i], key[i], read);
+            result = fma(state[i], query[i], result);
+            meeting = fma(key[i], query[i], meeting);
         }
 #ifdef SUBGROUPS
         [[unroll]] for (uint mask = 1u; mask < SHARE; mask *= 2u) {
@@ -95,9 +95,14 @@ void main() {
             meeting += subgroupShuffleXor(meeting, mask);
         }
 #endif
-        float delta = size * (wanted - d * read);
-        [[unroll]] for (uint i = 0u; i < OWN; i++) state[i] = d * state[i] + key[i] * delta;
-        if (REPLAY == 0u && own && part == 0u) Floats(y).at[(row * heads + head) * value_dim + column] = d * result + meeting * delta;
+        precise float delta = size * fma(-d, read, wanted);
+        // A replay makes the same of it.
+        [[unroll]] for (uint i = 0u; i < OWN; i++) {
+            precise float later = fma(key[i], delta, d * state[i]);
+            state[i] = later;
+        }
+        precise float answer = fma(meeting, delta, d * result);
+        if (REPLAY == 0u && own && part == 0u) Floats(y).at[(row * heads + head) * value_dim + column] = answer;
     }
     [[unroll]] for (uint i = 0u; i < OWN; i++) {
         uint at = i * SHARE + part;

@@ -54,9 +54,9 @@ void main() {
         [[unroll]] for (uint slot = 0u; slot < OUTPUTS; slot++) {
             [[unroll]] for (uint r = 0u; r < ROWS; r++) {
 #ifdef SUBGROUPS
-                float sum = subgroupAdd(sums[slot * ROWS + r]);
+                precise float sum = subgroupAdd(sums[slot * ROWS + r]);
 #else
-                float sum = group_sum(sums[slot * ROWS + r]);
+                precise float sum = group_sum(sums[slot * ROWS + r]);
 #endif
                 uint output_row = first_output + slot;
                 uint row = first_row + r;

@@ -36,6 +36,27 @@ struct Rows {
 
 float sums[OUTPUTS * ROWS];
 
+// Several rows at once have the sums that each has alone. A step in one dispatch has one row, and leaves the compiler its freedom.
+#ifdef STORED_ROWS
+#define ALIKE
+#define dot_alike dot
+#define SCALED(scale, sum, minimum, all) scale * sum + minimum * all
+#define add(place, number) sums[place] += number
+#else
+#define ALIKE precise
+#define SCALED scaled
+#include "alike.glsl"
+float scaled(float scale, float sum, float minimum, float all) {
+    precise float both = scale * sum;
+    if (MIN == 1u) both = fma(minimum, all, both);
+    return both;
+}
+void add(uint place, float number) {
+    precise float more = sums[place] + number;
+    sums[place] = more;
+}
+#endif
+
 #ifndef STORED_ROWS
 // Of a row: four numbers, sixteen bytes and the scale of a block, from a column on.
 vec4 row_floats(Rows x, uint row, uint column) { return Vectors(x.numbers + 4ul * (uint64_t(row) * x.stride + column)).at[0]; }
@@ -71,9 +92,9 @@ void add_floats(uvec4 raw, uint chunk, uint slot, uint first_row, uint rows, Row
     }
     [[unroll]] for (uint r = 0u; r < ROWS; r++) {
         if (ROWS > 1u && first_row + r >= rows) continue;
-        float sum = dot(low, row_floats(x, first_row + r, first));
-        if (ENCODING != 0u) sum += dot(high, row_floats(x, first_row + r, first + 4u));
-        sums[slot * ROWS + r] += sum;
+        ALIKE float sum = dot_alike(low, row_floats(x, first_row + r, first));
+        if (ENCODING != 0u) sum += dot_alike(high, row_floats(x, first_row + r, first + 4u));
+        add(slot * ROWS + r, sum);
     }
 }
 
@@ -105,14 +126,14 @@ void add_integers(uvec4 raw, uint64_t data, uint64_t scale_row, uint64_t min_row
         if (ROWS > 1u && first_row + r >= rows) continue;
         uint row = first_row + r;
         if (FORM == 0u) {
-            float sum = 0.0;
-            float all = 0.0;
+            ALIKE float sum = 0.0;
+            ALIKE float all = 0.0;
             [[unroll]] for (uint j = 0u; j < words; j++) {
                 vec4 v = row_floats(x, row, first + 4u * j);
-                sum += dot(bytes_as_floats(q[j]), v);
-                if (MIN == 1u) all += dot(vec4(1.0), v);
+                sum += dot_alike(bytes_as_floats(q[j]), v);
+                if (MIN == 1u) all += dot_alike(vec4(1.0), v);
             }
-            sums[slot * ROWS + r] += scale * sum + minimum * all;
+            add(slot * ROWS + r, SCALED(scale, sum, minimum, all));
         } else {
             int sum = 0;
             int all = 0;
@@ -123,9 +144,9 @@ void add_integers(uvec4 raw, uint64_t data, uint64_t scale_row, uint64_t min_row
                     if (MIN == 1u) all += dot4(0x01010101u, v[i]);
                 }
             }
-            float part = scale * float(sum) + minimum * float(all);
+            ALIKE float part = SCALED(scale, float(sum), minimum, float(all));
             if (FORM == 2u) part *= row_scale(x, row, first);
-            sums[slot * ROWS + r] += part;
+            add(slot * ROWS + r, part);
         }
     }
 }

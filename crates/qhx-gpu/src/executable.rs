@@ -2,13 +2,14 @@
 
 mod answers;
 mod pauses;
+mod ways;
 
 use crate::{
     arenas::Arenas,
-    lower::{Areas, Lowered, View, lower, tables},
+    lower::{Areas, Lowered, Tapped, View, lower, tables},
     memory::Pool,
     parameters::{self, SegmentEntry},
-    recorder::{Addresses, Recorder},
+    recorder::{Addresses, MOST_ALIKE, Recorder},
     state::{GpuState, SlotLayout},
     stream::{Item, Needs, Stream, StreamPlan, most_together},
     transfers::{Parts, Transfers},
@@ -83,6 +84,8 @@ struct Shape {
     segments: usize,
     /// The most keys that a row sees, rounded up to a power of two.
     keys: usize,
+    /// Whether some of its rows are drafts.
+    drafts: bool,
     /// First and last of the steps.
     steps: (usize, usize),
     ending: Ending,
@@ -137,6 +140,8 @@ struct Begun {
 /// Queries that attention takes at once: as many as registers hold. Software Vulkan compiles such shaders for minutes.
 const MOST_QUERIES: usize = 16;
 const SOFTWARE_QUERIES: usize = 2;
+/// Rows that come out as they do alone, where drafts come on top.
+const INVARIANT_ROWS: usize = MOST_ALIKE - 16;
 /// Invocations of a workgroup in the step of one row.
 const STREAM_GROUP: usize = 512;
 const SOFTWARE_GROUP: usize = 128;
@@ -187,7 +192,7 @@ impl GpuExecutable {
         let late = Arc::new(Buffer::new(gpu, lowered.late, Use::Upload)?);
         let given = Arc::new(Buffer::new(gpu, lowered.given, Use::Download)?);
         let pauses = lowered.pauses.iter().map(|_| PauseEvents::new(gpu)).collect::<Result<_, _>>()?;
-        Ok(Self {
+        let mut own = Self {
             program: program.clone(),
             limits,
             gpu: gpu.clone(),
@@ -217,7 +222,9 @@ impl GpuExecutable {
             transfers,
             reads: Parts::All,
             weights: loaded,
-        })
+        };
+        own.choose_way()?;
+        Ok(own)
     }
 
     fn check(&self, call: &Call<'_>) -> Result<(), DeviceError> {
@@ -320,6 +327,7 @@ impl GpuExecutable {
         let addresses = self.addresses();
         let bindings = Bindings { rows: shape.rows, soft_rows: shape.soft_rows, wanted: shape.wanted };
         let mut recorder = Recorder::new(&self.gpu, &addresses, bindings, shape.segments, shape.keys);
+        recorder.drafts = shape.drafts;
         if whole {
             recorder = recorder.single(&self.lowered.aliases);
         }
@@ -415,8 +423,11 @@ impl GpuExecutable {
     fn run_with_taps(&mut self, call: &mut Call<'_>, ending: Ending) -> Result<(), DeviceError> {
         let steps = self.lowered.steps.len();
         let mut done = 0;
-        let taps = if call.taps.is_some() { self.lowered.taps.len() } else { 0 };
-        for number in 0..taps {
+        // Each tap interrupts the call.
+        let is_wanted = |stage: &str| call.taps.is_some() && call.tapped.is_none_or(|only| *only == *stage);
+        let wanted = |tapped: &Tapped| is_wanted(&self.program.stages[tapped.stage].name);
+        let taps: Vec<usize> = (0..self.lowered.taps.len()).filter(|&number| wanted(&self.lowered.taps[number])).collect();
+        for number in taps {
             let after = self.lowered.taps[number].after;
             if after > done {
                 let bindings = call.bindings;
@@ -553,6 +564,15 @@ impl Executable for GpuExecutable {
         true
     }
 
+    /// A step in one dispatch adds up in an order of its own.
+    fn invariant_rows(&self) -> usize {
+        match (&self.lowered.stream, self.gpu.adapter.cooperative_matrix) {
+            (Some(_), _) => 0,
+            (None, Some(matrices)) => INVARIANT_ROWS.min(matrices.fewest_rows().saturating_sub(1)),
+            (None, None) => INVARIANT_ROWS,
+        }
+    }
+
     fn state_bytes(&self) -> Option<StateBytes> {
         Some(self.pool.bytes())
     }
@@ -598,6 +618,7 @@ fn shape(call: &Call<'_>, bindings: &Bindings, steps: Range<usize>, ending: Endi
         wanted,
         segments: call.segments.len(),
         keys,
+        drafts: call.segments.iter().any(|segment| segment.partial),
         steps: (steps.start, steps.end),
         ending,
         single: false,

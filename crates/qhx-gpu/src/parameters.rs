@@ -39,9 +39,11 @@ pub(crate) fn words(rows: usize, segments: &[SegmentEntry]) -> Vec<u32> {
     for (number, size) in TILE_ROWS.into_iter().enumerate() {
         let first = words.len();
         for (segment, entry) in segments.iter().enumerate() {
-            for start in (0..entry.valid_rows).step_by(size) {
-                let count = size.min(entry.valid_rows - start);
+            let mut start = 0;
+            while start < entry.valid_rows {
+                let count = size.min(entry.valid_rows - start).min(next_span(entry.before + start) - entry.before - start);
                 words.extend([segment, entry.first_row + start, count].map(|n| n as u32));
+                start += count;
             }
         }
         (words[TILES + 2 * number], words[TILES + 2 * number + 1]) = (first as u32, ((words.len() - first) / 3) as u32);
@@ -49,9 +51,18 @@ pub(crate) fn words(rows: usize, segments: &[SegmentEntry]) -> Vec<u32> {
     words
 }
 
+/// Keys that are split among workgroups by blocks. Rows that see more split them by two blocks, from twice as many on by four: see `blocks_of_split` in `attend_tiles.comp`.
+const SPAN: usize = 4096;
+
+/// The first row behind one, by their places in a session, that splits its keys in another way: no tile has both.
+fn next_span(row: usize) -> usize {
+    (row + 1).max(SPAN).next_power_of_two()
+}
+
 /// The most tiles of a size in a call of so many rows and segments.
 pub(crate) fn most_tiles(size: usize, rows: usize, segments: usize) -> usize {
-    rows.min(rows / size + segments)
+    let spans = 2 + (rows / SPAN).checked_ilog2().unwrap_or(0) as usize;
+    rows.min(rows / size + spans * segments)
 }
 
 /// Adds addresses; returns where they begin.

@@ -3,7 +3,7 @@
 use crate::{
     kernels::{Kernel, command},
     stream::{Instruction, Item},
-    vulkan::{Adapter, Command, Gpu, PauseEvents},
+    vulkan::{Adapter, Command, Gpu, PauseEvents, SmallMatrices},
 };
 use qhx_ir::{Bindings, DeviceError, Dim};
 use std::{collections::HashMap, ops::Range, sync::Arc};
@@ -60,6 +60,8 @@ pub(crate) struct Recorder<'a> {
     pub(crate) segments: usize,
     /// The most keys that a row sees, rounded up to a power of two.
     pub(crate) keys: usize,
+    /// Whether the call has drafts.
+    pub(crate) drafts: bool,
     /// Where the call has one row and its step is made of instructions.
     aliases: Option<&'a Aliases>,
     /// What pauses wait with; absent where the host waits between submissions.
@@ -72,6 +74,8 @@ pub(crate) struct Recorder<'a> {
 
 /// Groups of a dispatch in a dimension, at most: what every device offers.
 pub(crate) const MOST_GROUPS: usize = 65535;
+/// Rows that come out as they do alone, at most: how keys are split among workgroups is the same for them. Calls of more rows have enough tiles for every processor of a GPU.
+pub(crate) const MOST_ALIKE: usize = 64;
 
 impl<'a> Recorder<'a> {
     pub(crate) fn new(gpu: &'a Arc<Gpu>, addresses: &'a Addresses, bindings: Bindings, segments: usize, keys: usize) -> Self {
@@ -81,6 +85,7 @@ impl<'a> Recorder<'a> {
             bindings,
             segments,
             keys,
+            drafts: false,
             aliases: None,
             pauses: None,
             items: Vec::new(),
@@ -156,6 +161,12 @@ impl<'a> Recorder<'a> {
 
     pub(crate) fn adapter(&self) -> &Adapter {
         &self.gpu.adapter
+    }
+
+    /// Whether rows have to come out as they do alone. A device with small matrices computes a few rows so, and more only for the sake of drafts: they are faster.
+    pub(crate) fn is_alike(&self) -> bool {
+        let is_slower = |matrices: SmallMatrices| self.bindings.rows >= matrices.fewest_rows();
+        self.bindings.rows <= MOST_ALIKE && (self.drafts || !self.adapter().cooperative_matrix.is_some_and(is_slower))
     }
 
     /// The value of a dimension.

@@ -56,6 +56,16 @@ impl Trial {
         self.decided.unwrap_or(self.apart.tried >= TRIES)
     }
 
+    /// Whether steps are done in one dispatch, once that is known.
+    pub(crate) fn decided(&self) -> Option<bool> {
+        self.decided
+    }
+
+    /// Forgets what was found out.
+    pub(crate) fn begin(&mut self) {
+        *self = Self::new(false);
+    }
+
     /// A step took so long.
     pub(crate) fn took(&mut self, whole: bool, time: Duration) {
         match self.decided {
@@ -115,6 +125,10 @@ mod tests {
         trial.failed();
         assert!(!trial.is_whole());
         assert!(!run(2, 3).0.is_whole());
+        let (mut trial, _) = run(2, 3);
+        assert_eq!(trial.decided(), Some(false));
+        trial.begin();
+        assert_eq!((trial.decided(), trial.is_whole()), (None, false));
         // Long steps are not tried in one dispatch.
         assert_eq!(run(60, 1).1, vec![false; 2 * tries]);
     }

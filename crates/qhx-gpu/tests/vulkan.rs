@@ -75,6 +75,54 @@ fn agrees_with_the_reference_by_instructions() {
     }
 }
 
+/// Holds a GPU without steps in one dispatch, which promises so many rows, to its promise: one of them alone, in company, and with drafts.
+fn keeps_its_promise(features: Features, rows: usize, names: impl IntoIterator<Item = String>) {
+    let device = GpuDevice::new(GpuOptions { features: Features { streams: Some(false), ..features }, ..options() });
+    assert_eq!(load(&device, None).unwrap().invariant_rows(), rows);
+    for name in names {
+        let suite = conformance::Options { strict: true, cases: 1, only: Some(name.clone()), ..conformance::Options::default() };
+        let summary = conformance::same_bits_in_company(&device, &suite, &mut |_| {});
+        assert!(summary.failed.is_empty() && !summary.passed.is_empty(), "{name}: {summary}");
+    }
+    let messages = device.machine().unwrap().messages();
+    assert!(messages.is_empty(), "the validation layer says: {messages:#?}");
+}
+
+/// A weight of each kind with each form of rows, and all that mixes rows.
+fn company() -> impl Iterator<Item = String> {
+    let products = [1, 2, 3, 7, 8, 9, 12, 13, 20, 21, 28, 37, 43, 45, 53, 59, 60, 61].map(|number| format!("linear/{number}"));
+    let experts = [3, 8, 14, 45].map(|number| format!("experts/{number}"));
+    let others = [
+        "attend",
+        "attend_long",
+        "attend_shared",
+        "attend_free",
+        "gated_delta",
+        "short_conv",
+        "model.decoder/3",
+        "model.hybrid/0",
+        "model.mixture/0",
+    ];
+    products.into_iter().chain(experts).chain(others.map(str::to_owned))
+}
+
+#[test]
+#[ignore = "needs Vulkan: cargo xtask gpu"]
+fn rows_are_the_same_in_company() {
+    keeps_its_promise(Features { cooperative_matrix: false, ..Default::default() }, 48, company());
+    // Steps of one row in one dispatch add up in an order of their own.
+    let streams = GpuDevice::new(GpuOptions { features: Features { streams: Some(true), ..Default::default() }, ..options() });
+    assert_eq!(load(&streams, None).unwrap().invariant_rows(), 0);
+}
+
+/// Small matrices, which are faster, are left out of calls with drafts.
+#[test]
+#[ignore = "needs Vulkan with cooperative matrices: cargo xtask gpu"]
+fn cooperative_matrices_are_left_out_for_drafts() {
+    let some = ["linear/3", "linear/8", "linear/45", "experts/8", "attend/0", "attend_long/0", "model.decoder/3", "model.mixture/0"];
+    keeps_its_promise(Features::default(), 2, some.map(str::to_owned));
+}
+
 /// The ways that devices with fewer features take. Software Vulkan compiles shaders slowly, so that only some cases of each kind are run.
 #[test]
 #[ignore = "needs Vulkan: cargo xtask gpu"]

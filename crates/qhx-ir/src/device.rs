@@ -375,9 +375,11 @@ pub trait Executable: Send {
         false
     }
 
-    /// Whether a row is computed alike, bit by bit, whatever else is in its call. Only then can drafts be computed beside other rows without ever changing an answer.
-    fn is_batch_invariant(&self) -> bool {
-        false
+    /// A row is computed alike, bit by bit, whatever else is in its call, as long as that has at most so many rows; 0: no such promise is made. Up to 16 drafts may come on top where their segments
+    /// say so ([`crate::Segment::partial`]): a device with a faster way for several rows, in which they come out otherwise, does not take it for such a call. Only so can drafts be computed beside
+    /// other rows without ever changing an answer.
+    fn invariant_rows(&self) -> usize {
+        0
     }
 
     /// Bytes that all states of this executable hold together, what they share counted once; `None` if the device does not count.

@@ -64,6 +64,26 @@ fn every_fault_is_found() {
     }
 }
 
+/// The reference gives a row the same bits in any company; a device that says so without doing it is found, and so is one whose partial commits are wrong.
+#[test]
+fn company_changes_nothing() {
+    let hold = |fault, only: Option<&str>| {
+        let options = Options { cases: 1, only: only.map(Into::into), ..Options::default() };
+        conformance::same_bits_in_company(&Faulty(fault), &options, &mut |_| {})
+    };
+    let summary = hold(Fault::None, None);
+    assert!(summary.failed.is_empty() && summary.passed.len() > 30, "{summary}");
+    for (fault, group, reason) in [
+        (Fault::CompanyShows, "linear", "2 rows at once: session 0 has other bits than alone in output"),
+        (Fault::CompanyShows, "pool", "all in one call"),
+        (Fault::CommitsAllOfAPart, "gated_delta", "of which 4 count"),
+        (Fault::NoPartialCommits, "attend", "promises nothing"),
+    ] {
+        let summary = hold(fault, Some(group));
+        assert!(summary.failed.iter().any(|f| f.to_string().contains(reason)), "{fault:?} in {group}: {summary}");
+    }
+}
+
 #[test]
 fn refusals_are_counted_or_strict() {
     let refusing = hold(Fault::Refuses, "add");

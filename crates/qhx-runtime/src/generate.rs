@@ -66,7 +66,7 @@ fn answer(
             let encode_time = session.work().encode - before.encode;
             timing.encode_ms += milliseconds(encode_time);
             timing.prefill_ms = milliseconds(started.elapsed() - encode_time);
-            let (head_before, most_drafts) = (session.work().last_stage, session.model().room_for_drafts(1));
+            let (head_before, most_drafts) = (session.work().last_stage, session.model().room_for_drafts(1, 1));
             while writer.finish_reason.is_none() {
                 let chosen = drafter.choose(session, &mut writer, on_piece)?;
                 if chosen.is_empty() {

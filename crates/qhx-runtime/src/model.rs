@@ -43,7 +43,6 @@ struct Loaded {
     choice: Option<AutoChoice>,
     memory: MemoryEstimate,
     wanted: usize,
-    can_draft: bool,
     draft: Option<DraftProgram>,
     sessions: usize,
     fingerprint: String,
@@ -212,9 +211,8 @@ impl Model {
             other => other?,
         };
         let executable = Recorded::of_device(executable, &*device, load.timeline.as_ref());
-        let can_draft = executable.commits_partly() && executable.is_batch_invariant();
         let runner = Runner::new(executable, program.clone(), language.placeholders().clone(), language.vocabulary().logits);
-        let runner = Mutex::new(match draft.as_ref().filter(|_| can_draft) {
+        let runner = Mutex::new(match draft.as_ref().filter(|_| runner.invariant_rows() > 0) {
             Some(draft) => runner.showing(&draft.stage, draft.width),
             None => runner,
         });
@@ -233,7 +231,6 @@ impl Model {
             choice: None,
             memory,
             wanted,
-            can_draft,
             draft,
             sessions,
             fingerprint,
@@ -299,12 +296,15 @@ impl Model {
 
     /// Whether drafts may be computed beside other rows: a row must be the same, bit by bit, whatever else is in its call.
     pub(crate) fn can_draft(&self) -> bool {
-        self.0.can_draft
+        self.runner().invariant_rows() > 0
     }
 
-    /// Drafts for which there is room in a call with so many answers.
-    pub(crate) fn room_for_drafts(&self, answers: usize) -> usize {
-        if self.can_draft() { MOST_DRAFTS.min(self.chunk().saturating_sub(answers)) } else { 0 }
+    /// Drafts for which there is room in a call with so many answers, which has so many rows without them.
+    pub(crate) fn room_for_drafts(&self, answers: usize, rows: usize) -> usize {
+        match rows <= self.runner().invariant_rows() {
+            true => MOST_DRAFTS.min(self.chunk().saturating_sub(answers)),
+            false => 0,
+        }
     }
 
     /// The program with which it drafts for itself.

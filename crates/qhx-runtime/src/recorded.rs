@@ -124,8 +124,8 @@ impl Executable for Recorded {
         self.executable.commits_partly()
     }
 
-    fn is_batch_invariant(&self) -> bool {
-        self.executable.is_batch_invariant()
+    fn invariant_rows(&self) -> usize {
+        self.executable.invariant_rows()
     }
 
     fn state_bytes(&self) -> Option<StateBytes> {

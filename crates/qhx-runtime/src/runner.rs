@@ -64,10 +64,13 @@ impl<'a> Span<'a> {
         }
     }
 
-    /// The segment of a call whose first row is row `first` of the call.
-    fn segment(&mut self, first: usize) -> Segment<'_> {
-        let Sequence { state, epoch, drafts, .. } = &mut *self.sequence;
-        Segment { epoch: *epoch, partial: *drafts > 0, ..Segment::new(Some(&mut **state), first, self.rows.len()) }
+    /// The segment of a call whose first row is row `first` of the call, where drafts can be made or not.
+    fn segment(&mut self, first: usize, can_draft: bool) -> Segment<'_> {
+        let Sequence { state, epoch, drafts, chosen_from, .. } = &mut *self.sequence;
+        // Tokens that had to follow a chosen one come out as they would as drafts.
+        let could_be_drafts = can_draft && Some(self.rows.start) == *chosen_from && self.rows.len() > 1;
+        let partial = *drafts > 0 || could_be_drafts;
+        Segment { epoch: *epoch, partial, ..Segment::new(Some(&mut **state), first, self.rows.len()) }
     }
 }
 
@@ -114,6 +117,11 @@ impl Runner {
         Self { hidden_stage: Some((stage.to_owned(), width)), ..self }
     }
 
+    /// Beside so many rows drafts change nothing: see [`Executable::invariant_rows`].
+    pub(crate) fn invariant_rows(&self) -> usize {
+        if self.executable.commits_partly() { self.executable.invariant_rows() } else { 0 }
+    }
+
     /// From now on calls go to a program that was loaded anew.
     pub(crate) fn replace(&mut self, executable: Box<dyn Executable>, why: String) {
         (self.executable, self.outputs) = (executable, Outputs::new());
@@ -133,6 +141,7 @@ impl Runner {
     }
 
     fn compute(&mut self, spans: &mut [Span<'_>], purpose: &Purpose<'_>, watch: &mut Watch<'_>) -> Result<(), Error> {
+        let can_draft = self.invariant_rows() > 0;
         let Self { executable, program, placeholders, inputs, outputs, hidden_stage, hidden, .. } = self;
         hidden.clear();
         let is_hidden_wanted = spans.iter().any(|span| span.sequence.hidden.is_some());
@@ -155,13 +164,13 @@ impl Runner {
             let (mut one_segment, mut many_segments);
             let segments = match &mut *spans {
                 [span] => {
-                    one_segment = [span.segment(0)];
+                    one_segment = [span.segment(0, can_draft)];
                     &mut one_segment[..]
                 }
                 spans => {
                     let mut next = 0;
                     let segment = |span| {
-                        let segment = Span::segment(span, next);
+                        let segment = Span::segment(span, next, can_draft);
                         next += segment.valid_rows;
                         segment
                     };
@@ -208,6 +217,7 @@ impl Runner {
             if sequence.drafts == 0 {
                 sequence.state.commit(rows.len())?;
             }
+            sequence.chosen_from = None;
             sequence.work.add(purpose.phase, rows.len(), last_stage, chosen);
             if rows.end == sequence.rows.len() && *wanted > 0 {
                 sequence.forget_logits();

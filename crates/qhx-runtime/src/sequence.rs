@@ -13,6 +13,8 @@ pub(crate) struct Sequence {
     pub(crate) epoch: usize,
     /// Rows at the end that are guesses: computed, not committed, until [`Sequence::accept`].
     pub(crate) drafts: usize,
+    /// The first of the rows to be computed, where these are chosen tokens.
+    pub(crate) chosen_from: Option<usize>,
     /// Of the last row, and with drafts of the row before them and of each of them; empty when they are not known.
     pub(crate) logits: Vec<f32>,
     /// The ids and the values of the largest logits of the same rows, as many of each row, where nothing else was wanted.
@@ -100,6 +102,7 @@ impl Sequence {
             state,
             epoch: 0,
             drafts: 0,
+            chosen_from: None,
             logits: Vec::with_capacity(logits),
             largest: Vec::with_capacity(1),
             wanted: Wanted::Logits,

@@ -188,7 +188,7 @@ fn answers_end_where_they_would() {
 fn trouble_in_a_step_with_drafts() {
     for kind in KINDS {
         let device = Troubled::default();
-        device.set(|trouble| trouble.can_draft = true);
+        device.set(|trouble| trouble.invariant_rows = usize::MAX);
         let model = Model::on_device(parts(kind), Arc::new(device.clone()), &load_options(2)).unwrap();
         let engine = Engine::start(model.clone(), EngineOptions::default()).unwrap();
         let prompt = ids(2, 9);
@@ -251,7 +251,7 @@ fn the_own_program_follows_the_answer() {
 #[test]
 fn the_own_program_survives_trouble() {
     let device = Troubled::default();
-    device.set(|trouble| trouble.can_draft = true);
+    device.set(|trouble| trouble.invariant_rows = usize::MAX);
     let model = Model::on_device(predicting::predicting(), Arc::new(device.clone()), &load_options(2)).unwrap();
     let engine = Engine::start(model, EngineOptions::default()).unwrap();
     let prompt = ids(2, 9);
@@ -293,6 +293,25 @@ fn nothing_is_drafted_where_company_matters() {
         }
         let found = engine.submit(drafted(&prompt, &expected, 0.0, &plain(0.0))).unwrap().finish().unwrap();
         assert_eq!((found.ids, found.timing.drafted), (expected.ids, 0));
+    }
+}
+
+/// Beside more rows than a device bears, those of prompts included, nothing is drafted; an answer that is alone again drafts.
+#[test]
+fn drafts_keep_to_small_company() {
+    for rows in [1, 2, 3] {
+        let device = Troubled::default();
+        device.set(|trouble| trouble.invariant_rows = rows);
+        let model = Model::on_device(parts(Kind::Recurrent), Arc::new(device), &load_options(4)).unwrap();
+        let engine = Engine::start(model.clone(), EngineOptions::default()).unwrap();
+        let prompts: Vec<Vec<u32>> = (0..6).map(|n| ids(n, 3 + 4 * n as usize)).collect();
+        let expected: Vec<Generation> = prompts.iter().map(|prompt| alone(&model, prompt, &plain(0.0))).collect();
+        let request = |n: usize| engine.submit(drafted(&prompts[n], &expected[n], 0.2, &plain(0.0))).unwrap();
+        for (answer, expected) in (0..6).map(request).collect::<Vec<_>>().into_iter().zip(&expected) {
+            assert_eq!(answer.finish().unwrap().ids, expected.ids, "beside {rows} rows");
+        }
+        let last = request(0).finish().unwrap();
+        assert_eq!((&last.ids, last.timing.drafted > 0), (&expected[0].ids, true), "beside {rows} rows");
     }
 }
 

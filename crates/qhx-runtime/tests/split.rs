@@ -2,7 +2,7 @@
 
 use qhx_ir::{
     Checked, Device, Op, OpKind,
-    conformance::{Options, Outcome, run},
+    conformance::{Options, Outcome, run, same_bits_in_company},
     reference::ReferenceDevice,
 };
 use qhx_runtime::{
@@ -55,6 +55,16 @@ fn another_device_for_every_phase() {
 #[test]
 fn cut_differently_in_every_phase() {
     conforms(vec![cpu(), Arc::new(ReferenceDevice), cpu()], |program, op, phase| (place(program, op) + phase as usize) % 3);
+}
+
+/// A row is the same in any company if it is so on every device that has a part of the program.
+#[test]
+fn company_changes_nothing() {
+    let split = SplitDevice::new(vec![cpu(), Arc::new(ReferenceDevice)], |program, op, _| place(program, op) % 2).halved_from(2);
+    for only in ["model.decoder", "model.hybrid", "model.mixture", "attend_shared"] {
+        let summary = same_bits_in_company(&split, &Options { cases: 1, only: Some(only.into()), ..Options::default() }, &mut |_| {});
+        assert!(summary.failed.is_empty() && !summary.passed.is_empty(), "{summary}");
+    }
 }
 
 /// Prompts in two halves, from two rows on.

@@ -11,12 +11,17 @@ use qhx_runtime::{
 
 const NEW: usize = 60;
 
-/// Lets a model answer prompts of these lengths, with ids from `first` on, alone and four at a time. Gives the number of drafts.
+/// On the CPU.
 pub(crate) fn check_answers(fixture: &Fixture, lengths: &[u64], first: u32) -> usize {
+    check_answers_on(fixture, &LoadOptions { device: DeviceChoice::Cpu, ..Default::default() }, lengths, first)
+}
+
+/// Lets a model, loaded like this, answer prompts of these lengths, with ids from `first` on, alone and four at a time. Gives the number of drafts.
+pub(crate) fn check_answers_on(fixture: &Fixture, load: &LoadOptions, lengths: &[u64], first: u32) -> usize {
     let prompt = |&length: &u64| (0..length).map(|n| first + (uniform(length, n) * 300.0) as u32).collect();
     let prompts: Vec<Vec<u32>> = lengths.iter().map(prompt).collect();
     let context = prompts.iter().map(Vec::len).max().map(|longest| longest + NEW + 1);
-    let load = LoadOptions { device: DeviceChoice::Cpu, threads: Some(2), context, chunk: 64, sessions: 4, ..Default::default() };
+    let load = LoadOptions { threads: Some(2), context, chunk: 64, sessions: 4, ..load.clone() };
     let model = Model::from_parts(ModelParts::of(fixture.bundle()).unwrap(), &load).unwrap();
     let engine = Engine::start(model.clone(), EngineOptions::default()).unwrap();
     let expected: Vec<_> = prompts.iter().map(|prompt| answer(&model, prompt, DraftSource::None).ids).collect();

@@ -3,6 +3,7 @@
 #![allow(dead_code)] // each test binary uses its part
 
 pub(crate) mod drafted;
+pub(crate) mod drafts;
 pub(crate) mod media;
 pub(crate) mod mistakes;
 pub(crate) mod simulated;

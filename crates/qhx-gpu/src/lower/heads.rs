@@ -45,7 +45,7 @@ const MOST_VALUES: usize = 256;
 impl MatrixAttention {
     /// For heads of a call, where it has rows enough.
     pub(super) fn new(r: &Recorder<'_>, t: &Tiles, rows: usize) -> Option<Self> {
-        let matrices = r.adapter().cooperative_matrix.filter(|matrices| rows >= matrices.from_rows && t.kind == 2)?;
+        let matrices = r.adapter().cooperative_matrix.filter(|matrices| rows >= matrices.from_rows && t.kind == 2 && !r.is_alike())?;
         let [size, depth] = [matrices.size, matrices.half_depth].map(|n| n as usize);
         let lanes = r.adapter().subgroup_size as usize;
         let values = if t.dim > MOST_VALUES { t.dim / 2 } else { t.dim };

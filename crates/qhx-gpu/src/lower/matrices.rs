@@ -49,8 +49,13 @@ impl Small {
     }
 
     /// Whether calls of so many rows take it.
-    pub(super) fn takes(self, rows: usize) -> bool {
+    fn takes(self, rows: usize) -> bool {
         rows >= self.matrices.from_rows || self.is_few(rows)
+    }
+
+    /// Whether the call that is recorded takes it, with so many rows.
+    pub(super) fn is_taken(self, r: &Recorder<'_>, rows: usize) -> bool {
+        !r.is_alike() && self.takes(rows)
     }
 
     /// Whether any call of at most so many rows takes it.
@@ -231,7 +236,7 @@ pub(super) struct Grouped {
 impl Grouped {
     /// Whether a call's rows are grouped.
     pub(super) fn takes(&self, r: &Recorder<'_>) -> bool {
-        self.small[0].takes(r.bind(self.mixture.rows))
+        self.small[0].is_taken(r, r.bind(self.mixture.rows))
     }
 
     fn tile(&self, rows: usize) -> usize {
@@ -337,7 +342,7 @@ impl Lowering<'_> {
         let constants = [group, (width / 4).div_ceil(group), 0, 0, 0, 5].map(|n| n as u32);
         self.step(reads_of(x), buffers([numbers, scales]), move |r| {
             let rows = r.volume(&outer);
-            if !small.takes(rows) {
+            if !small.is_taken(r, rows) {
                 return Ok(());
             }
             let addresses = [r.address(x.numbers), 0, 0, 0, 0, 0, 0, r.address(numbers), r.address(scales)];

@@ -10,15 +10,16 @@ use super::{
 use crate::{
     kernels,
     parameters::{TILE_ROWS, most_tiles},
-    recorder::{Recorder, Resource, Step, bind, fold},
+    recorder::{MOST_ALIKE, Recorder, Resource, Step, bind, fold},
     state::Held,
     stream::{Instruction, Operation},
 };
 use qhx_ir::{DeviceError, Dim, KvType, Mask, Name, OpKind, Symbol};
 
-/// Calls of more rows have enough tiles for every processor of a GPU.
-const SPLIT_ROWS: usize = 64;
+/// So many splits are enough for all keys: see `blocks_of_split` in `attend_tiles.comp`.
 const MOST_SPLITS: usize = 32;
+/// Keys of a block, which one workgroup takes at once.
+const BLOCK_KEYS: usize = 128;
 /// Rows of a tile, at most.
 const MOST_TILE: usize = 8;
 /// Workgroups that keep a large GPU busy.
@@ -181,7 +182,7 @@ impl Lowering<'_> {
         let Tiles { from, to, free, offset, kind, masked, window, heads, kv_heads, dim, scale, cap } = t;
         let share = heads / kv_heads;
         let most_queries = self.most_queries;
-        let split_rows = bind(rows, &self.max).min(SPLIT_ROWS);
+        let split_rows = bind(rows, &self.max).min(MOST_ALIKE);
         let parts = self.buffer(4 * (split_rows * heads * MOST_SPLITS * (dim + 2)) as u64);
         let plan = move |r: &Recorder<'_>| {
             let rows = r.bind(rows);
@@ -194,11 +195,17 @@ impl Lowering<'_> {
             let each = rows.div_ceil(r.segments.max(1)).next_power_of_two();
             let tile = TILE_ROWS.into_iter().rev().find(|&tile| tile <= each.min(MOST_TILE) && fits(tile)).unwrap_or(1);
             let tiles = most_tiles(tile, rows, r.segments);
-            let splits = match rows <= SPLIT_ROWS && masked != 0 {
-                true => (SPLIT_GROUPS / (tiles * kv_heads).max(1)).clamp(1, r.keys.div_ceil(128).clamp(1, MOST_SPLITS)),
+            let is_split = rows <= MOST_ALIKE && masked != 0;
+            let alike = is_split && r.is_alike();
+            let blocks = r.keys.div_ceil(BLOCK_KEYS).clamp(1, MOST_SPLITS);
+            // A window may begin and end in the middle of a block.
+            let seen = if window > 0 { (window + tile).div_ceil(BLOCK_KEYS) + 1 } else { MOST_SPLITS };
+            let splits = match is_split {
+                true if alike => blocks.min(seen),
+                true => (SPLIT_GROUPS / (tiles * kv_heads).max(1)).clamp(1, blocks),
                 false => 1,
             };
-            (tile, tiles, splits)
+            (tile, tiles, splits, alike)
         };
         let mut writes = buffers([to, parts]);
         writes.extend(FormedHeads::writes(formed));
@@ -215,13 +222,13 @@ impl Lowering<'_> {
                 attention.attend(r, &t, r.bind(rows))?;
                 return formed.map_or(Ok(()), |formed| formed.dispatch(r));
             }
-            let (tile, tiles, splits) = plan(r);
+            let (tile, tiles, splits, alike) = plan(r);
             let table = TILE_ROWS.iter().position(|&rows| rows == tile).unwrap_or(0) as u32;
             let (k, v) = free.map_or((0, 0), |(k, v)| (r.address(k), r.address(v)));
             let out = if splits == 1 { to } else { parts };
             let (is_formed, [form_numbers, form_scales]) = FormedHeads::arguments(formed, r);
             let addresses = [r.call(), r.address(from), k, v, r.address(out), offset, form_numbers, form_scales];
-            let numbers = [heads, kv_heads, window, splits].map(|n| n as u32);
+            let numbers = [heads, kv_heads, window, splits, usize::from(alike)].map(|n| n as u32);
             let numbers = [&numbers[..], &[scale.to_bits(), cap.to_bits()]].concat();
             let constants = [kind, masked, dim as u32, tile as u32, share as u32, table, is_formed];
             r.dispatch(kernels::ATTEND_TILES, &constants, [tiles, kv_heads, splits], &addresses, &numbers)?;

@@ -74,7 +74,7 @@ impl Lowering<'_> {
             let slots = together.div_ceil(2).min(team / 4);
             let place = |buffer: Option<usize>| buffer.map_or(0, |buffer| r.address(buffer));
             let addresses = [r.address(p.numbers), place(p.scales), m.data, m.scales, m.minima, bias, place(added), r.address(to)];
-            if let Some(small) = small.filter(|small| small.takes(rows)) {
+            if let Some(small) = small.filter(|small| small.is_taken(r, rows)) {
                 let operands = Operands {
                     x: split.unwrap_or(p),
                     call_rows: rows,

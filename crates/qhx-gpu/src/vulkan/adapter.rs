@@ -110,6 +110,14 @@ pub(crate) struct SmallMatrices {
     pub(crate) few_rows: [usize; 2],
 }
 
+impl SmallMatrices {
+    /// The fewest rows of a call that uses them.
+    pub(crate) fn fewest_rows(&self) -> usize {
+        let [from, to] = self.few_rows;
+        if from <= to { from.min(self.from_rows) } else { self.from_rows }
+    }
+}
+
 const VALIDATION: &CStr = c"VK_LAYER_KHRONOS_validation";
 
 /// Lanes of the largest workgroup of any kernel, but for steps in one dispatch.

@@ -5,7 +5,7 @@ use super::{
     build::Case,
     plan::{CallPlan, Piece, Plan, exact_divisor},
     rng::Rng,
-    session::{Cancel, Session},
+    session::{Cancel, Made, Session},
 };
 use crate::{Checked, Device, DeviceError, Mask, Name, OpKind, SlotData};
 use std::collections::BTreeMap;
@@ -75,7 +75,7 @@ fn pieces(rows: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
 }
 
 /// Whether a row's result is stated by the rows before it: not where an op joins rows of a segment without a state that goes on, or looks ahead.
-fn can_be_cut(program: &Checked) -> bool {
+pub(super) fn can_be_cut(program: &Checked) -> bool {
     program.ops.iter().all(|op| match &op.op {
         OpKind::Attend { slot, mask, .. } => slot.is_some() && *mask != Mask::Full,
         OpKind::ShortConv { slot, .. } => slot.is_some(),
@@ -86,14 +86,23 @@ fn can_be_cut(program: &Checked) -> bool {
 
 /// All that a session gave.
 #[derive(Default)]
-struct Results {
+pub(super) struct Results {
     /// Outputs and taps, row after row.
     numbers: BTreeMap<String, Vec<f32>>,
-    slots: BTreeMap<Name, SlotData>,
+    pub(super) slots: BTreeMap<Name, SlotData>,
 }
 
 impl Results {
-    fn same_bits(&self, other: &Self) -> Result<(), String> {
+    /// Adds what a call made of those rows of a session that count.
+    pub(super) fn add(&mut self, call: &CallPlan, piece: &Piece, made: &Made) {
+        // One row of a value may stand for several of the call.
+        let Some(per_row) = call.rows.checked_div(made.numbers.len() / made.width) else { return };
+        let counted = piece.commit.unwrap_or(piece.rows);
+        let rows = piece.first_row / per_row * made.width..(piece.first_row + counted) / per_row * made.width;
+        self.numbers.entry(made.name.clone()).or_default().extend(&made.numbers[rows]);
+    }
+
+    pub(super) fn same_bits(&self, other: &Self) -> Result<(), String> {
         for (name, numbers) in &self.numbers {
             let found = other.numbers.get(name).map_or(&[][..], Vec::as_slice);
             if found.len() != numbers.len() {
@@ -125,16 +134,7 @@ fn results(device: &dyn Device, case: &Case, program: &Checked, calls: Calls) ->
     let mut results = [(); 2].map(|()| Results::default());
     for call in &plan.calls {
         for made in session.run(call, 0, Cancel::Never)? {
-            let rows = made.numbers.len() / made.width;
-            if rows == 0 {
-                continue;
-            }
-            // One row of a value may stand for several of the call.
-            let per_row = call.rows / rows;
-            for piece in &call.pieces {
-                let rows = piece.first_row / per_row * made.width..(piece.first_row + piece.rows) / per_row * made.width;
-                results[piece.session].numbers.entry(made.name.clone()).or_default().extend(&made.numbers[rows]);
-            }
+            call.pieces.iter().for_each(|piece| results[piece.session].add(call, piece, &made));
         }
         session.commit(call)?;
     }

@@ -16,6 +16,7 @@
 
 mod build;
 mod cases;
+mod company;
 mod compare;
 mod cuts;
 mod judge;
@@ -168,6 +169,14 @@ pub fn run(device: &dyn Device, options: &Options, report: &mut dyn FnMut(&CaseR
 pub fn same_bits_for_any_cut(device: &dyn Device, options: &Options, report: &mut dyn FnMut(&CaseResult)) -> Summary {
     let mut summary = Summary::default();
     all(options, &mut summary, report, &mut |case, rng, calls| cuts::judge(device, case, rng, calls));
+    summary
+}
+
+/// Holds `device` to what it says of itself ([`crate::Executable::invariant_rows`]): in calls of so many rows, and with drafts beside them, a row has the same bits as alone. The cases are those of [`run`], with
+/// states of many lengths.
+pub fn same_bits_in_company(device: &dyn Device, options: &Options, report: &mut dyn FnMut(&CaseResult)) -> Summary {
+    let mut summary = Summary::default();
+    all(options, &mut summary, report, &mut |case, rng, calls| company::judge(device, case, rng, calls));
     summary
 }
 

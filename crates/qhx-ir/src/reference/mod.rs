@@ -144,8 +144,8 @@ impl Executable for ReferenceExecutable {
         true
     }
 
-    fn is_batch_invariant(&self) -> bool {
-        true
+    fn invariant_rows(&self) -> usize {
+        usize::MAX
     }
 
     fn replace_part(&mut self, weight: &str, number: usize, part: &WeightTensor) -> Result<(), DeviceError> {

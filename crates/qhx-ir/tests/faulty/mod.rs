@@ -19,6 +19,7 @@ pub(crate) enum Fault {
     MasksIgnored,
     LogProbsOff,
     LogitsMoved,
+    CompanyShows,
     CommitsAllOfAPart,
     NoPartialCommits,
     IgnoresCancel,
@@ -170,6 +171,9 @@ impl Executable for FaultyExecutable {
             }
         }
         spoil(fault, call.outputs);
+        if let (Fault::CompanyShows, true, Some(number)) = (fault, call.bindings.rows > 1, call.outputs.put(0).last_mut()) {
+            *number = f32::from_bits(number.to_bits() ^ 1);
+        }
         result
     }
 
@@ -179,6 +183,10 @@ impl Executable for FaultyExecutable {
 
     fn commits_partly(&self) -> bool {
         self.fault != Fault::NoPartialCommits
+    }
+
+    fn invariant_rows(&self) -> usize {
+        self.inner.invariant_rows()
     }
 
     fn scratch_bytes(&self) -> u64 {

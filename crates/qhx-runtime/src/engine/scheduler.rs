@@ -321,7 +321,10 @@ impl Scheduler {
     fn prepare_choices(&mut self) {
         let mut decoding = self.active.iter().filter(|task| task.is_decode_step()).count();
         let others = if self.batches { decoding.saturating_sub(1) } else { 0 };
-        let mut room = self.model.room_for_drafts(self.active.len());
+        // Rows of prompts are in the same call, unless the phases are apart.
+        let reading = self.active.iter().filter(|task| !self.phases_apart && self.batches && !task.is_decode_step());
+        let reading: usize = reading.map(|task| task.session.len() - task.done()).sum();
+        let mut room = self.model.room_for_drafts(self.active.len(), others + 1 + reading.min(self.model.chunk()));
         for task in &mut self.active {
             // What is left is shared by those that are left.
             let most = room.div_ceil(decoding.max(1));

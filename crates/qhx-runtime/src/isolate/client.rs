@@ -122,13 +122,14 @@ impl Machine for IsolatedMachine {
                         progress.tell(done, total);
                     }
                 }
-                Reply::Loaded { executable: number, max_segments, commits_partly, scratch_bytes } => {
+                Reply::Loaded { executable: number, max_segments, commits_partly, invariant_rows, scratch_bytes } => {
                     return Ok(Box::new(IsolatedExecutable {
                         link: self.link.clone(),
                         program: program.clone(),
                         number,
                         max_segments,
                         commits_partly,
+                        invariant_rows,
                         scratch_bytes,
                         held: Arc::default(),
                         last_stage: None,
@@ -146,6 +147,7 @@ struct IsolatedExecutable {
     number: u64,
     max_segments: usize,
     commits_partly: bool,
+    invariant_rows: usize,
     scratch_bytes: u64,
     /// What the process said last of all states.
     held: Held,
@@ -246,6 +248,10 @@ impl Executable for IsolatedExecutable {
 
     fn commits_partly(&self) -> bool {
         self.commits_partly
+    }
+
+    fn invariant_rows(&self) -> usize {
+        self.invariant_rows
     }
 
     fn state_bytes(&self) -> Option<StateBytes> {

@@ -102,6 +102,7 @@ pub(super) enum Reply {
         executable: u64,
         max_segments: usize,
         commits_partly: bool,
+        invariant_rows: usize,
         scratch_bytes: u64,
     },
     Replaced,

@@ -189,6 +189,7 @@ impl Desk {
             executable: self.numbers,
             max_segments: executable.max_segments(),
             commits_partly: executable.commits_partly(),
+            invariant_rows: executable.invariant_rows(),
             scratch_bytes: executable.scratch_bytes(),
         };
         self.executables.insert(self.numbers, executable);

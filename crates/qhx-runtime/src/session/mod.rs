@@ -152,6 +152,7 @@ impl Session {
     /// Puts in the rows of tokens that were chosen, to be computed.
     pub(crate) fn put_last(&mut self, ids: &[u32]) -> Result<(), Error> {
         self.check_ids(ids, self.len())?;
+        self.sequence.chosen_from = Some(self.len());
         self.sequence.rows.extend(ids, &[]);
         Ok(())
     }

@@ -382,8 +382,8 @@ impl Executable for Parts {
         self.parts.iter().all(|part| part.executable.commits_partly())
     }
 
-    fn is_batch_invariant(&self) -> bool {
-        self.parts.iter().all(|part| part.executable.is_batch_invariant())
+    fn invariant_rows(&self) -> usize {
+        self.parts.iter().map(|part| part.executable.invariant_rows()).min().unwrap_or(0)
     }
 
     fn state_bytes(&self) -> Option<StateBytes> {

@@ -87,8 +87,8 @@ impl Executable for Phases {
     }
 
     /// Not for drafts, at least: the program that decodes has room for one row of each session.
-    fn is_batch_invariant(&self) -> bool {
-        false
+    fn invariant_rows(&self) -> usize {
+        0
     }
 
     fn state_bytes(&self) -> Option<StateBytes> {

@@ -27,8 +27,8 @@ pub(crate) struct Trouble {
     pub(crate) truncate_limit: Option<usize>,
     /// No state can be restored.
     pub(crate) refuse_import: bool,
-    /// Rows are the same in any company, and any number of them can be committed, so that drafts can be computed.
-    pub(crate) can_draft: bool,
+    /// Beside so many rows drafts can be computed: any number of rows can be committed. Drafts beside more are an error.
+    pub(crate) invariant_rows: usize,
 }
 
 /// The interpreter with trouble.
@@ -101,6 +101,11 @@ impl Executable for TroubledExecutable {
         if trouble.calls == trouble.lost_in_call {
             return Err(DeviceError::Lost { device: "troubled".into(), reason: "unplugged".into() });
         }
+        // Of each session with drafts one row is none.
+        let rows: usize = call.segments.iter().map(|segment| if segment.partial { 1 } else { segment.valid_rows }).sum();
+        if rows > trouble.invariant_rows && call.segments.iter().any(|segment| segment.partial) {
+            return Err(DeviceError::Call(format!("drafts beside {rows} rows")));
+        }
         let delay = trouble.delay;
         drop(trouble);
         std::thread::sleep(delay);
@@ -125,11 +130,11 @@ impl Executable for TroubledExecutable {
     }
 
     fn commits_partly(&self) -> bool {
-        self.trouble.lock().unwrap().can_draft
+        self.invariant_rows() > 0
     }
 
-    fn is_batch_invariant(&self) -> bool {
-        self.trouble.lock().unwrap().can_draft
+    fn invariant_rows(&self) -> usize {
+        self.trouble.lock().unwrap().invariant_rows
     }
 
     fn scratch_bytes(&self) -> u64 {
