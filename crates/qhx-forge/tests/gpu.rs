@@ -179,7 +179,7 @@ fn a_split_outlives_its_gpu() {
     let (ids, greedy) = case(&fixture);
     // In the prompt, in its halves, and among the answer's tokens; with hot experts also while one of them is transferred, which every third submission is about, and in a pause.
     let apart = [(GpuFault::Loss, 5), (GpuFault::Loss, 60), (GpuFault::Hang, 7), (GpuFault::Hang, 50), (GpuFault::OutOfMemory, 12)];
-    let in_turn: Vec<_> = (40..46).chain([52]).map(|number| (GpuFault::Loss, number)).chain([(GpuFault::Hang, 20)]).collect();
+    let in_turn: Vec<_> = (14..20).chain([31]).map(|number| (GpuFault::Loss, number)).chain([(GpuFault::Hang, 20)]).collect();
     for (rules, faults) in [(Rules::from_toml(EXPERTS_ON_CPU).unwrap(), &apart[..]), (hot_experts(9, Some(1)), &in_turn)] {
         for &fault in faults {
             let options = LoadOptions { device: DeviceChoice::Auto, placement: Some(rules.clone()), chunk: 64, ..with_fault(fault) };
