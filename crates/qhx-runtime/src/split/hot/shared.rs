@@ -117,8 +117,10 @@ impl SharedExperts {
         cache: &mut ExpertCache,
     ) -> Result<Option<Vec<i32>>, DeviceError> {
         let (layer, rest) = (self.layer, &mut self.rest);
-        (rest.x.clear(), rest.chosen.clear(), rest.factors.clear());
+        rest.x.clear();
         rest.x.extend_from_slice(x);
+        rest.chosen.clear();
+        rest.factors.clear();
         rest.factors.extend_from_slice(factors);
         let mut rows_of = vec![0; self.experts];
         for &expert in chosen {
