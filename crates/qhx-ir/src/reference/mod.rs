@@ -22,7 +22,7 @@ pub use state::ReferenceState;
 
 use crate::{
     Call, Checked, Device, DeviceError, DeviceInfo, Executable, Host, InputData, LoadOptions, Machine, Name, Op, OpKind, Pause, Paused,
-    State, Tap, Ticket, WeightTensor, Weights, hadamard_row,
+    Phase, Replace, State, Tap, Ticket, WeightTensor, Weights, hadamard_row,
 };
 use frame::{Data, Frame, Value};
 use state::Pending;
@@ -183,7 +183,7 @@ impl ReferenceExecutable {
         let mut pauses = self.options.pauses.iter().enumerate().peekable();
         for (place, op) in program.ops.iter().enumerate() {
             while let Some((number, own)) = pauses.next_if(|(_, pause)| pause.before == place) {
-                pause(&mut frame, number, own, &mut call.host)?;
+                pause(&mut frame, number, own, call.phase, &mut call.host)?;
             }
             if call.cancel.is_some_and(|flag| flag.load(std::sync::atomic::Ordering::Relaxed)) {
                 return Err(DeviceError::Cancelled);
@@ -200,8 +200,8 @@ impl ReferenceExecutable {
     }
 }
 
-/// Has the host make the inputs that a pause takes.
-fn pause(frame: &mut Frame<'_>, number: usize, pause: &Pause, host: &mut Option<&mut Host<'_>>) -> Result<(), DeviceError> {
+/// Has the host make the inputs that a pause takes. While answers are generated nothing is replaced, as on devices that have the whole call by then.
+fn pause(frame: &mut Frame<'_>, number: usize, pause: &Pause, phase: Phase, host: &mut Option<&mut Host<'_>>) -> Result<(), DeviceError> {
     let missing = || DeviceError::Call(format!("program `{}` pauses, but nobody answers", frame.program.name));
     let host = host.as_mut().ok_or_else(missing)?;
     let given: Vec<Vec<f32>> = pause.gives.iter().map(|name| frame.value(name).to_f32()).collect();
@@ -209,7 +209,8 @@ fn pause(frame: &mut Frame<'_>, number: usize, pause: &Pause, host: &mut Option<
     let mut taken: Vec<(usize, Data)> = Vec::new();
     let mut replace = |weight: &str, number: usize, part: &WeightTensor| frame.replace_part(weight, number, part);
     let mut take = |place: usize, data: InputData<'_>| taken.push((place, data.into()));
-    host(&mut Paused { number, given: &given, take: &mut take, replace: Some(&mut replace) })?;
+    let replace: Option<&mut Replace<'_>> = if phase == Phase::Prefill { Some(&mut replace) } else { None };
+    host(&mut Paused { number, given: &given, take: &mut take, replace })?;
     let names: Vec<&Name> = pause.takes.iter().chain(&pause.changes).collect();
     taken.into_iter().try_for_each(|(place, data)| frame.insert(names[place], data))
 }
