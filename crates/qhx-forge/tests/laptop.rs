@@ -10,7 +10,7 @@ use qhx_ir::{Checked, Device, DeviceError, DeviceInfo, Executable, Machine, Op, 
 use qhx_runtime::{
     Cancel, DeviceChoice, GenerateOptions, LoadOptions, Model, ModelParts, Prompt, Wanted, generate,
     memory::MemoryEstimate,
-    placement::Rules,
+    placement::{Overlap, Rules},
     planner::{Clock, Pair, Way},
     registry,
 };
@@ -132,24 +132,48 @@ fn a_split_that_loses_says_so() {
     assert_eq!((auto.device().name.as_str(), &auto.choice().unwrap().cost), ("cpu", &None));
 }
 
-/// While the GPU has one half of a prompt the CPU has the other: a prompt takes less time than its parts one after the other. Where both wait for one bus, they do not.
+/// While the GPU has one half of a call the CPU has the other: a prompt, and rows of which all logits are wanted as of drafts, take less time than their parts one after the other.
 #[test]
-fn two_halves_of_a_prompt_overlap() {
+fn two_halves_of_a_call_overlap() {
     let parts = ModelParts::of(Fixture::forge(&common::fixtures().join("phimoe")).bundle()).unwrap();
     let accelerator = Traits { call_seconds: 1e-6, memory: None, ..PROCESSOR };
     let (pair, clock) = pair(accelerator, PROCESSOR);
-    let prompt = |overlap| {
+    let call = |overlap, rows: u32, wanted: usize| {
         let stages = parts.program.stages.iter().step_by(2).map(|stage| (stage.name.to_string(), "gpu".to_owned())).collect();
         let rules = Rules { default: Some("cpu".into()), overlap, stages, ..Rules::default() };
         let model = in_one_way(&parts, &pair, &Way { name: "every second stage".into(), rules });
         let mut session = model.session().unwrap();
         let started = clock.now();
-        let logits = session.append(&(0..256).map(|n| n * 7 % 50).collect::<Vec<u32>>(), &Cancel::new()).unwrap().to_vec();
-        (logits, (clock.now() - started).as_secs_f64())
+        let ids: Vec<u32> = (0..rows).map(|n| n * 7 % 50).collect();
+        let mut shown = Vec::new();
+        session.append_showing(&ids, wanted, &Cancel::new(), &mut |_, logits| shown.extend_from_slice(logits)).unwrap();
+        (shown, (clock.now() - started).as_secs_f64())
     };
-    let ((logits, together), (expected, apart)) = (prompt(None), prompt(Some(false)));
-    assert!(logits == expected, "the halves are the same rows");
-    assert!(together < 0.9 * apart, "{together} against {apart}");
+    let from = |rows: usize| Some(Overlap::From(rows.try_into().unwrap()));
+    for (overlap, rows, wanted) in [(None, 256, 1), (from(24), 64, 8)] {
+        let ((logits, together), (expected, apart)) = (call(overlap, rows, wanted), call(Some(Overlap::Whether(false)), rows, wanted));
+        assert!(logits == expected, "the halves are the same rows");
+        assert!(together < 0.9 * apart, "{rows} rows: {together} against {apart}");
+    }
+    let [(_, few), (_, apart)] = [from(24), Some(Overlap::Whether(false))].map(|overlap| call(overlap, 16, 8));
+    assert!((few - apart).abs() < 0.01 * apart, "too few rows for halves: {few} against {apart}");
+}
+
+/// The plan says from how many rows on halves are faster, by what both devices can do: earlier where rows cost much and weights are read fast.
+#[test]
+fn the_plan_says_which_calls_are_halved() {
+    let parts = ModelParts::of(Fixture::forge(&common::fixtures().join("qwen3")).bundle()).unwrap();
+    let whole = MemoryEstimate::of(&parts.program, 512, CHUNK, 8).total_bytes;
+    let from = |read: f64, products: f64| {
+        let traits = Traits { call_seconds: 1e-7, op_seconds: 1e-8, read, products, copy: 1e11, memory: Some(2 * whole / 3), waking: 0 };
+        let model =
+            Model::on_pair(parts.clone(), pair(traits, Traits { memory: None, ..traits }).0, &options(DeviceChoice::Split)).unwrap();
+        let tried = model.choice().unwrap().measured.clone().unwrap().ways;
+        let layers = tried.iter().find(|tried| tried.way.name.starts_with("first")).unwrap_or_else(|| panic!("{tried:?}"));
+        layers.way.rules.overlap.unwrap()
+    };
+    let (Overlap::From(few), Overlap::From(many)) = (from(1e11, 1e9), from(1e9, 3e9)) else { panic!("prompts are halved") };
+    assert!(few < many && many.get() <= 256, "{few}, {many}");
 }
 
 /// Whatever may be chosen, with much memory or little, gives the tokens of transformers.

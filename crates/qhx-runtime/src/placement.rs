@@ -6,7 +6,7 @@
 mod rules;
 
 pub use qhx_ir::Phase;
-pub use rules::{Rules, Together};
+pub use rules::{Overlap, Rules, Together};
 
 use crate::{
     DeviceChoice, Error,
@@ -31,6 +31,11 @@ pub struct Placement {
 }
 
 impl Placement {
+    /// The devices that run something, the host's own work apart.
+    pub(crate) fn devices(&self) -> impl Iterator<Item = &str> {
+        self.stages.iter().map(|stage| &*stage.device).filter(|device| *device != "host")
+    }
+
     /// Gives all stages that a device runs this reason for being there.
     pub(crate) fn explain(&mut self, reason: &str) {
         self.stages.iter_mut().filter(|stage| stage.device != "host").for_each(|stage| stage.reason = reason.to_owned());
@@ -88,7 +93,11 @@ pub fn place(
     let places: HashMap<Name, [usize; 2]> =
         program.ops.iter().zip(prefill.iter().zip(&decode)).map(|(op, (p, d))| (op.path.clone(), [p.0, d.0])).collect();
     let split = SplitDevice::new(candidates.to_vec(), move |_, op, phase| places.get(&op.path).map_or(0, |both| both[phase as usize]));
-    let split = if rules.is_some_and(|rules| rules.overlap == Some(false)) { split.halved_from(usize::MAX) } else { split };
+    let split = match rules.and_then(|rules| rules.overlap) {
+        Some(Overlap::Whether(false)) => split.halved_from(usize::MAX),
+        Some(Overlap::From(rows)) => split.halved_from(rows.get()),
+        Some(Overlap::Whether(true)) | None => split,
+    };
     let split = match rules.and_then(|rules| rules.together) {
         Some(together) => split.with_bandwidth_tokens(together.into()),
         None => split,

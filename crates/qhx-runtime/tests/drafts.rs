@@ -3,12 +3,13 @@
 mod common;
 
 use common::{KINDS, Kind, VOCABULARY, device_choices, devices::Troubled, ids, parts, predicting};
+use qhx_ir::{Device, reference::ReferenceDevice};
 use qhx_runtime::{
     Cancel, DeviceChoice, Error, FinishReason, GenerateOptions, Generation, LoadOptions, LogitProcessor, Model, Prompt,
     draft::{Draft, DraftModel, DraftSource, Lookup},
     engine::{Engine, EngineOptions, Request},
     generate,
-    placement::Rules,
+    placement::{Overlap, Rules},
     sample::{SamplerConfig, random::uniform},
 };
 use std::{
@@ -56,12 +57,26 @@ fn drafted(prompt: &[u32], answer: &Generation, wrong: f64, options: &GenerateOp
     Request::new(Prompt::from_ids(prompt.to_vec())).with_options(options.clone()).with_draft(Oracle { answer, wrong, seed: 3 })
 }
 
+/// A model on each device here, and on two of which one has the first rows of a call while the other has those behind them.
+fn models(kind: Kind) -> Vec<(String, Model)> {
+    let on_one =
+        |device: DeviceChoice| (device.to_string(), Model::from_parts(parts(kind), &LoadOptions { device, ..load_options(4) }).unwrap());
+    let mut models: Vec<_> = device_choices().into_iter().map(on_one).collect();
+    let other = Troubled::default();
+    other.set(|trouble| trouble.invariant_rows = 100);
+    let devices: [Arc<dyn Device>; 2] = [Arc::new(ReferenceDevice), Arc::new(other)];
+    let stages = ["layers.0.ffn", "lm_head"].map(|stage| (stage.to_owned(), "troubled".to_owned())).into();
+    let rules = Rules { stages, overlap: Some(Overlap::From(2.try_into().unwrap())), ..Rules::default() };
+    let options = LoadOptions { placement: Some(rules), ..load_options(4) };
+    models.push(("two devices".into(), Model::on_devices(parts(kind), &devices, &options).unwrap()));
+    models
+}
+
 /// Every kind of state, greedy and sampled, across epochs and up to the end of the context, four answers in a call.
 #[test]
 fn answers_are_those_without_drafts() {
     for kind in KINDS {
-        for device in device_choices() {
-            let model = Model::from_parts(parts(kind), &LoadOptions { device, ..load_options(4) }).unwrap();
+        for (device, model) in models(kind) {
             let engine = Engine::start(model.clone(), EngineOptions::default()).unwrap();
             for (temperature, wrong) in [(0.0, 0.0), (0.0, 0.3), (1.3, 0.3), (0.0, 1.0)] {
                 let options = plain(temperature);

@@ -3,7 +3,7 @@
 //! ```toml
 //! default = "npu"                     # what nothing below names; absent: the device that was asked for
 //! decode = "cpu"                      # writing tokens; `prefill` is reading the prompt
-//! overlap = false                     # do not compute two halves of a prompt side by side
+//! overlap = 24                        # calls of so many rows are computed in two halves side by side; `false`: none
 //! together = 2.4                      # two devices that read at once take 2.4 times as long as one: let them take turns
 //!
 //! [stages]                            # the beginning of a path; the longest one counts, in both phases
@@ -23,6 +23,7 @@ use qhx_ir::Checked;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    num::NonZeroUsize,
     path::Path,
 };
 
@@ -39,9 +40,9 @@ pub struct Rules {
     /// The device that writes tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode: Option<String>,
-    /// Whether two devices compute two halves of a prompt side by side; absent: yes.
+    /// Whether two devices compute two halves of a call side by side; absent: those of many rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub overlap: Option<bool>,
+    pub overlap: Option<Overlap>,
     /// How many times as long as one of them two devices take that read memory at the same time. Where it is more than 2 they take turns; absent: they do not ask.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub together: Option<Together>,
@@ -51,6 +52,16 @@ pub struct Rules {
     /// The experts that stay on the default device though their ops are on another: those that are chosen most often.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hot_experts: Option<HotExperts>,
+}
+
+/// Which calls are computed in two halves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected `true`, `false` or a number of rows, 1 or more")]
+pub enum Overlap {
+    /// Those of many rows, or none.
+    Whether(bool),
+    /// Those of so many rows or more.
+    From(NonZeroUsize),
 }
 
 /// A measured ratio, 1 or more.
@@ -267,6 +278,13 @@ mod tests {
         assert!(wrong("[stages").contains("line 1"));
         assert!(wrong("[hot_experts]\ntransfer_from = 3").contains("missing field `count`"));
         assert!(wrong("together = 0.5").contains("must be 1 or more"));
+        for overlap in ["0", "-3", "\"yes\""] {
+            assert!(wrong(&format!("overlap = {overlap}")).contains("expected `true`, `false` or a number of rows"), "{overlap}");
+        }
+        for (overlap, expected) in [("false", Overlap::Whether(false)), ("24", Overlap::From(24.try_into().unwrap()))] {
+            let rules = Rules::from_toml(&format!("overlap = {overlap}")).unwrap();
+            assert_eq!((rules.overlap, rules.to_toml()), (Some(expected), format!("overlap = {overlap}\n")));
+        }
         assert_eq!(Rules::from_toml("together = 2.5").unwrap().together.map(f64::from), Some(2.5));
         assert!(wrong("[hot_experts]\ncount = -1").contains("invalid value"));
         let hot =

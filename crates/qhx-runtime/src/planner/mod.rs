@@ -14,14 +14,14 @@ pub use facts::{DeviceFacts, Facts};
 pub use ways::Way;
 
 use crate::{
-    placement::Phase,
-    split::{HALVED_FROM, OpRange},
+    placement::{Overlap, Phase},
+    split::OpRange,
 };
 use facts::Form;
 use qhx_ir::{Checked, Device, DeviceError, Slot};
 use serde::{Deserialize, Serialize};
 use shared::Shared;
-use std::sync::Arc;
+use std::{num::NonZeroUsize, sync::Arc};
 use ways::{ACCELERATOR, Names, Room, runs, ways};
 use work::{Shape, Work, value_bytes};
 
@@ -45,6 +45,11 @@ pub struct Prediction {
     /// The prompt.
     pub prefill_seconds: f64,
 }
+
+/// Numbers of rows for which two halves are weighed against the whole.
+const HALVED: [usize; 8] = [2, 4, 8, 16, 32, 64, 128, PROMPT_TOKENS];
+/// The part of the whole's time that halves may take.
+const GAIN: f64 = 0.97;
 
 /// What a usual request has.
 pub(crate) const PROMPT_TOKENS: usize = 256;
@@ -103,7 +108,7 @@ impl Pair {
         Names { accelerator: self.accelerator.name(), processor: self.processor.name() }
     }
 
-    /// How long a usual request would take. A split of which the devices would disturb one another is told not to overlap.
+    /// How long a usual request would take. A split is told from how many rows on two halves side by side are expected to be faster.
     fn predict(&self, program: &Checked, facts: &Facts, way: &mut Way, chunk: usize) -> Result<Prediction, DeviceError> {
         let runs = |way: &Way, phase| runs(program, self.names(), way, phase);
         let (prefill_runs, decode_runs) = (runs(way, Phase::Prefill), runs(way, Phase::Decode));
@@ -131,14 +136,35 @@ impl Pair {
         };
         let rows = chunk.clamp(1, PROMPT_TOKENS);
         let depth = PROMPT_TOKENS / 2;
-        let mut prefill: f64 = seconds(&prefill_runs, Shape { rows, depth })?.iter().sum();
-        let can_overlap = way.rules.overlap.is_none() && shared.is_none();
-        if can_overlap && prefill_runs.len() > 1 && rows >= HALVED_FROM && !program.slots.values().any(Slot::is_recurrent) {
-            let halves = side_by_side(&seconds(&prefill_runs, Shape { rows: rows / 2, depth })?, facts.together);
-            way.rules.overlap = (halves > prefill).then_some(false);
-            prefill = prefill.min(halves);
+        let whole = |runs: &[OpRange], shape: Shape| Ok::<f64, DeviceError>(seconds(runs, shape)?.iter().sum());
+        let halves = |runs: &[OpRange], Shape { rows, depth, wanted }: Shape| {
+            let half = Shape { rows: rows.div_ceil(2), depth, wanted: wanted.div_ceil(2) };
+            Ok::<f64, DeviceError>(side_by_side(&seconds(runs, half)?, facts.together))
+        };
+        let is_cut = prefill_runs.len() > 1 || decode_runs.len() > 1;
+        let can_overlap = way.rules.overlap.is_none() && is_cut && shared.is_none();
+        if can_overlap && !program.slots.values().any(Slot::is_recurrent) {
+            let gains = |runs: &[OpRange], shape: Shape| {
+                Ok::<bool, DeviceError>(runs.len() == 1 || halves(runs, shape)? < GAIN * whole(runs, shape)?)
+            };
+            let mut from = None;
+            for rows in HALVED.into_iter().rev() {
+                // Of a prompt one row is wanted, of drafts and of several answers all.
+                let [prompt, drafts] = [1, rows].map(|wanted| Shape { rows, depth, wanted });
+                if !(gains(&prefill_runs, prompt)? && gains(&decode_runs, drafts)?) {
+                    break;
+                }
+                from = NonZeroUsize::new(rows);
+            }
+            way.rules.overlap = Some(from.map_or(Overlap::Whether(false), Overlap::From));
         }
-        let decode: f64 = seconds(&decode_runs, Shape { rows: 1, depth: PROMPT_TOKENS + ANSWER_TOKENS / 2 })?.iter().sum();
+        let prompt = Shape { rows, depth, wanted: 1 };
+        let prefill = match way.rules.overlap {
+            Some(Overlap::From(from)) if rows >= from.get() && prefill_runs.len() > 1 => halves(&prefill_runs, prompt)?,
+            _ => whole(&prefill_runs, prompt)?,
+        };
+        let step = Shape { rows: 1, depth: PROMPT_TOKENS + ANSWER_TOKENS / 2, wanted: 1 };
+        let decode = whole(&decode_runs, step)?;
         // The cache moves once, where the phases are apart.
         let moved: u64 = match prefill_runs == decode_runs {
             true => 0,

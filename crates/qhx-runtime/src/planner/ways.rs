@@ -2,7 +2,7 @@
 
 use crate::{
     memory::MemoryEstimate,
-    placement::{Phase, Rules},
+    placement::{Overlap, Phase, Rules},
     split::{HotExperts, OpRange, all_experts, op_ranges, pool_bytes},
 };
 use qhx_ir::{Checked, DeviceError, Name, Op, OpKind};
@@ -122,7 +122,7 @@ pub(super) fn ways(program: &Checked, names: Names<'_>, room: Room) -> Result<Ve
                 default: Some(accelerator.into()),
                 stages: moved(&[&experts[whole..], &looked_up].concat(), processor),
                 // Both devices are at work on every layer as it is.
-                overlap: Some(false),
+                overlap: Some(Overlap::Whether(false)),
                 hot_experts: Some(HotExperts { count, transfer_from: None }),
                 ..Rules::default()
             },

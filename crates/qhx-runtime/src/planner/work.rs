@@ -10,11 +10,13 @@ pub(super) struct Shape {
     pub(super) rows: usize,
     /// Rows that are in the cache before it.
     pub(super) depth: usize,
+    /// Rows of which something is wanted.
+    pub(super) wanted: usize,
 }
 
 impl Shape {
     fn bindings(self) -> Bindings {
-        Bindings { rows: self.rows, soft_rows: 0, wanted: 1 }
+        Bindings { rows: self.rows, soft_rows: 0, wanted: self.wanted }
     }
 }
 

@@ -48,8 +48,9 @@ pub struct SplitDevice {
     together: Option<f64>,
 }
 
-/// Prompts of so many rows are cut in two halves, which devices compute side by side: fewer would not be worth the second reading of the weights.
-pub(crate) const HALVED_FROM: usize = 64;
+/// Calls of so many rows are cut in two halves, which devices compute side by side, where nothing is known of the devices: fewer may not be worth the second reading of the
+/// weights.
+const HALVED_FROM: usize = 64;
 
 /// A slot of which a second copy is kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -105,7 +106,7 @@ impl SplitDevice {
         Self { devices, choose: Arc::new(choose), halved_from: HALVED_FROM, hot: None, together: None }
     }
 
-    /// The same with prefill calls in two halves from so many rows on.
+    /// The same with calls in two halves from so many rows on.
     pub fn halved_from(self, rows: usize) -> Self {
         Self { halved_from: rows.max(2), ..self }
     }

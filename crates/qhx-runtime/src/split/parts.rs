@@ -1,5 +1,5 @@
-//! A program in parts that run one after the other, each on its own device: what crosses a cut is handed on, every part keeps its own slots. Of a prompt, one device has
-//! the first half while the other has the second.
+//! A program in parts that run one after the other, each on its own device: what crosses a cut is handed on, every part keeps its own slots. Of a prompt, of drafts and of
+//! several answers, one device has the first half of the rows while the other has the second.
 
 use super::{
     halves::{self, Half, HalfSegment},
@@ -8,8 +8,8 @@ use super::{
 };
 use crate::recorded::stages_shown;
 use qhx_ir::{
-    Bindings, Call, Checked, DType, DeviceError, Executable, ExpertCache, Input, InputData, Ledger, Name, Outputs, Phase, RowResult,
-    Segment, Slot, State, StateBytes, Tap, Ticket, Want,
+    Bindings, Call, Checked, DType, DeviceError, Executable, ExpertCache, Input, InputData, Ledger, Name, Outputs, RowResult, Segment,
+    Slot, State, StateBytes, Tap, Ticket, Want,
 };
 use std::{collections::HashMap, ops::Add, sync::Arc, time::Duration};
 
@@ -24,7 +24,7 @@ pub(super) struct Parts {
     /// The part that makes the output of wanted rows.
     answers: Option<usize>,
     homes: Arc<Homes>,
-    /// Prefill calls of so many rows are computed in two halves.
+    /// Calls of so many rows are computed in two halves.
     halved_from: usize,
     /// Bandwidth tokens of a part.
     bandwidth: Option<Share>,
@@ -80,11 +80,11 @@ impl Parts {
         Ok(Self { program: program.clone(), parts, made, outputs, answers, homes: Arc::new(homes), halved_from, bandwidth })
     }
 
-    /// The halves in which a call is computed: prompts are cut in two, so that devices work side by side. A decode step is not, because each half would read all weights again.
+    /// The halves in which a call is computed: one of many rows is cut in two, so that devices work side by side. While one has the output head of drafts, the other has the
+    /// first layers of the drafts behind them. Few rows are not cut, because each half reads all weights again.
     fn halves(&self, call: &Call<'_>) -> Vec<Half> {
         let Bindings { rows, .. } = call.bindings;
-        let is_plain = call.phase == Phase::Prefill && call.taps.is_none() && !call.segments.iter().any(|segment| segment.partial);
-        let is_long = is_plain && rows >= self.halved_from && !self.program.slots.values().any(Slot::is_recurrent);
+        let is_long = rows >= self.halved_from && call.taps.is_none() && !self.program.slots.values().any(Slot::is_recurrent);
         let halves = is_long.then(|| halves::cut(&self.program, call, rows / 2)).flatten();
         halves.map_or_else(|| vec![Half::whole(call)], Vec::from)
     }
