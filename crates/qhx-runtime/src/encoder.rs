@@ -16,7 +16,7 @@ use qhx_bundle::media::Media;
 use qhx_ir::{Bindings, Call, Checked, Device, DeviceError, Dim, Executable, Generator, Outputs, Segment, Tap, Timeline, Weights};
 use qhx_media::MediaKind;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -24,8 +24,10 @@ use std::{
 /// The towers of a model.
 pub(crate) struct Encoders {
     towers: Arc<Towers>,
-    /// Of each tower what is loaded.
+    /// Of each tower what is loaded; locked while it is at work.
     loaded: Vec<Mutex<Option<Loaded>>>,
+    /// Where the stages of each tower run that was loaded.
+    placements: Vec<Mutex<Option<Placement>>>,
     candidates: Vec<Arc<dyn Device>>,
     choice: DeviceChoice,
     rules: Option<Rules>,
@@ -90,7 +92,6 @@ impl Towers {
 struct Loaded {
     executable: Box<dyn Executable>,
     max_rows: usize,
-    placement: Placement,
 }
 
 /// The most that encoded media may hold for use again; the latest one is kept in any case.
@@ -105,11 +106,14 @@ impl Encoders {
         options: &LoadOptions,
     ) -> Self {
         let LoadOptions { device: choice, overcommit, .. } = *options;
-        let (rules, loaded) = (options.placement.clone(), towers.0.iter().map(|_| Mutex::default()).collect());
+        let loaded = towers.0.iter().map(|_| Mutex::default()).collect();
+        let placements = towers.0.iter().map(|_| Mutex::default()).collect();
+        let rules = options.placement.clone();
         let processor = options.cpu();
         Self {
             towers,
             loaded,
+            placements,
             candidates,
             choice,
             rules,
@@ -122,10 +126,17 @@ impl Encoders {
         }
     }
 
-    /// Where the stages of a tower run, once it is loaded.
+    /// Where the stages of a tower run, once it is loaded. Does not wait for one that is at work.
     pub(crate) fn placement(&self, kind: MediaKind) -> Option<Placement> {
         let place = self.towers.0.iter().position(|tower| tower.kind == kind)?;
-        lock(&self.loaded[place]).as_ref().map(|loaded| loaded.placement.clone())
+        lock(&self.placements[place]).clone()
+    }
+
+    /// Gives the stages of a tower this reason for being where they are.
+    fn explain(&self, place: usize, reason: &Error) {
+        if let Some(placement) = &mut *lock(&self.placements[place]) {
+            placement.explain(&reason.to_string());
+        }
     }
 
     /// The soft rows of a medium, and whether a tower had to be run for them.
@@ -136,6 +147,19 @@ impl Encoders {
         }
         let encoded = Arc::new(self.run(model, medium, cancel, None)?);
         Ok((self.keep(encoded), true))
+    }
+
+    /// Whether a tower has to be run for one of these media, and can be beside a program that is placed so: together they have more devices than one.
+    pub(crate) fn work_beside<'m>(&self, model: &str, media: impl Iterator<Item = &'m Medium>, text: &Placement) -> Result<bool, Error> {
+        for medium in media.filter(|medium| medium.features().is_none() && self.find(medium).is_none()) {
+            let (_, tower) = self.towers.tower(model, medium)?;
+            // Not as it is loaded: a tower that is at work is not asked.
+            let placed = placement::place_tower(&tower.program, self.choice, self.rules.as_ref(), &self.candidates);
+            if placed.is_ok_and(|(_, tower)| tower.devices().chain(text.devices()).collect::<BTreeSet<_>>().len() > 1) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Runs the tower whatever was made before, and shows what every stage made.
@@ -181,18 +205,19 @@ impl Encoders {
             let taps = shown.as_mut().map(|shown| shown as &mut dyn FnMut(Tap<'_>));
             tower.run(&mut *loaded.executable, medium, cancel, taps)
         };
-        if let Err(error) = self.load(tower, &mut slot, medium, &self.candidates) {
+        if let Err(error) = self.load(place, &mut slot, medium, &self.candidates) {
             let is_full = matches!(error, Error::MediumDoesNotFit { .. }) || left_device(&error);
             if self.choice != DeviceChoice::Auto || !is_full {
                 return Err(error);
             }
-            self.load(tower, &mut slot, medium, &self.cpu()?)?.placement.explain(&error.to_string());
+            self.load(place, &mut slot, medium, &self.cpu()?)?;
+            self.explain(place, &error);
         }
-        match self.load(tower, &mut slot, medium, &self.candidates).and_then(&mut run) {
+        match self.load(place, &mut slot, medium, &self.candidates).and_then(&mut run) {
             Err(error) if left_device(&error) => {
                 *slot = None;
-                let loaded = self.load(tower, &mut slot, medium, &self.cpu()?)?;
-                loaded.placement.explain(&error.to_string());
+                let loaded = self.load(place, &mut slot, medium, &self.cpu()?)?;
+                self.explain(place, &error);
                 run(loaded)
             }
             encoded => encoded,
@@ -204,15 +229,15 @@ impl Encoders {
         registry::candidates_with(DeviceChoice::Cpu, self.processor, &NpuSettings::default(), &GpuSettings::default())
     }
 
-    /// Gets the tower ready for a call as large as the medium's.
+    /// Gets the tower at a place ready for a call as large as the medium's.
     fn load<'a>(
         &self,
-        tower: &Tower,
+        place: usize,
         slot: &'a mut Option<Loaded>,
         medium: &Medium,
         devices: &[Arc<dyn Device>],
     ) -> Result<&'a mut Loaded, Error> {
-        let rows = medium.rows();
+        let (tower, rows) = (&self.towers.0[place], medium.rows());
         if slot.as_ref().is_none_or(|loaded| loaded.max_rows < rows) {
             // What is loaded holds memory for its largest call.
             *slot = None;
@@ -238,7 +263,8 @@ impl Encoders {
             };
             let executable = device.load(&tower.program, &self.weights, &options)?;
             let executable = Recorded::of_device(executable, &*device, self.timeline.as_ref());
-            *slot = Some(Loaded { executable, max_rows: rows, placement });
+            *lock(&self.placements[place]) = Some(placement);
+            *slot = Some(Loaded { executable, max_rows: rows });
         }
         slot.as_mut().ok_or_else(|| Error::Device(DeviceError::Call("the tower is not loaded".into())))
     }

@@ -138,10 +138,13 @@ impl Inputs {
             self.sequence.extend(span.clone().map(|row| row as i32));
             self.wanted.extend((span.len() - wanted..span.len()).map(|row| (before + row) as i32));
             for (medium, part) in rows.media_in(span.clone()) {
-                self.soft_rows.extend_from_slice(medium.encoded.soft_rows(part.clone()));
-                self.deepstack.iter_mut().enumerate().for_each(|(number, rows)| {
-                    rows.extend_from_slice(medium.encoded.deepstack_rows(number, part.clone()));
-                });
+                // A call without soft rows that it has places for does not pass its check.
+                if let Some(encoded) = medium.encoded() {
+                    self.soft_rows.extend_from_slice(encoded.soft_rows(part.clone()));
+                    self.deepstack.iter_mut().enumerate().for_each(|(number, rows)| {
+                        rows.extend_from_slice(encoded.deepstack_rows(number, part.clone()));
+                    });
+                }
                 self.soft_rows_at.extend(part.map(|row| (before + medium.first + row - span.start) as i32));
             }
         }

@@ -4,7 +4,7 @@
 //! model family: everything that differs between models is data of the bundle.
 
 use crate::{
-    Cancel, DeviceChoice, Encoded, Error, Language, LoadOptions, Medium, ModelParts,
+    Cancel, DeviceChoice, Encoded, Error, Language, LoadOptions, Medium, ModelParts, PlacedMedium, Prompt,
     auto::{AutoChoice, Contest},
     draft_program::{DraftProgram, LoadedDraft},
     encoder::Encoders,
@@ -360,6 +360,12 @@ impl Model {
     /// The same, and whether a tower had to be run.
     pub(crate) fn encode_counted(&self, medium: &Medium, cancel: &Cancel) -> Result<(Arc<Encoded>, bool), Error> {
         self.0.encoders.encode(self.name(), medium, cancel)
+    }
+
+    /// Whether media of a prompt are yet to be encoded, and that would happen beside the text program: on another device.
+    pub(crate) fn encodes_beside_text(&self, prompt: &Prompt) -> Result<bool, Error> {
+        let media = prompt.media().iter().map(PlacedMedium::medium);
+        self.0.encoders.work_beside(self.name(), media, self.placement())
     }
 
     /// The soft rows of a medium, made in any case, with what every stage of the tower made on the way.

@@ -2,8 +2,13 @@
 //!
 //! Everything that a call's inputs are made from follows from here, so a session that forgets its state computes it again exactly.
 
-use crate::Encoded;
-use std::{ops::Range, sync::Arc};
+use crate::{Encoded, Medium};
+use qhx_bundle::Digest;
+use qhx_media::MediaKind;
+use std::{
+    ops::Range,
+    sync::{Arc, OnceLock},
+};
 
 /// What was put in.
 #[derive(Clone, Debug, Default)]
@@ -22,13 +27,39 @@ pub(crate) struct MediumSpan {
     pub(crate) rows: usize,
     /// What the position of a row at its start is, less the row's number.
     shift: isize,
-    pub(crate) encoded: Arc<Encoded>,
+    content: Arc<Content>,
+}
+
+/// What a medium is known by, and its soft rows once its tower has made them.
+#[derive(Debug)]
+struct Content {
+    kind: MediaKind,
+    digest: Digest,
+    grid: Option<[usize; 2]>,
+    encoded: OnceLock<Arc<Encoded>>,
 }
 
 impl MediumSpan {
     /// All of a medium from row `first` on.
     pub(crate) fn new(first: usize, encoded: Arc<Encoded>) -> Self {
-        Self { first, rows: encoded.rows(), shift: 0, encoded }
+        let (kind, digest, grid, rows) = (encoded.kind(), encoded.digest(), encoded.grid(), encoded.rows());
+        Self { first, rows, shift: 0, content: Arc::new(Content { kind, digest, grid, encoded: encoded.into() }) }
+    }
+
+    /// The same of one that its tower has yet to encode: into so many soft rows.
+    pub(crate) fn awaited(first: usize, medium: &Medium, rows: usize) -> Self {
+        let (kind, digest, grid) = (medium.kind(), medium.digest(), medium.grid());
+        Self { first, rows, shift: 0, content: Arc::new(Content { kind, digest, grid, encoded: OnceLock::new() }) }
+    }
+
+    /// The soft rows of an awaited medium are there, in all rows that have it.
+    pub(crate) fn arrive(&self, encoded: Arc<Encoded>) {
+        let _ = self.content.encoded.set(encoded);
+    }
+
+    /// Its soft rows, unless they are awaited.
+    pub(crate) fn encoded(&self) -> Option<&Arc<Encoded>> {
+        self.content.encoded.get()
     }
 
     pub(crate) fn end(&self) -> usize {
@@ -37,7 +68,7 @@ impl MediumSpan {
 
     /// The shift of the rows after it. An image takes as many positions as the longer side of its grid, however many rows it has.
     fn shift_after(&self) -> isize {
-        match self.encoded.grid() {
+        match self.content.grid {
             Some([rows, columns]) => self.shift + rows.max(columns) as isize - self.rows as isize,
             None => self.shift,
         }
@@ -47,14 +78,15 @@ impl MediumSpan {
     fn position(&self, row: usize) -> [isize; 3] {
         let start = self.first as isize + self.shift;
         let at = row - self.first;
-        match self.encoded.grid() {
+        match self.content.grid {
             Some([_, columns]) => [start, start + (at / columns) as isize, start + (at % columns) as isize],
             None => [start + at as isize; 3],
         }
     }
 
     fn is_same_medium(&self, other: &Self) -> bool {
-        self.first == other.first && self.encoded.is_same_content(&other.encoded)
+        let known_by = |span: &Self| (span.first, span.content.kind, span.content.digest);
+        known_by(self) == known_by(other)
     }
 }
 
@@ -129,6 +161,12 @@ impl Rows {
         let from = self.media.partition_point(|medium| medium.end() <= span.start);
         let here = self.media[from..].iter().take_while(move |medium| medium.first < span.end);
         here.map(move |medium| (medium, span.start.max(medium.first) - medium.first..span.end.min(medium.end()) - medium.first))
+    }
+
+    /// The first row behind `done` that cannot be computed yet, because the soft rows of its medium are awaited; the number of rows where all can.
+    pub(crate) fn ready(&self, done: usize) -> usize {
+        let mut awaited = self.media.iter().filter(|medium| medium.end() > done && medium.encoded().is_none());
+        awaited.next().map_or(self.len(), |medium| medium.first.max(done))
     }
 
     /// Gives the time, height and width positions of the rows in `span`, in order.
@@ -219,6 +257,26 @@ mod tests {
             let parts: Vec<_> = all.media_in(4..11).map(|(medium, part)| (medium.first, part)).collect();
             assert_eq!(parts, [(2, 2..6), (9, 0..2)]);
         }
+    }
+
+    #[test]
+    fn rows_of_an_awaited_medium_are_not_ready() {
+        let all = whole();
+        let mut awaiting = Rows::default();
+        let (ids, media) = rows();
+        let awaited = |span: &MediumSpan| {
+            let Content { kind, digest, grid, .. } = *span.content;
+            MediumSpan { content: Arc::new(Content { kind, digest, grid, encoded: OnceLock::new() }), ..span.clone() }
+        };
+        let late: Vec<MediumSpan> = media.iter().map(awaited).collect();
+        awaiting.extend(&ids, &late);
+        assert_eq!(awaiting.common_prefix(&ids, &media), 16, "they are known by their content");
+        assert_eq!(awaiting.positions(0..16).collect::<Vec<_>>(), all.positions(0..16).collect::<Vec<_>>());
+        assert_eq!([0, 1, 2, 4, 8, 9, 12, 13].map(|done| awaiting.ready(done)), [2, 2, 2, 4, 9, 9, 12, 16]);
+        late[0].arrive(image(1, 2, 3));
+        assert_eq!([0, 2, 10].map(|done| awaiting.ready(done)), [9, 9, 10]);
+        late[1].arrive(image(2, 4, 1));
+        assert_eq!([0, 10].map(|done| awaiting.ready(done)), [16, 16]);
     }
 
     #[test]

@@ -93,6 +93,11 @@ impl Sender {
         self.end_with(end);
     }
 
+    /// Whether the answer has ended without this.
+    pub(super) fn has_ended(&self) -> bool {
+        self.0.as_ref().is_some_and(|pipe| pipe.content().ended)
+    }
+
     fn end_with(&mut self, end: Result<Generation, Error>) {
         if let Some(pipe) = self.0.take() {
             pipe.change(|content| (content.end, content.ended) = (Some(end), true));
@@ -131,6 +136,12 @@ impl Answer {
         content.end.take().unwrap_or(Err(Error::EngineStopped))
     }
 
+    /// Ends it: it cannot be made. The engine drops it with its next step.
+    pub(super) fn abandon(self) {
+        self.pipe.change(|content| content.ended = true);
+        self.shared.tell();
+    }
+
     /// Rows of the prompt that are computed so far.
     pub fn prompt_rows(&self) -> usize {
         self.pipe.content().prompt_rows
@@ -139,7 +150,7 @@ impl Answer {
     /// Asks the engine to stop; the answer ends after the step that is running, with what it has.
     pub fn cancel(&self) {
         self.cancel.cancel();
-        self.shared.wake.notify_all();
+        self.shared.tell();
     }
 
     /// For an executor: the next piece, or `None` at the end; wakes the task when there is one.

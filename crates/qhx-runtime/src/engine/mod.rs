@@ -150,7 +150,7 @@ struct Shared {
     model: Model,
     options: EngineOptions,
     queue: Mutex<Queue>,
-    /// Something happened: a request came, one was cancelled, or the engine is to stop.
+    /// Something happened: a request came, one was cancelled, a medium is encoded, or the engine is to stop.
     wake: Condvar,
 }
 
@@ -160,6 +160,8 @@ struct Queue {
     loans: Vec<Loan>,
     /// Sessions of which something is to be kept.
     returned: Vec<Session>,
+    /// Whether something has happened since the engine last looked.
+    news: bool,
     stopped: bool,
     stats: EngineStats,
 }
@@ -174,6 +176,12 @@ struct Loan {
 impl Shared {
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the engine that something has happened.
+    fn tell(&self) {
+        self.queue().news = true;
+        self.wake.notify_all();
     }
 }
 
@@ -197,12 +205,13 @@ impl Engine {
         &self.0.shared.options
     }
 
-    /// Queues a request. Its media are encoded here, on the caller's thread; all else happens on the engine's. Fails where the request cannot be answered, or where
-    /// too many are waiting.
+    /// Queues a request. Its media are encoded here, on the caller's thread; all else happens on the engine's. Where towers have a device of their own, the engine computes what stands
+    /// before a medium meanwhile. Fails where the request cannot be answered, or where too many are waiting.
     pub fn submit(&self, request: Request) -> Result<Answer, Error> {
         let shared = &self.0.shared;
         let (sender, answer) = answer::channel(request.cancel.clone(), shared.clone());
-        let job = Job::new(&shared.model, request, sender, Instant::now())?;
+        let cancel = request.cancel.clone();
+        let (job, awaited) = Job::new(&shared.model, request, sender, Instant::now())?;
         let mut queue = shared.queue();
         if queue.jobs.len() >= shared.options.queue {
             return Err(Error::QueueFull { waiting: queue.jobs.len() });
@@ -210,7 +219,13 @@ impl Engine {
         queue.jobs.push_back(job);
         queue.stats.waiting = queue.jobs.len();
         drop(queue);
-        shared.wake.notify_all();
+        shared.tell();
+        if let Some(awaited) = awaited
+            && let Err(error) = awaited.encode(&shared.model, &cancel, || shared.tell())
+        {
+            answer.abandon();
+            return Err(error);
+        }
         Ok(answer)
     }
 
@@ -222,7 +237,7 @@ impl Engine {
         let (to, lent) = mpsc::sync_channel(1);
         let loan = Loan { ids: prompt.ids().to_vec(), media: task::encode(&shared.model, prompt, cancel)?, to };
         shared.queue().loans.push(loan);
-        shared.wake.notify_all();
+        shared.tell();
         let mut session = lent.recv().map_err(|_| Error::EngineStopped)??;
         session.prepare_prompt(prompt, cancel)?;
         Ok(session)
@@ -231,7 +246,7 @@ impl Engine {
     /// Keeps what a session has computed for requests that begin alike, in scope 0. The session must be one of this engine's model.
     pub fn keep(&self, session: Session) {
         self.0.shared.queue().returned.push(session);
-        self.0.shared.wake.notify_all();
+        self.0.shared.tell();
     }
 
     /// What it has done and holds.
@@ -243,7 +258,7 @@ impl Engine {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.shared.queue().stopped = true;
-        self.shared.wake.notify_all();
+        self.shared.tell();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         // A processor of a caller may drop the last engine on the engine's own thread.
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != thread::current().id()) {

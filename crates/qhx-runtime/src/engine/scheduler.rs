@@ -30,6 +30,8 @@ pub(super) struct Scheduler {
     waiting: Vec<Job>,
     /// In the order in which they began.
     active: Vec<Task>,
+    /// Whether there is nothing to compute until something happens: what is left waits for its media.
+    stalled: bool,
     prefixes: Prefixes,
     pace: Pace,
     /// Rows computed since this was last told.
@@ -59,6 +61,7 @@ impl Scheduler {
             phases_apart: model.placement().stages.iter().any(|stage| stage.phase.is_some()),
             waiting: Vec::new(),
             active: Vec::new(),
+            stalled: false,
             pace: Pace::default(),
             rows: 0,
             sessions,
@@ -76,6 +79,7 @@ impl Scheduler {
                 // A panic of a device or of a caller's processor: nobody can say what the states hold.
                 self.active.drain(..).for_each(|task| task.fail(Error::EngineFailed));
                 self.prefixes.clear();
+                self.stalled = false;
             }
             self.publish();
         }
@@ -101,7 +105,8 @@ impl Scheduler {
                 continue;
             }
             self.waiting.extend(queue.jobs.drain(..));
-            if !self.waiting.is_empty() || !self.active.is_empty() {
+            let happened = std::mem::take(&mut queue.news) || !self.stalled;
+            if happened && (!self.waiting.is_empty() || !self.active.is_empty()) {
                 return true;
             }
             queue = shared.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
@@ -138,7 +143,8 @@ impl Scheduler {
         self.prepare_choices();
         let decodes = self.active.iter().any(Task::decodes);
         let planned = self.plan();
-        if planned.is_empty() {
+        self.stalled = planned.is_empty();
+        if self.stalled {
             return;
         }
         let started = Instant::now();
@@ -156,18 +162,20 @@ impl Scheduler {
     }
 
     fn drop_cancelled(&mut self) {
-        for job in self.waiting.extract_if(.., |job| job.cancel.is_cancelled()) {
+        for job in self.waiting.extract_if(.., |job| job.is_unwanted()) {
             job.cancelled();
         }
-        let cancelled: Vec<Task> = self.active.extract_if(.., |task| task.is_cancelled()).collect();
+        let cancelled: Vec<Task> = self.active.extract_if(.., |task| task.is_unwanted()).collect();
         cancelled.into_iter().for_each(|task| self.retire(task, true));
     }
 
-    /// Begins the requests for which there is a place, first come, first served. One that has a beginning in common with a prompt that is being computed waits for it.
+    /// Begins the requests for which there is a place, first come, first served. One that has a beginning in common with a prompt that is being computed waits for it. The last place
+    /// is not for one whose media are being encoded: others would wait for its tower.
     fn admit(&mut self) {
         let mut next = 0;
         while next < self.waiting.len() && self.active.len() < self.sessions {
-            if self.is_being_computed(next) {
+            let is_last_of_several = self.sessions > 1 && self.active.len() + 1 == self.sessions;
+            if is_last_of_several && !self.waiting[next].is_ready() || self.is_being_computed(next) {
                 next += 1;
                 continue;
             }
@@ -254,11 +262,11 @@ impl Scheduler {
             room = room.min(self.pace.rows_within(time, self.model.chunk()));
         }
         // Also answers whose rows have to be computed again.
-        for (task, reading) in self.active.iter().enumerate().filter(|(_, task)| !task.is_decode_step()) {
+        for (task, reading) in self.active.iter().enumerate().filter(|(_, task)| !task.is_decode_step() && task.ready() > 0) {
             if room == 0 {
                 break;
             }
-            let (done, end) = (reading.done(), reading.session.len());
+            let (done, end) = (reading.done(), reading.done() + reading.ready());
             let next_kept = match self.prefixes.are_recurrent() {
                 true => (done / KEEP_EVERY + 1) * KEEP_EVERY,
                 false => end,
@@ -323,7 +331,7 @@ impl Scheduler {
         let others = if self.batches { decoding.saturating_sub(1) } else { 0 };
         // Rows of prompts are in the same call, unless the phases are apart.
         let reading = self.active.iter().filter(|task| !self.phases_apart && self.batches && !task.is_decode_step());
-        let reading: usize = reading.map(|task| task.session.len() - task.done()).sum();
+        let reading: usize = reading.map(Task::ready).sum();
         let mut room = self.model.room_for_drafts(self.active.len(), others + 1 + reading.min(self.model.chunk()));
         for task in &mut self.active {
             // What is left is shared by those that are left.

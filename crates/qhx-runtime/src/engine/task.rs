@@ -12,7 +12,7 @@ use crate::{
 use qhx_ir::IdMask;
 use std::{
     collections::BTreeSet,
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -22,10 +22,37 @@ pub(super) fn encode(model: &Model, prompt: &Prompt, cancel: &Cancel) -> Result<
     prompt.media().iter().map(encode).collect()
 }
 
+/// What a tower is at work on while the engine computes the rows before it.
+pub(super) struct Awaited {
+    media: Vec<(PlacedMedium, MediumSpan)>,
+    towers: TowerTime,
+}
+
+/// When the towers had made all media of a request, and how long they took.
+type TowerTime = Arc<OnceLock<(Instant, Duration)>>;
+
+impl Awaited {
+    /// Encodes the media; `arrived` is told of each.
+    pub(super) fn encode(self, model: &Model, cancel: &Cancel, arrived: impl Fn()) -> Result<(), Error> {
+        let began = Instant::now();
+        let last = self.media.len().saturating_sub(1);
+        for (number, (placed, span)) in self.media.iter().enumerate() {
+            let encoded = model.encode(placed.medium(), cancel)?;
+            if number == last {
+                // Before its rows are there: afterwards the answer may begin.
+                let _ = self.towers.set((Instant::now(), began.elapsed()));
+            }
+            span.arrive(encoded);
+            arrived();
+        }
+        Ok(())
+    }
+}
+
 /// A request that waits.
 pub(super) struct Job {
     pub(super) prompt: Prompt,
-    /// Its media, encoded.
+    /// Its media.
     pub(super) media: Vec<MediumSpan>,
     pub(super) scope: u64,
     pub(super) alone: bool,
@@ -33,13 +60,13 @@ pub(super) struct Job {
     sender: Sender,
     writer: Writer,
     drafter: Drafter,
-    encode_time: Duration,
+    towers: TowerTime,
     asked: Instant,
 }
 
 impl Job {
-    /// Checks a request and encodes its media.
-    pub(super) fn new(model: &Model, request: Request, sender: Sender, asked: Instant) -> Result<Self, Error> {
+    /// Checks a request, and encodes its media unless their towers run beside the text program: then what is left to be encoded comes with it.
+    pub(super) fn new(model: &Model, request: Request, sender: Sender, asked: Instant) -> Result<(Self, Option<Awaited>), Error> {
         let Request { prompt, options, processors, draft, cancel, scope, alone } = request;
         model.check_prompt(prompt.ids())?;
         let writer = Writer::new(model, &prompt, &options, processors)?;
@@ -47,26 +74,52 @@ impl Job {
             Some(own) => Drafter::of(own),
             None => Drafter::new(model, &prompt, &options)?,
         };
-        let began = Instant::now();
-        let media = encode(model, &prompt, &cancel)?;
-        Ok(Self { prompt, media, scope, alone, cancel, sender, writer, drafter, encode_time: began.elapsed(), asked })
+        let towers = TowerTime::default();
+        let (media, awaited) = match model.encodes_beside_text(&prompt)? {
+            true => {
+                let span = |placed: &PlacedMedium| {
+                    let medium = placed.medium();
+                    Ok(MediumSpan::awaited(placed.first(), medium, model.soft_rows(medium)?))
+                };
+                let spans = prompt.media().iter().map(span).collect::<Result<Vec<_>, Error>>()?;
+                let media = prompt.media().iter().cloned().zip(spans.iter().cloned()).collect();
+                (spans, Some(Awaited { media, towers: towers.clone() }))
+            }
+            false => {
+                let began = Instant::now();
+                let media = encode(model, &prompt, &cancel)?;
+                let _ = towers.set((Instant::now(), began.elapsed()));
+                (media, None)
+            }
+        };
+        Ok((Self { prompt, media, scope, alone, cancel, sender, writer, drafter, towers, asked }, awaited))
+    }
+
+    /// Whether all of its rows can be computed.
+    pub(super) fn is_ready(&self) -> bool {
+        self.media.iter().all(|medium| medium.encoded().is_some())
+    }
+
+    /// Whether nobody wants its answer any more.
+    pub(super) fn is_unwanted(&self) -> bool {
+        self.cancel.is_cancelled() || self.sender.has_ended()
     }
 
     /// Ends it before it began.
     pub(super) fn cancelled(self) {
-        let mut timing = Timing { encode_ms: milliseconds(self.encode_time), ..Timing::default() };
+        let encode_time = self.towers.get().map_or(Duration::ZERO, |(_, took)| *took);
+        let mut timing = Timing { encode_ms: milliseconds(encode_time), ..Timing::default() };
         timing.prompt_tokens = self.prompt.ids().len();
         self.sender.end(Ok(Generation::cancelled(&self.prompt, timing)));
     }
 
     /// Begins to answer on a session that holds the first `reused` rows of the prompt; the others are put in, to be computed.
     pub(super) fn begin(self, mut session: Session, reused: usize) -> Task {
-        let Self { prompt, media, scope, alone, cancel, sender, writer, drafter, encode_time, asked } = self;
+        let Self { prompt, media, scope, alone, cancel, sender, writer, drafter, towers, asked } = self;
         session.put_in(prompt.ids(), &media, reused);
         session.want(writer.wanted());
         session.keep_hidden_rows(drafter.wants_hidden_rows());
-        let mut timing = Timing::of_prompt(session.model(), &prompt);
-        timing.encode_ms += milliseconds(encode_time);
+        let timing = Timing::of_prompt(session.model(), &prompt);
         let (before, loads) = (session.work(), session.model().runner().loads);
         let began = Instant::now();
         let keep_at = BTreeSet::from([prompt.stable_rows()]);
@@ -87,6 +140,7 @@ impl Job {
             before,
             loads,
             timing,
+            towers,
             asked,
             began,
         }
@@ -121,6 +175,7 @@ pub(super) struct Task {
     /// How often the program had been loaded when it began.
     loads: u64,
     timing: Timing,
+    towers: TowerTime,
     asked: Instant,
     /// When the prompt was begun.
     began: Instant,
@@ -137,6 +192,11 @@ impl Task {
         self.session.len() - self.done()
     }
 
+    /// Those that can be computed now: up to the first medium that its tower has yet to encode.
+    pub(super) fn ready(&self) -> usize {
+        self.rows().ready(self.done()) - self.done()
+    }
+
     /// Whether the prompt is computed and tokens are being chosen.
     pub(super) fn decodes(&self) -> bool {
         self.session.len() > self.prompt.ids().len()
@@ -149,8 +209,9 @@ impl Task {
         }
     }
 
-    pub(super) fn is_cancelled(&self) -> bool {
-        self.cancel.is_cancelled()
+    /// Whether nobody wants its answer any more.
+    pub(super) fn is_unwanted(&self) -> bool {
+        self.cancel.is_cancelled() || self.sender.has_ended()
     }
 
     /// Puts drafts behind a row that was chosen, in a step with so many rows of other answers and room for `most` more, and asks the processors what may follow. Gives the
@@ -180,7 +241,9 @@ impl Task {
     /// All rows are computed: chooses the next token, and puts it in with those that must follow it. Whether the answer goes on.
     pub(super) fn choose(&mut self) -> Result<bool, Error> {
         if !self.decodes() && self.writer.first_token.is_none() {
-            self.timing.prefill_ms = milliseconds(self.began.elapsed());
+            // What was computed beside towers took no time of its own.
+            let began = self.towers.get().map_or(self.began, |(done, _)| self.began.max(*done));
+            self.timing.prefill_ms = milliseconds(began.elapsed());
         }
         if self.writer.finish_reason.is_some() {
             return Ok(false);
@@ -200,6 +263,7 @@ impl Task {
         if cancelled {
             self.writer.finish_reason = Some(FinishReason::Cancelled);
         }
+        self.timing.encode_ms += self.towers.get().map_or(0.0, |(_, took)| milliseconds(*took));
         self.timing.end(&self.prompt, self.asked, self.writer.first_token, self.writer.ids.len());
         self.drafter.tell(&mut self.timing);
         self.timing.shaped(self.writer.mask_time, self.writer.forced_tokens);

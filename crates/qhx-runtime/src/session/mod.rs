@@ -343,7 +343,7 @@ impl Session {
 
     /// What a tower made of a medium that is in this session.
     pub(crate) fn encoded(&self, kind: MediaKind, digest: Digest) -> Option<&Arc<Encoded>> {
-        let mut here = self.sequence.rows.media().iter().map(|medium| &medium.encoded);
+        let mut here = self.sequence.rows.media().iter().filter_map(MediumSpan::encoded);
         here.find(|encoded| (encoded.kind(), encoded.digest()) == (kind, digest))
     }
 

@@ -106,7 +106,8 @@ impl Session {
         }
         let logits = &self.sequence.logits;
         content.extend(logits.iter().flat_map(|x| x.to_le_bytes()));
-        let media = self.sequence.rows.media().iter().map(|medium| put_medium(&mut content, medium)).collect();
+        // A session's media are encoded before they are put in.
+        let media = self.sequence.rows.media().iter().filter_map(|medium| put_medium(&mut content, medium)).collect();
         let header = Header {
             model: self.model.name().to_owned(),
             fingerprint: self.model.fingerprint().to_owned(),
@@ -284,15 +285,15 @@ fn put(content: &mut Vec<u8>, name: &Arc<str>, data: &SlotData) -> SlotEntry {
     SlotEntry { name: name.clone(), dtype, bytes: content.len() - start }
 }
 
-fn put_medium(content: &mut Vec<u8>, medium: &MediumSpan) -> MediumEntry {
-    let encoded = &medium.encoded;
+fn put_medium(content: &mut Vec<u8>, medium: &MediumSpan) -> Option<MediumEntry> {
+    let encoded = medium.encoded()?;
     let all_rows = encoded.rows();
     let sets = (0..encoded.deepstack_count()).map(|number| encoded.deepstack_rows(number, 0..all_rows));
     for numbers in std::iter::once(encoded.soft_rows(0..all_rows)).chain(sets) {
         content.extend(numbers.iter().flat_map(|x| x.to_le_bytes()));
     }
     let (kind, digest, grid) = (encoded.kind(), encoded.digest(), encoded.grid());
-    MediumEntry { kind, digest, first: medium.first, rows: medium.rows, all_rows, grid }
+    Some(MediumEntry { kind, digest, first: medium.first, rows: medium.rows, all_rows, grid })
 }
 
 /// All bytes of a file that begins as a snapshot does. Anything else, however long, is refused by its first bytes.

@@ -19,6 +19,8 @@ pub(crate) struct Trouble {
     pub(crate) cancel: Cancel,
     /// How long a call takes at least.
     pub(crate) delay: Duration,
+    /// Calls wait until it is no longer so, or until they are cancelled.
+    pub(crate) held: bool,
     /// Fails in this call.
     pub(crate) fail_in_call: usize,
     /// Is gone from this call on, until it is loaded again.
@@ -100,6 +102,14 @@ impl Executable for TroubledExecutable {
         }
         if trouble.calls == trouble.lost_in_call {
             return Err(DeviceError::Lost { device: "troubled".into(), reason: "unplugged".into() });
+        }
+        while trouble.held {
+            if call.is_cancelled() {
+                return Err(DeviceError::Cancelled);
+            }
+            drop(trouble);
+            std::thread::sleep(Duration::from_millis(1));
+            trouble = self.trouble.lock().unwrap();
         }
         // Of each session with drafts one row is none.
         let rows: usize = call.segments.iter().map(|segment| if segment.partial { 1 } else { segment.valid_rows }).sum();
