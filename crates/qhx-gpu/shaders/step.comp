@@ -49,15 +49,21 @@ Segment only_segment() {
     return Segment(c.at[17], c.at[18], c.at[19], c.at[20], c.at[21], c.at[22], c.at[23]);
 }
 
+#include "step_hadamard.glsl"
 #include "step_product.glsl"
 #include "step_attend.glsl"
 #include "step_recurrent.glsl"
 
-// A row or a head, normed or gated, with something added, scaled.
+// A row or a head, normed or gated, transformed, with something added, scaled.
 void row_instruction(uint row) {
     uint width = word(18u);
     uint flags = word(20u);
     hold_row(RowWork(place(4u), place(6u), place(8u), place(10u), row * width, width, number(19u), flags & 1u, flags >> 4u & 15u, flags >> 1u & 3u));
+    if (rows_need(TRANSFORMS) && word(24u) != 0u) {
+        held_source = NONE;
+        barrier();
+        transform_row(width, word(24u), place(22u), number(25u));
+    }
     end_row(place(12u), place(14u), row * width, width, number(21u));
     [[unroll]] for (uint j = 0u; j < RUNS; j++) {
         if (!is_behind(j, width)) store4(place(16u), row * width, 4u * run(j), width, held[j]);

@@ -1,4 +1,4 @@
-// Products of one row with weights. The row is normed, gated and rounded by every workgroup for itself, and stays where it is for the next product of the same row.
+// Products of one row with weights. The row is normed, gated, transformed and rounded by every workgroup for itself, and stays where it is for the next product of the same row.
 struct Kind {
     uint encoding;
     uint block;
@@ -49,12 +49,14 @@ float row_scale(Rows x, uint row, uint column) { return row_scales[FORM == 1u ? 
 const uint X = 4u, UP = 6u, NORM_WEIGHT = 8u, NORM_BIAS = 10u, DATA = 12u, SCALES = 16u, MINIMA = 20u, BIAS = 24u, ADDED = 26u, Y = 28u, CHOSEN = 30u, FACTORS = 32u, PLACES = 34u;
 const uint WIDTH = 36u, OUT = 37u, DATA_BYTES = 38u, SCALE_BYTES = 39u, MIN_BYTES = 40u, LOW = 41u, HIGH = 42u, IN_LOW = 43u, IN_HIGH = 44u, EPS = 45u;
 const uint ROW_FLAGS = 46u, FUNCTION = 47u, SOURCE = 48u, CHOICES = 49u, EXPERTS = 50u, MODE = 51u, CHUNKS = 52u, APART = 53u, TASK_ROWS = 54u, EACH = 55u;
+const uint HARTLEY = 56u, ODD_FACTOR = 58u, FACTOR = 59u; // of a transform, if there is one
 
 // Brings the rows of a product into the room, in their form.
 void bring_rows(uint rows, uint width, uint stride) {
     uint flags = word(ROW_FLAGS);
     for (uint row = 0u; row < rows; row++) {
         hold_row(RowWork(place(X), place(UP), place(NORM_WEIGHT), place(NORM_BIAS), row * width, width, number(EPS), flags & 1u, flags >> 4u & 15u, flags >> 1u & 3u));
+        if (rows_need(TRANSFORMS) && word(ODD_FACTOR) != 0u) transform_row(width, word(ODD_FACTOR), place(HARTLEY), number(FACTOR));
         bound_row(width, number(IN_LOW), number(IN_HIGH));
         float inverse = 0.0;
         if (FORM == 1u) {

@@ -4,7 +4,7 @@ use crate::{
     kernels::{self, command},
     vulkan::{Buffer, Command, Gpu, Kind, Recording, Use},
 };
-use qhx_ir::DeviceError;
+use qhx_ir::{DeviceError, hadamard};
 use std::{ops::Range, sync::Arc};
 
 /// Words of an instruction.
@@ -34,7 +34,8 @@ impl Operation {
         let names = ["product", "product", "attend", "attend", "merge", "row", "map", "part", "short_conv", "delta", "route", "product"];
         match names.get(words[0] as usize) {
             Some(&"product") => {
-                format!("product {}x{}{}", words[35], words[34], ["", " of experts", " of experts, added"][words[49].min(2) as usize])
+                let [width, outputs, mode] = PRODUCT_SHAPE.map(|place| words[place]);
+                format!("product {outputs}x{width}{}", ["", " of experts", " of experts, added"][mode.min(2) as usize])
             }
             Some(name) => (*name).to_owned(),
             None => "nothing".to_owned(),
@@ -59,10 +60,15 @@ impl Operation {
     }
 }
 
+/// Where a product's width, outputs and mode are among its words, as `step_product.glsl` has them.
+const PRODUCT_SHAPE: [usize; 3] = [36, 37, 51];
+
 /// One instruction: what, in how many groups, then addresses and numbers.
 pub(crate) struct Instruction {
     groups: usize,
     words: Vec<u32>,
+    /// What it needs of the shader.
+    needs: Needs,
 }
 
 impl Instruction {
@@ -73,36 +79,12 @@ impl Instruction {
         words.extend(numbers);
         assert!(words.len() <= WORDS, "an instruction of {} words", words.len());
         words.resize(WORDS, 0);
-        Self { groups, words }
+        Self { groups, words, needs: Needs { operations: bit(operation.number()), ..Needs::default() } }
     }
 
-    /// What it needs of the shader. Its words are where `step.comp` and `step_product.glsl` have them.
-    fn needs(&self) -> Needs {
-        let (word, bit) = (|place: usize| self.words[place], |number: u32| 1u32.checked_shl(number).unwrap_or(0));
-        let row = |flags: u32, width: u32| {
-            let is_gated = flags & 1 != 0;
-            let all = [
-                (is_gated, GATES),
-                (flags >> 1 & 3 == 2, LAYER_NORMS),
-                (word(10) | word(11) != 0, NORM_BIASES),
-                (width % 4 != 0, UNEVEN_WIDTHS),
-            ];
-            let work = all.into_iter().filter(|(needed, _)| *needed).fold(0, |all, (_, work)| all | work);
-            (work, if is_gated { bit(flags >> 4 & 15) } else { 0 })
-        };
-        let (row_work, functions) = match word(0) {
-            // Products: of their rows, and the one between gate and up.
-            0 | 1 | 11 => {
-                let (work, functions) = row(word(44), word(34));
-                (work, functions | bit(word(45)))
-            }
-            // Rows.
-            5 => row(word(20), word(18)),
-            // Elementwise, short convolutions.
-            6 | 8 => (0, bit(word(15))),
-            _ => (0, 0),
-        };
-        Needs { operations: bit(word(0)), functions, row_work }
+    /// It needs this, too.
+    pub(crate) fn needing(self, needs: Needs) -> Self {
+        Self { needs: self.needs.and(needs), ..self }
     }
 }
 
@@ -111,6 +93,11 @@ const GATES: u32 = 1;
 const LAYER_NORMS: u32 = 2;
 const NORM_BIASES: u32 = 4;
 const UNEVEN_WIDTHS: u32 = 8;
+/// Of `step_hadamard.glsl`.
+const TRANSFORMS: u32 = 16;
+const OTHER_ODDS: u32 = 32;
+/// Odd factors whose loops are unrolled, at most: their dense block has room among the scales, and its row in registers.
+const MOST_UNROLLED: usize = 21;
 
 /// What instructions need of `step.comp`, a bit for each. The rest of it is not compiled: it would cost time, and registers that then are missing where they count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -118,22 +105,59 @@ pub(crate) struct Needs {
     operations: u32,
     functions: u32,
     row_work: u32,
+    /// The odd factor of transforms whose loops are unrolled; 0 for none.
+    odd: u32,
 }
 
 impl Needs {
     pub(crate) fn of(items: &[Item]) -> Self {
-        let all = items.iter().filter_map(|item| if let Item::Instruction(one) = item { Some(one.needs()) } else { None });
-        let mut needs = all.fold(Self::default(), |a, b| Self {
-            operations: a.operations | b.operations,
-            functions: a.functions | b.functions,
-            row_work: a.row_work | b.row_work,
-        });
+        let all = items.iter().filter_map(|item| if let Item::Instruction(one) = item { Some(one.needs) } else { None });
+        let mut needs = all.fold(Self::default(), Self::and);
         // Whether parts of heads are merged depends on the number of keys: one shader for all of them.
         if needs.operations & (1 << Operation::Attend(0).number() | 1 << Operation::Attend(1).number()) != 0 {
             needs.operations |= 1 << Operation::Merge.number();
         }
         needs
     }
+
+    /// Of an elementwise function.
+    pub(crate) fn function(function: u32) -> Self {
+        Self { functions: bit(function), ..Self::default() }
+    }
+
+    /// Of rows of this width: the function of their gate, their norm as `row.glsl` numbers it, and whether that has a bias.
+    pub(crate) fn row(width: usize, gate: Option<u32>, norm: u32, bias: bool) -> Self {
+        let all = [(gate.is_some(), GATES), (norm == 2, LAYER_NORMS), (bias, NORM_BIASES), (width % 4 != 0, UNEVEN_WIDTHS)];
+        let row_work = all.into_iter().filter(|(needed, _)| *needed).fold(0, |all, (_, work)| all | work);
+        Self { row_work, ..gate.map_or(Self::default(), Self::function) }
+    }
+
+    /// Of the transform of a row of this width.
+    pub(crate) fn transform(width: usize) -> Self {
+        let (power, odd) = hadamard::factors(width);
+        let unrolled = power >= 4 && odd <= MOST_UNROLLED;
+        Self {
+            row_work: if unrolled || odd == 1 { TRANSFORMS } else { TRANSFORMS | OTHER_ODDS },
+            odd: if unrolled && odd > 1 { odd as u32 } else { 0 },
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn and(self, other: Self) -> Self {
+        // One of two factors is unrolled.
+        let others = if self.odd != other.odd && self.odd.min(other.odd) > 0 { OTHER_ODDS } else { 0 };
+        Self {
+            operations: self.operations | other.operations,
+            functions: self.functions | other.functions,
+            row_work: self.row_work | other.row_work | others,
+            odd: self.odd.max(other.odd),
+        }
+    }
+}
+
+/// None for numbers that mean nothing.
+fn bit(number: u32) -> u32 {
+    1u32.checked_shl(number).unwrap_or(0)
 }
 
 /// What a recorder collects.
@@ -159,6 +183,8 @@ pub(crate) struct StreamPlan {
     /// Bytes of a workgroup's room for rows, and the most that there may be.
     room: usize,
     most_room: usize,
+    /// The most that a row may have while it is transformed: all that there is.
+    most_transformed: usize,
     /// Whether something has no instruction.
     failed: bool,
 }
@@ -178,14 +204,15 @@ impl StreamPlan {
     /// For workgroups with so much shared memory.
     pub(crate) fn new(group: usize, subgroup: usize, shared_memory: usize) -> Self {
         // Sums over columns of a state take a word of each invocation.
-        let (room, most_room) = (4 * group, shared_memory.saturating_sub(BESIDE_ROOM + 8 * group).min(MOST_ROOM));
-        Self { group, subgroup, kinds: Vec::new(), heads: Vec::new(), width: 4, room, most_room, failed: room > most_room }
+        let (room, most_transformed) = (4 * group, shared_memory.saturating_sub(BESIDE_ROOM + 8 * group));
+        let (most_room, kinds, heads) = (most_transformed.min(MOST_ROOM), Vec::new(), Vec::new());
+        Self { group, subgroup, kinds, heads, width: 4, room, most_room, most_transformed, failed: room > most_room }
     }
 
     /// So many bytes of room are needed.
     pub(crate) fn take_room(&mut self, bytes: usize) {
         self.room = self.room.max(bytes);
-        self.failed |= self.room > self.most_room;
+        self.failed |= bytes > self.most_room;
     }
 
     /// Subgroups of a workgroup.
@@ -202,6 +229,17 @@ impl StreamPlan {
     pub(crate) fn row(&mut self, width: usize) {
         self.width = self.width.max(width.next_multiple_of(32));
         self.failed |= self.runs() > MOST_RUNS;
+    }
+
+    /// Whether rows of this width can be transformed by instructions.
+    pub(crate) fn transforms(&self, width: usize) -> bool {
+        self.subgroup > 1 && width.div_ceil(4 * self.group) <= MOST_RUNS && transformed_bytes(width) <= self.most_transformed
+    }
+
+    /// A row of this width that is transformed.
+    pub(crate) fn transformed(&mut self, width: usize) {
+        self.row(width);
+        self.room = self.room.max(transformed_bytes(width));
     }
 
     fn runs(&self) -> usize {
@@ -240,9 +278,14 @@ impl StreamPlan {
         let most = |of: fn(&[u32; 4]) -> u32| self.heads.iter().map(of).max().unwrap_or(1);
         constants.extend([most(|heads| heads[2]), most(|heads| heads[1] / 8 / heads[3]), self.room.div_ceil(16) as u32]);
         constants.extend(kind(2));
-        constants.extend([needs.operations, needs.functions, needs.row_work]);
+        constants.extend([needs.operations, needs.functions, needs.row_work, needs.odd.max(1)]);
         constants
     }
+}
+
+/// The room of a row that is transformed.
+fn transformed_bytes(width: usize) -> usize {
+    4 * width.next_multiple_of(32)
 }
 
 fn number<T: PartialEq>(all: &mut Vec<T>, own: T, most: usize, failed: &mut bool) -> usize {
@@ -467,23 +510,40 @@ mod tests {
     }
 
     #[test]
+    fn words_are_where_the_shader_has_them() {
+        let source = include_str!("../shaders/step_product.glsl");
+        for (name, place) in ["WIDTH", "OUT", "MODE"].into_iter().zip(PRODUCT_SHAPE) {
+            assert!(source.contains(&format!(" {name} = {place}u")), "{name}");
+        }
+    }
+
+    #[test]
     fn only_what_is_needed_is_compiled() {
-        let item = |operation, words: &[(usize, u32)]| {
-            let mut one = Instruction::new(operation, 1, &[], &[]);
-            words.iter().for_each(|&(place, word)| one.words[place] = word);
-            Item::Instruction(one)
-        };
-        let none = u32::MAX;
+        let item = |operation, needs: Needs| Item::Instruction(Instruction::new(operation, 1, &[], &[]).needing(needs));
         // A product of a row as it is; one of a gated row of 6 numbers; gate and up with the second function.
-        let plain = item(Operation::Product(0), &[(34, 8), (45, none)]);
-        assert_eq!(Needs::of(&[plain]), Needs { operations: 1, functions: 0, row_work: 0 });
-        let gated = item(Operation::Product(2), &[(34, 6), (44, 1 | 3 << 4), (45, none)]);
-        let needs = Needs { operations: 1 << 11, functions: 1 << 3, row_work: GATES | UNEVEN_WIDTHS };
+        let plain = item(Operation::Product(0), Needs::row(8, None, 0, false));
+        assert_eq!(Needs::of(&[plain]), Needs { operations: 1, functions: 0, row_work: 0, odd: 0 });
+        let gated = item(Operation::Product(2), Needs::row(6, Some(3), 0, false));
+        let needs = Needs { operations: 1 << 11, functions: 1 << 3, row_work: GATES | UNEVEN_WIDTHS, odd: 0 };
         assert_eq!(Needs::of(&[gated]), needs);
-        let pair = item(Operation::Product(1), &[(34, 8), (45, 1)]);
-        // A layer norm with a bias, and attention, whose parts may have to be merged.
-        let norm = item(Operation::Row, &[(10, 5), (18, 8), (20, 2 << 1)]);
-        let needs = Needs { operations: 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5, functions: 1 << 1, row_work: LAYER_NORMS | NORM_BIASES };
-        assert_eq!(Needs::of(&[pair, norm, item(Operation::Attend(0), &[])]), needs);
+        let pair = item(Operation::Product(1), Needs::row(8, None, 1, false).and(Needs::function(1)));
+        // A layer norm with a bias, and attention, whose parts may have to be merged. A short convolution without a function.
+        let norm = item(Operation::Row, Needs::row(8, None, 2, true));
+        let (attend, conv) = (item(Operation::Attend(0), Needs::default()), item(Operation::ShortConv, Needs::function(99)));
+        let operations = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 8;
+        let needs = Needs { operations, functions: 1 << 1, row_work: LAYER_NORMS | NORM_BIASES, odd: 0 };
+        assert_eq!(Needs::of(&[pair, norm, conv, attend]), needs);
+    }
+
+    #[test]
+    fn one_odd_factor_is_unrolled() {
+        let needs = |widths: &[usize]| widths.iter().map(|&width| Needs::transform(width)).fold(Needs::default(), Needs::and);
+        let found = |widths: &[usize]| (needs(widths).row_work, needs(widths).odd);
+        assert_eq!(found(&[2048, 128]), (TRANSFORMS, 0));
+        assert_eq!(found(&[2048, 6144, 1536]), (TRANSFORMS, 3));
+        // Two factors; one that is too large; too few steps beside it.
+        assert_eq!(found(&[6144, 2560]), (TRANSFORMS | OTHER_ODDS, 5));
+        assert_eq!(found(&[6144, 92]), (TRANSFORMS | OTHER_ODDS, 3));
+        assert_eq!(found(&[6]), (TRANSFORMS | OTHER_ODDS, 0));
     }
 }

@@ -471,3 +471,145 @@ fn heads_are_stored_as_products_take_them() {
     let messages = device.machine().unwrap().messages();
     assert!(messages.is_empty(), "the validation layer says: {messages:#?}");
 }
+
+/// A layer and a head as the forge rotates them: rows are transformed behind norms and gates, before a norm, and heads one by one.
+fn rotated(hidden: usize, ffn: usize, encoding: &str, form: &str) -> Checked {
+    let (mut weights, mut ops) = (Vec::new(), Vec::new());
+    let mut op = |path: &str, op: String| ops.push(format!(r#"{{"path": "rotated.{path}", "op": {op}}}"#));
+    let mut linear = |x: &str, weight: &str, inputs: usize, outputs: usize| {
+        weights.push(format!(r#""{weight}": {{"shape": [{outputs}, {inputs}], "encoding": "{encoding}"}}"#));
+        format!(r#"{{"linear": {{"x": "{x}", "weight": "{weight}", "activation": "{form}"}}}}"#)
+    };
+    let [norm, hadamard] =
+        [r#"{"rms_norm": {"x": "NAME", "eps": 1e-6}}"#, r#"{"hadamard": {"x": "NAME"}}"#].map(|op| move |x: &str| op.replace("NAME", x));
+    let reshape = |x: &str, shape: &str| format!(r#"{{"reshape": {{"x": "{x}", "shape": [{shape}]}}}}"#);
+    let gate =
+        |gate: &str, up: &str, function: &str| format!(r#"{{"gate_act": {{"gate": "{gate}", "up": "{up}", "activation": "{function}"}}}}"#);
+    let add = |a: &str, b: &str| format!(r#"{{"add": {{"a": "{a}", "b": "{b}"}}}}"#);
+    op("norm", norm("x"));
+    op("normed", hadamard("rotated.norm"));
+    for (name, heads) in [("q", 2), ("k", 1), ("v", 1), ("z", 2)] {
+        op(&format!("{name}_proj"), linear("rotated.normed", name, hidden, heads * 32));
+        op(name, reshape(&format!("rotated.{name}_proj"), &format!(r#""T", {heads}, 32"#)));
+    }
+    let kv = r#""kv": {"k": "rotated.k", "v": "rotated.v"}, "slot": "kv", "mask": "causal""#;
+    op("attend", format!(r#"{{"attend": {{"q": "rotated.q", {kv}, "scale": 0.25}}}}"#));
+    op("heads", hadamard("rotated.attend"));
+    op("gated", gate("rotated.z", "rotated.heads", "sigmoid"));
+    op("flat", reshape("rotated.gated", r#""T", 64"#));
+    op("joined", hadamard("rotated.flat"));
+    op("o_proj", linear("rotated.joined", "o", 64, hidden));
+    op("middle", add("x", "rotated.o_proj"));
+    op("ffn_norm", norm("rotated.middle"));
+    op("ffn_normed", hadamard("rotated.ffn_norm"));
+    for name in ["gate", "up"] {
+        op(&format!("{name}_proj"), linear("rotated.ffn_normed", name, hidden, ffn));
+    }
+    op("act", gate("rotated.gate_proj", "rotated.up_proj", "gelu_tanh"));
+    op("acted", hadamard("rotated.act"));
+    op("down_proj", linear("rotated.acted", "down", ffn, hidden));
+    op("out", add("rotated.middle", "rotated.down_proj"));
+    op("row", r#"{"gather": {"x": "rotated.out", "rows": "wanted"}}"#.to_owned());
+    op("turned", hadamard("rotated.row"));
+    op("last_norm", norm("rotated.turned"));
+    op("last", hadamard("rotated.last_norm"));
+    op("logits", linear("rotated.last", "head", hidden, 24));
+    let program = format!(
+        r#"{{
+          "program_version": 1,
+          "name": "rotated",
+          "inputs": [
+            {{"name": "x", "dtype": "f32", "shape": ["T", {hidden}], "generator": "carried"}},
+            {{"name": "wanted", "dtype": "i32", "shape": ["L"], "generator": "wanted_rows"}}
+          ],
+          "outputs": [{{"name": "logits", "value": "rotated.logits"}}],
+          "slots": {{"kv": {{"kv": {{"kv_heads": 1, "head_dim": 32, "dtype": "f32"}}}}}},
+          "stages": [{{"name": "rotated"}}],
+          "weights": {{{}}},
+          "ops": [{}]
+        }}"#,
+        weights.join(", "),
+        ops.join(", ")
+    );
+    Checked::new(Program::from_json(&program).unwrap()).unwrap()
+}
+
+/// Numbers that differ from row to row, as weights of a program.
+fn made_up(program: &Checked) -> Arc<dyn Weights> {
+    let weight = |(name, weight): (&qhx_ir::Name, &Weight)| {
+        let [rows, columns] = weight.shape[..] else { panic!("{name} is a matrix") };
+        let size = 1.0 / (columns as f32).sqrt();
+        let noise = |n: usize| (n as u64 + 1).wrapping_mul(6364136223846793005) >> 40;
+        let tensor = match weight.encoding {
+            Encoding::F32 => {
+                let numbers: Vec<f32> = (0..rows * columns).map(|n| (noise(n) % 2001) as f32 / 1000.0 - 1.0).map(|x| x * size).collect();
+                WeightTensor::from_f32(&weight.shape, &numbers)
+            }
+            encoding => {
+                let bytes = encoding.row_bytes(columns).unwrap();
+                let (mut data, mut scales) = (AlignedBytes::zeroed(rows * bytes.data), AlignedBytes::zeroed(rows * bytes.scale));
+                data.as_mut().iter_mut().enumerate().for_each(|(n, byte)| *byte = noise(n) as u8);
+                match encoding {
+                    Encoding::I8Row => {
+                        scales.as_mut().chunks_exact_mut(4).for_each(|four| four.copy_from_slice(&(size / 100.0).to_le_bytes()));
+                    }
+                    // 0.02 in f16.
+                    _ => scales.as_mut().chunks_exact_mut(2).for_each(|two| two.copy_from_slice(&0x251fu16.to_le_bytes())),
+                }
+                WeightTensor::new(encoding, weight.shape.clone(), data.into(), Some(scales.into()), None)
+            }
+        };
+        (name.to_string(), tensor.unwrap())
+    };
+    let weights: HashMap<String, WeightTensor> = program.weights.iter().map(weight).collect();
+    Arc::new(weights)
+}
+
+/// The logits of the last of three rows, then of one row after the other.
+fn decoded(device: &dyn Device, program: &Checked, hidden: usize) -> Vec<Vec<f32>> {
+    let mut executable = device.load(program, &made_up(program), &LoadOptions { max_rows: 3, ..Default::default() }).unwrap();
+    let mut state = executable.new_state(64).unwrap();
+    let calls = [3, 1, 1, 1].into_iter().enumerate().map(|(number, rows): (usize, usize)| {
+        let x: Vec<f32> = (0..rows * hidden).map(|n| ((n * n + 7 * number) * 29 % 997) as f32 / 300.0 - 1.5).collect();
+        let wanted = [rows as i32 - 1];
+        let (inputs, mut outputs) = ([InputData::F32(&x), InputData::I32(&wanted)], Outputs::new());
+        let mut segments = [Segment::new(Some(&mut *state), 0, rows)];
+        let mut call = Call::new(Bindings { rows, soft_rows: 0, wanted: 1 }, &inputs, &mut segments, &mut outputs);
+        call.phase = if rows == 1 { Phase::Decode } else { Phase::Prefill };
+        executable.run(&mut call).unwrap();
+        state.commit(rows).unwrap();
+        outputs.value("logits").unwrap().to_vec()
+    });
+    calls.collect()
+}
+
+/// Steps of one row with transforms are one dispatch, whatever their widths: with an odd factor, with two of them, with a large one, wider than a workgroup, and not a multiple of four.
+#[test]
+#[ignore = "needs Vulkan: cargo xtask gpu"]
+fn rotated_steps_are_one_dispatch() {
+    let cases = [
+        (96, 640, "i8_row", "i8_row", 0.05),
+        (255, 688, "i8_row", "i8_block32", 0.05),
+        (448, 1024, "i4_block32", "i8_block32", 0.05),
+        (34, 100, "f32", "f32", 1e-5),
+    ];
+    for (hidden, ffn, encoding, form, most) in cases {
+        let program = rotated(hidden, ffn, encoding, form);
+        let features = Features { streams: Some(true), ..Default::default() };
+        let device = GpuDevice::new(GpuOptions { features, profile: true, ..options() });
+        let (found, expected) = (decoded(&device, &program, hidden), decoded(&ReferenceDevice, &program, hidden));
+        for (call, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let length = |row: &mut dyn Iterator<Item = f32>| row.map(|x| x * x).sum::<f32>().sqrt();
+            let differs = length(&mut found.iter().zip(expected).map(|(a, b)| a - b)) / length(&mut expected.iter().copied());
+            println!("{hidden} and {ffn}, {encoding}, {form}: call {call} differs by {differs}");
+            assert!(differs <= most, "{hidden} and {ffn}, {encoding}, {form}: call {call} differs by {differs}");
+        }
+        let machine = device.machine().unwrap();
+        let dispatches: Vec<(String, u64)> = machine.profile().into_iter().map(|(name, (count, _))| (name, count)).collect();
+        let count = |wanted: &str| dispatches.iter().find(|(name, _)| name == wanted).map_or(0, |(_, count)| *count);
+        // Three steps in one dispatch each, and three rows at once.
+        assert_eq!((count("step") + count("step_timed"), count("hadamard"), count("linear")), (3, 7, 9), "{dispatches:?}");
+        let messages = machine.messages();
+        assert!(messages.is_empty(), "the validation layer says: {messages:#?}");
+    }
+}

@@ -12,7 +12,7 @@ use crate::{
     parameters::{TILE_ROWS, most_tiles},
     recorder::{MOST_ALIKE, Recorder, Resource, Step, bind, fold},
     state::Held,
-    stream::{Instruction, Operation},
+    stream::{Instruction, Needs, Operation},
 };
 use qhx_ir::{DeviceError, Dim, KvType, Mask, Name, OpKind, Symbol};
 
@@ -260,7 +260,8 @@ impl Lowering<'_> {
             if r.is_single() && rows == 1 && per_row == 1 && number != NONE {
                 let addresses = [r.address(from), weight, bias, r.address(to)];
                 let numbers = [channels as u32, kernel as u32, number, function];
-                r.instruct(Instruction::new(Operation::ShortConv, channels.div_ceil(group), &addresses, &numbers));
+                let instruction = Instruction::new(Operation::ShortConv, channels.div_ceil(group), &addresses, &numbers);
+                r.instruct(instruction.needing(Needs::function(function)));
                 return Ok(());
             }
             let addresses = [r.call(), r.address(from), weight, bias, r.address(to), 0];

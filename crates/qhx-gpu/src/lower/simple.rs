@@ -3,12 +3,12 @@
 use super::{
     Lowering, View, buffers,
     fusion::RowWork,
-    single::{Row, Turned},
+    single::{Product, Row, Transform, Turned},
 };
 use crate::{
     kernels,
     recorder::{Recorder, Resource, fold},
-    stream::{Instruction, Operation},
+    stream::{Instruction, Needs, Operation},
 };
 use qhx_ir::{Activation, Checked, DeviceError, Dim, Name, OpKind, Routing, Symbol, hadamard};
 use std::collections::BTreeMap;
@@ -120,19 +120,34 @@ impl Lowering<'_> {
         let constants = [operation, activation.map_or(0, function)];
         let (from, to, shape) = (a.buffer, y.buffer, y.shape.clone());
         let other = b.map(|b| b.buffer);
-        let reads = [from].into_iter().chain(other).map(Resource::Buffer).collect();
+        let product = match op {
+            OpKind::GateAct { gate, up, activation } => self.pair(gate, up, function(*activation), to),
+            _ => None,
+        };
+        let reads = [from].into_iter().chain(other).map(Resource::Buffer).chain(product.iter().flat_map(Product::reads)).collect();
         let group = self.single.group();
         self.step(reads, buffers([to]), move |r| {
+            if let (Some(product), true) = (product, r.is_single()) {
+                r.instruct(product.instruction(r));
+                return Ok(());
+            }
             let count = r.volume(&shape);
             let second = other.map_or(weight, |b| r.address(b));
             let arguments = [count as u32, numbers as u32, low.to_bits(), high.to_bits()];
             if r.is_single() {
                 let (addresses, numbers) = ([r.address(from), second, r.address(to)], [&arguments[..], &constants].concat());
-                r.instruct(Instruction::new(Operation::Map, count.div_ceil(group), &addresses, &numbers));
+                let needs = activation.map_or(Needs::default(), |activation| Needs::function(function(activation)));
+                r.instruct(Instruction::new(Operation::Map, count.div_ceil(group), &addresses, &numbers).needing(needs));
                 return Ok(());
             }
             r.flat(kernels::MAP, &constants, count, 256, &[r.address(from), second, r.address(to)], &arguments)
         });
+        // Without products of their own, gates are done by those that read them.
+        if let (OpKind::GateAct { activation, .. }, Some(up), None) = (op, other, product) {
+            let row = Row { gate: Some((function(*activation), up)), ..Row::plain(from) };
+            let step = self.steps.len() - 1;
+            self.steps[step].left_out = self.note_row(path, &y, row);
+        }
         self.define(path, y);
         Ok(())
     }
@@ -246,13 +261,23 @@ impl Lowering<'_> {
         let table = self.table(&format!("hartley {odd}"));
         let (from, to, room, outer) = (x.buffer, y.buffer, self.buffer(bytes), x.outer().to_vec());
         let factor = (1.0 / (width as f64).sqrt()) as f32;
-        self.step(buffers([from]), buffers([to, room]), move |r| {
+        let row = self.transformed(&x, Transform { hartley: table, odd: odd as u32, factor });
+        let reads = [Resource::Buffer(from)].into_iter().chain(row.iter().flat_map(Row::reads)).collect();
+        self.step(reads, buffers([to, room]), move |r| {
             let rows = r.volume(&outer);
+            if let (Some(row), true) = (row, r.is_single()) {
+                r.instruct(row.instruction(r, rows, width, None, to));
+                return Ok(());
+            }
             let [a, b] = fold(rows);
             let addresses = [r.address(from), table, r.address(room), r.address(to)];
             let numbers = [rows as u32, width as u32, odd as u32, factor.to_bits()];
             r.dispatch(kernels::HADAMARD, &[], [a, b, 1], &addresses, &numbers)
         });
+        if let Some(row) = row {
+            let step = self.steps.len() - 1;
+            self.steps[step].left_out = self.note_row(path, &y, row);
+        }
         self.define(path, y);
         Ok(())
     }

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     recorder::{Aliases, Recorder, Resource},
-    stream::{Instruction, Operation, StreamPlan},
+    stream::{Instruction, Needs, Operation, StreamPlan},
     weights::Matrix,
 };
 use qhx_ir::{ActivationForm, Dim, Name, OpKind, Symbol};
@@ -40,6 +40,17 @@ pub(super) struct Row {
     pub(super) weight: u64,
     pub(super) bias: u64,
     pub(super) eps: f32,
+    /// What is done with it then.
+    pub(super) transform: Option<Transform>,
+}
+
+/// A Hadamard transform of a row.
+#[derive(Clone, Copy)]
+pub(super) struct Transform {
+    /// The address of the dense block, or 0 where it is 1.
+    pub(super) hartley: u64,
+    pub(super) odd: u32,
+    pub(super) factor: f32,
 }
 
 /// A head that is turned, and normed where `norm` says so.
@@ -95,11 +106,11 @@ const VERY_FEW_OUTPUTS: usize = 64;
 impl Row {
     /// The row as it is.
     pub(super) fn plain(x: usize) -> Self {
-        Self { x, gate: None, norm: 0, weight: 0, bias: 0, eps: 0.0 }
+        Self { x, gate: None, norm: 0, weight: 0, bias: 0, eps: 0.0, transform: None }
     }
 
     pub(super) fn of(x: usize, work: &RowWork) -> Self {
-        Self { x, gate: work.gate, norm: work.norm, weight: work.weight, bias: work.bias, eps: work.eps }
+        Self { x, gate: work.gate, norm: work.norm, weight: work.weight, bias: work.bias, eps: work.eps, transform: None }
     }
 
     /// As `row.glsl` takes it.
@@ -116,10 +127,21 @@ impl Row {
         [r.address(self.x), self.gate.map_or(0, |(_, up)| r.address(up)), self.weight, self.bias]
     }
 
+    /// As `step_hadamard.glsl` takes the transform; no odd factor: there is none.
+    fn transform_words(&self) -> [u32; 4] {
+        self.transform.map_or([0; 4], |own| [own.hartley as u32, (own.hartley >> 32) as u32, own.odd, own.factor.to_bits()])
+    }
+
     /// Rows of `width` numbers.
     pub(super) fn instruction(&self, r: &Recorder<'_>, rows: usize, width: usize, sum: Option<Sum>, to: usize) -> Instruction {
         let addresses = [&self.addresses(r)[..], &Sum::addresses(sum, r), &[r.address(to)]].concat();
-        Instruction::new(Operation::Row, rows, &addresses, &[width as u32, self.eps.to_bits(), self.flags(), Sum::scale(sum)])
+        let numbers = [&[width as u32, self.eps.to_bits(), self.flags(), Sum::scale(sum)], &self.transform_words()[..]].concat();
+        Instruction::new(Operation::Row, rows, &addresses, &numbers).needing(self.needs(width))
+    }
+
+    fn needs(&self, width: usize) -> Needs {
+        let transform = self.transform.map_or(Needs::default(), |_| Needs::transform(width));
+        Needs::row(width, self.gate.map(|(function, _)| function), self.norm, self.bias != 0).and(transform)
     }
 }
 
@@ -163,8 +185,10 @@ impl Product {
             if wide { 0 } else { task_rows as u32 },
             each as u32,
         ];
+        let numbers = [&numbers[..], &self.row.transform_words()].concat();
         let groups = if mode == 1 { each * choices } else { each };
-        Instruction::new(Operation::Product(self.kind), groups, &addresses, &numbers)
+        let between = self.pair.map_or(Needs::default(), Needs::function);
+        Instruction::new(Operation::Product(self.kind), groups, &addresses, &numbers).needing(self.row.needs(self.width)).needing(between)
     }
 
     pub(super) fn reads(&self) -> Vec<Resource> {
@@ -198,6 +222,11 @@ impl Single {
         }
     }
 
+    /// Whether rows of this width can be transformed by instructions.
+    pub(super) fn transforms(&self, width: usize) -> bool {
+        self.plan.as_ref().is_some_and(|plan| plan.transforms(width))
+    }
+
     /// An instruction will need so many bytes of a workgroup's room.
     pub(super) fn room(&mut self, bytes: usize) {
         if let Some(plan) = &mut self.plan {
@@ -217,31 +246,43 @@ pub(super) fn is_one_row(outer: &[Dim]) -> bool {
 }
 
 impl Lowering<'_> {
-    /// Notes how the rows of a value are made. True where only products of single rows read them, which make them for themselves.
+    /// Notes how the rows of a value are made. True where only products and transforms of single rows read them, which make them for themselves.
     pub(super) fn note_row(&mut self, path: &Name, y: &View, row: Row) -> bool {
-        if self.single.plan.is_none() || !is_one_row(y.outer()) || !self.only_products_read(path, y.width()) {
+        // A row is transformed once.
+        let may_be_transformed = row.transform.is_none() && self.single.transforms(y.width());
+        if self.single.plan.is_none() || !is_one_row(y.outer()) || !self.only_products_read(path, y.width(), may_be_transformed) {
             return false;
         }
         self.single.rows.insert(y.buffer, row);
         true
     }
 
-    fn only_products_read(&self, name: &Name, width: usize) -> bool {
+    fn only_products_read(&self, name: &Name, width: usize, or_transforms: bool) -> bool {
         let reads = |&reader: &usize| {
             let op = &self.program.ops[reader];
             match &op.op {
                 OpKind::Linear { .. } => true,
                 OpKind::Experts { x, experts, weights, .. } => x == name && experts != name && weights != name,
+                OpKind::Hadamard { .. } => or_transforms,
                 OpKind::Reshape { shape, .. } => {
                     shape.last() == Some(&Dim::Fixed(width))
                         && is_one_row(&shape[..shape.len() - 1])
-                        && self.only_products_read(&op.path, width)
+                        && self.only_products_read(&op.path, width, or_transforms)
                 }
                 _ => false,
             }
         };
         let readers = self.program.readers(name);
         !self.is_kept(name) && !readers.is_empty() && readers.iter().all(reads)
+    }
+
+    /// How rows of `x` are made and transformed, where instructions can do that.
+    pub(super) fn transformed(&mut self, x: &View, transform: Transform) -> Option<Row> {
+        let width = x.width();
+        let plan = self.single.plan.as_mut().filter(|plan| plan.transforms(width))?;
+        plan.transformed(width);
+        let row = self.single.rows.get(&x.buffer).copied().unwrap_or(Row::plain(x.buffer));
+        Some(Row { transform: Some(transform), ..row })
     }
 
     /// The product of a row of `x` with a weight, as an instruction. None where there is more than one row.
