@@ -133,7 +133,7 @@ fn short_convolution_of_many_channels() {
     let (plain, mut weights) = decoder(&sizes, Encoding::F32, ActivationForm::F32).unwrap();
     let mut program = Program::clone(&plain);
     let taps = decoder::random(Encoding::F32, &[CHANNELS, TAPS], &mut 77);
-    program.weights = program.weights.into_iter().filter(|(name, _)| &**name == "table").collect();
+    program.weights.retain(|name, _| &**name == "table");
     program.weights.insert("taps".into(), Weight { shape: vec![CHANNELS, TAPS], encoding: Encoding::F32 });
     program.slots.insert("rows".into(), Slot::Fifo { rows: TAPS - 1, channels: CHANNELS });
     program.rotaries.clear();
