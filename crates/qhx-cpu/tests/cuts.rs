@@ -68,7 +68,9 @@ fn logits(device: &CpuDevice, program: &Checked, weights: &Arc<dyn Weights>, row
         let ids: Vec<i32> = (first..first + n).map(|row| (row * 7919 % 300) as i32).collect();
         let positions: Vec<i32> = (first..first + n).map(|row| row as i32).collect();
         let (wanted, mut outputs) = ((0..n as i32).collect::<Vec<i32>>(), Outputs::new());
-        let inputs = [&ids, &positions, &wanted].map(|numbers| InputData::I32(numbers));
+        let all = [("ids", &ids), ("positions", &positions), ("wanted", &wanted)];
+        let inputs: Vec<_> = all.iter().filter(|(name, _)| program.inputs.iter().any(|input| &*input.name == *name)).collect();
+        let inputs: Vec<_> = inputs.iter().map(|(_, numbers)| InputData::I32(numbers)).collect();
         let (bindings, mut segments) = (Bindings { rows: n, soft_rows: 0, wanted: n }, [Segment::new(Some(&mut *state), 0, n)]);
         executable.run(&mut Call::new(bindings, &inputs, &mut segments, &mut outputs)).unwrap();
         state.commit(n).unwrap();
@@ -100,6 +102,72 @@ fn wide_decoders() {
                 let same = logits(&device, &program, &weights, rows, size) == whole;
                 assert!(same, "{encoding} {form:?}, {}: calls of {size} rows give other logits than one call", device.instructions());
             }
+        }
+    }
+}
+
+/// Attention over caches that end around blocks and runs of keys, with few and many queries that share a key head, and heads of whole and of partial vectors.
+#[test]
+fn attention_around_the_edges_of_units() {
+    let rows = if emulated() { 67 } else { 515 };
+    for (heads, kv_heads, head_dim) in [(2, 2, 128), (4, 2, 128), (3, 1, 64), (8, 2, 72), (20, 1, 16)] {
+        let sizes = Sizes { layers: 1, hidden: 64, ffn: 64, heads, kv_heads, head_dim, vocab: 300, experts: 0 };
+        let (program, weights) = decoder(&sizes, Encoding::I8Row, ActivationForm::I8Row).unwrap();
+        let weights: Arc<dyn Weights> = Arc::new(weights);
+        for device in devices() {
+            let whole = logits(&device, &program, &weights, rows, rows);
+            for size in [1, 3, 7] {
+                let same = logits(&device, &program, &weights, rows, size) == whole;
+                assert!(same, "{heads} heads, {kv_heads} of keys, {head_dim} wide, {}: calls of {size} rows", device.instructions());
+            }
+        }
+    }
+}
+
+/// More channels than one unit has: against the sums as they are written, and with the rows cut into calls.
+#[test]
+fn short_convolution_of_many_channels() {
+    const CHANNELS: usize = 1100;
+    const TAPS: usize = 4;
+    let sizes = Sizes { layers: 0, hidden: CHANNELS, ffn: 1, heads: 1, kv_heads: 1, head_dim: 2, vocab: 300, experts: 0 };
+    let (plain, mut weights) = decoder(&sizes, Encoding::F32, ActivationForm::F32).unwrap();
+    let mut program = Program::clone(&plain);
+    let taps = decoder::random(Encoding::F32, &[CHANNELS, TAPS], &mut 77);
+    program.weights.retain(|name, _| &**name == "table");
+    program.weights.insert("taps".into(), Weight { shape: vec![CHANNELS, TAPS], encoding: Encoding::F32 });
+    program.slots.insert("rows".into(), Slot::Fifo { rows: TAPS - 1, channels: CHANNELS });
+    program.rotaries.clear();
+    program.ops.truncate(1);
+    let mixed = OpKind::ShortConv {
+        x: "embed.rows".into(),
+        weight: "taps".into(),
+        bias: None,
+        slot: Some("rows".into()),
+        activation: Some(Activation::Relu),
+    };
+    program.ops.push(Op { path: "embed.mixed".into(), op: mixed });
+    program.ops.push(Op { path: "lm_head.wanted".into(), op: OpKind::Gather { x: "embed.mixed".into(), rows: "wanted".into() } });
+    program.inputs.retain(|input| &*input.name != "positions");
+    program.outputs[0].value = "lm_head.wanted".into();
+    let program = Checked::new(program).unwrap();
+    let number = |weight: &WeightTensor, row: usize, column: usize| {
+        bytemuck::cast_slice::<u8, f32>(&weight.data()[row * weight.row_bytes().data..])[column]
+    };
+    let (rows, table) = (9, weights["table"].clone());
+    let x = |row: usize, channel: usize| number(&table, row * 7919 % 300, channel);
+    let sum = |row: usize, channel: usize| -> f32 {
+        let terms = (0..TAPS).filter_map(|tap| Some(number(&taps, channel, tap) * x((row + tap).checked_sub(TAPS - 1)?, channel)));
+        terms.sum()
+    };
+    let wanted: Vec<f32> = (0..rows * CHANNELS).map(|place| sum(place / CHANNELS, place % CHANNELS).max(0.0)).collect();
+    weights.retain(|name, _| name == "table");
+    weights.insert("taps".into(), taps.clone());
+    let weights: Arc<dyn Weights> = Arc::new(weights);
+    for device in devices() {
+        for size in [1, 2, 5, 9] {
+            let found = logits(&device, &program, &weights, rows, size);
+            let close = found.iter().zip(&wanted).all(|(found, wanted)| (f32::from_bits(*found) - wanted).abs() < 1e-6);
+            assert!(found.len() == wanted.len() && close, "{}: calls of {size} rows", device.instructions());
         }
     }
 }

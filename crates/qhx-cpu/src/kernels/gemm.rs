@@ -71,7 +71,15 @@ impl<E: Element> Kernel for All<'_, E> {
         unsafe {
             while j < n {
                 let columns = n - j;
-                if columns >= 2 * V::LANES {
+                // A sum waits for the one before it: few rows keep a CPU busy only where many columns are summed at once, as far as there are registers for them.
+                let wide = if m == 1 || m == 2 && V::LANES == 16 { 8 } else { 4 };
+                if wide == 8 && columns >= 8 * V::LANES {
+                    self.few::<V, 8>(j, m);
+                    j += 8 * V::LANES;
+                } else if (m <= 2 || m <= 4 && V::LANES == 16) && columns >= 4 * V::LANES {
+                    self.few::<V, 4>(j, m);
+                    j += 4 * V::LANES;
+                } else if columns >= 2 * V::LANES {
                     self.panel::<V, 2, false>(j, m);
                     j += 2 * V::LANES;
                 } else if columns >= V::LANES {
@@ -105,6 +113,20 @@ impl<E: Element> All<'_, E> {
                     _ => self.tile::<V, 1, N, PART>(i, j),
                 };
             }
+        }
+    }
+
+    /// All rows, four at most, of `N` vectors of columns.
+    #[inline(always)]
+    unsafe fn few<V: Vector, const N: usize>(&self, j: usize, m: usize) {
+        // SAFETY: passed on.
+        unsafe {
+            match m {
+                4 if N == 4 => self.tile::<V, 4, 4, false>(0, j),
+                3 if N == 4 => self.tile::<V, 3, 4, false>(0, j),
+                2 => self.tile::<V, 2, N, false>(0, j),
+                _ => self.tile::<V, 1, N, false>(0, j),
+            };
         }
     }
 

@@ -14,9 +14,9 @@ use crate::{
         convert,
         dot::{self, Dots},
         element::{Element, Store as Stored},
-        fetch,
         gemm::Gemm,
-        map::{self, Binary, Unary},
+        map::{self, Unary},
+        scores::{self, Scores},
         softmax,
     },
     matrix::Plain,
@@ -132,6 +132,15 @@ struct Block<'a, E> {
 }
 
 impl<'a, E: Element + Kept> KeyValues<'a, E> {
+    /// The block of keys and values that begins at `first`, where it is worth asking for before it is needed.
+    fn next(&self, head: usize, first: usize) -> [&'a [E]; 2] {
+        match *self {
+            Self::Slot(kv) if head < kv.kv_heads => kv.block(head, first).into(),
+            // They were made in this call, or there are none.
+            _ => [&[]; 2],
+        }
+    }
+
     /// Up to [`KEYS`] keys from `first` on, a multiple of that.
     fn block(&self, head: usize, first: usize) -> Block<'a, E> {
         match *self {
@@ -282,7 +291,7 @@ impl Attend {
                 unit.walk(&part.kv, first + number % count, &mut unit.room(scratch).0, states);
             });
             for (number, states) in partial.chunks(size).enumerate() {
-                State::fold_all(run.instructions, &mut folded[number / count * size..][..size], states, self.dim);
+                softmax::fold(run.instructions, &mut folded[number / count * size..][..size], states, State::numbers(self.dim));
             }
         }
         for (row, out) in out.chunks_mut(self.heads * self.dim).enumerate() {
@@ -330,7 +339,7 @@ struct State<'a>(&'a mut [f32]);
 impl State<'_> {
     /// Numbers of a state, in whole cache lines where values are.
     fn numbers(dim: usize) -> usize {
-        dim + 16
+        dim + softmax::BESIDE_SUMS
     }
 
     fn clear(states: &mut [f32], dim: usize) {
@@ -339,17 +348,17 @@ impl State<'_> {
     }
 
     fn sums(&mut self) -> &mut [f32] {
-        let dim = self.0.len() - 16;
+        let dim = self.0.len() - softmax::BESIDE_SUMS;
         &mut self.0[..dim]
     }
 
     fn max(&mut self) -> &mut f32 {
-        let dim = self.0.len() - 16;
+        let dim = self.0.len() - softmax::BESIDE_SUMS;
         &mut self.0[dim]
     }
 
     fn total(&mut self) -> &mut f32 {
-        let dim = self.0.len() - 16;
+        let dim = self.0.len() - softmax::BESIDE_SUMS;
         &mut self.0[dim + 1]
     }
 
@@ -362,30 +371,6 @@ impl State<'_> {
         }
         *self.total() *= factor;
         *self.max() = max;
-    }
-
-    /// Adds what `later` keys gave.
-    fn fold(&mut self, set: Instructions, later: &[f32]) {
-        let dim = later.len() - 16;
-        let (max, total) = (later[dim], later[dim + 1]);
-        if *self.total() == 0.0 {
-            return self.0.copy_from_slice(later);
-        }
-        if total == 0.0 {
-            return;
-        }
-        if max > *self.max() {
-            self.raise(set, max);
-        }
-        let factor = (max - *self.max()).exp();
-        map::binary_into_left(set, Binary::AddScaled(factor), self.sums(), &later[..dim]);
-        *self.total() += total * factor;
-    }
-
-    /// [`State::fold`] of many queries.
-    fn fold_all(set: Instructions, states: &mut [f32], later: &[f32], dim: usize) {
-        let numbers = Self::numbers(dim);
-        states.chunks_mut(numbers).zip(later.chunks(numbers)).for_each(|(state, later)| State(state).fold(set, later));
     }
 
     /// The weighted mean of the values.
@@ -446,7 +431,7 @@ impl Unit<'_> {
         self.walk(kv, runs.start, &mut room, folded);
         for run in runs.skip(1) {
             self.walk(kv, run, &mut room, later);
-            State::fold_all(self.set, folded, later, dim);
+            softmax::fold(self.set, folded, later, State::numbers(dim));
         }
         for (row, states) in folded.chunks_mut(group * State::numbers(dim)).enumerate() {
             for (state, out) in states.chunks_mut(State::numbers(dim)).zip(tile.row(row).chunks_mut(dim)) {
@@ -496,11 +481,12 @@ impl Unit<'_> {
             };
             let places = rows.start * group..rows.end * group;
             let Block { keys, key_stride, values, value_stride } = kv.block(self.head, first);
-            if places.len() <= FEW {
-                // They are read column by column below, which no CPU foresees; the keys are scored meanwhile.
-                fetch::rows(self.set, values, value_stride, n, dim);
-            }
-            self.score(keys, key_stride, places.clone(), n, room);
+            let next = match first + KEYS < seen.end {
+                true => kv.next(self.head, first + KEYS),
+                // What the same thread has next, mostly.
+                false => kv.next(self.head + 1, seen.start / KEYS * KEYS),
+            };
+            self.score(keys, key_stride, next, places.clone(), n, room);
             for some in places.clone().step_by(QUERIES) {
                 let m = (places.end - some).min(QUERIES);
                 let mut terms: [Range<usize>; QUERIES] = std::array::from_fn(|_| 0..0);
@@ -515,9 +501,13 @@ impl Unit<'_> {
     }
 
     /// Products of some queries with `n` keys.
-    fn score<E: Element>(&self, keys: &[E], stride: usize, places: Range<usize>, n: usize, room: &mut Room<'_>) {
+    fn score<E: Element>(&self, keys: &[E], stride: usize, next: [&[E]; 2], places: Range<usize>, n: usize, room: &mut Room<'_>) {
         let dim = self.attend.dim;
         let (x, scores) = (&room.queries[places.start * dim..], &mut room.scores[places.start * KEYS..]);
+        if places.len() <= FEW && scores::in_one_piece(dim) {
+            let scored = Scores { queries: &x[..places.len() * dim], dim, keys, key_stride: stride, count: n, next };
+            return scored.into(self.set, scores, KEYS);
+        }
         if places.len() <= FEW {
             let dots = Dots { x, x_stride: dim, x_rows: places.len(), w: keys, w_stride: stride, w_rows: n, k: dim };
             return dots.into(self.set, scores, KEYS);

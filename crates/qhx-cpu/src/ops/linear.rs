@@ -216,8 +216,9 @@ pub(crate) fn tile_shape(instructions: Instructions, rows: usize, weight: &Matri
         // Several panels meet the same part of x while it is at hand.
         true => PANEL * (weight.rows / 512).clamp(1, 4),
         false => {
-            // Enough bytes to be worth a unit, enough units to share out, and groups of rows that fill vectors. An expert's matrices are small, and all threads wait for the last unit.
-            let bytes: usize = if outputs < weight.rows { 16384 } else { 49152 };
+            // Enough bytes to be worth a unit, enough units to share out, and groups of rows that fill vectors. All threads wait for the last unit, so those of small
+            // matrices are small.
+            let bytes: usize = if outputs < weight.rows { 16384 } else { 8192 };
             let least = bytes.div_ceil(weight.bytes_per_row());
             (outputs / 64).clamp(least, least.max(512)).next_multiple_of(16)
         }

@@ -93,6 +93,7 @@ impl Layout {
         let quants: &mut [i8] = bytemuck::cast_slice_mut(quants);
         quants[self.columns..].fill(0);
         let parts = Parts {
+            wide: bytemuck::cast_slice_mut(wide),
             scales,
             sums32,
             sums16,
@@ -101,12 +102,11 @@ impl Layout {
             fours32: bytemuck::cast_slice_mut(fours32),
         };
         run(instructions, Quantise { x, by_row, quants, parts });
-        let wide: &mut [i16] = bytemuck::cast_slice_mut(wide);
-        wide.iter_mut().zip(&*quants).for_each(|(wide, &quant)| *wide = quant as i16);
     }
 }
 
 struct Parts<'a> {
+    wide: &'a mut [i16],
     scales: &'a mut [f32],
     sums32: &'a mut [f32],
     sums16: &'a mut [f32],
@@ -130,43 +130,62 @@ impl Kernel for Quantise<'_> {
         let Self { x, by_row, quants, parts } = self;
         // SAFETY: the caller has V's instructions; slices are checked where they are cut.
         unsafe {
-            let row = if by_row { largest::<V>(x) } else { 0.0 };
-            for b in 0..parts.scales.len() {
-                let start = (b * 32).min(x.len());
-                let x = &x[start..(start + 32).min(x.len())];
-                let amax = if by_row { row } else { largest::<V>(x) };
-                // Of numbers so small that the factor overflows nothing is left.
-                let (scale, factor) = if amax > 1e-36 { (amax / 127.0, 127.0 / amax) } else { (0.0, 0.0) };
-                let (mut low, mut high) = (0.0, 0.0);
-                if let Ok(x) = <&[f32; 32]>::try_from(x) {
-                    let (mut sums, factors) = ([V::splat(0.0); 2], V::splat(factor));
-                    let (least, most) = (V::splat(-127.0), V::splat(127.0));
-                    let quants = &mut quants[b * 32..][..32];
+            let row = by_row.then(|| scale_and_factor(largest::<V>(x)));
+            let (least, most) = (V::splat(-127.0), V::splat(127.0));
+            let blocks = x.len().div_ceil(32);
+            let sums = &mut parts.sums16[..2 * blocks];
+            for (b, (x, sums)) in x.chunks(32).zip(sums.chunks_exact_mut(2)).enumerate() {
+                let (scale, factor) = match row {
+                    Some(row) => row,
+                    None => scale_and_factor(largest::<V>(x)),
+                };
+                parts.scales[b] = scale;
+                let quants = &mut quants[b * 32..][..x.len()];
+                if x.len() == 32 {
+                    let (mut halves, factors) = ([V::splat(0.0); 2], V::splat(factor));
                     for i in 0..32 / V::LANES {
                         let whole = V::load(x.as_ptr().add(i * V::LANES)).mul(factors).round().min(most).max(least);
                         whole.store_i8(quants.as_mut_ptr().add(i * V::LANES));
                         let half = i * V::LANES / 16;
-                        sums[half] = sums[half].add(whole);
+                        halves[half] = halves[half].add(whole);
                     }
-                    (low, high) = (sums[0].sum(), sums[1].sum());
+                    (sums[0], sums[1]) = (halves[0].sum(), halves[1].sum());
                 } else {
+                    sums.fill(0.0);
                     for (i, x) in x.iter().enumerate() {
                         let whole = (x * factor).round_ties_even().clamp(-127.0, 127.0);
-                        quants[b * 32 + i] = whole as i8;
-                        *(if i < 16 { &mut low } else { &mut high }) += whole;
+                        quants[i] = whole as i8;
+                        sums[i / 16] += whole;
                     }
                 }
-                let scale = if x.is_empty() { 0.0 } else { scale };
-                parts.scales[b] = scale;
+            }
+            parts.scales[blocks..].fill(0.0);
+            parts.sums16[2 * blocks..].fill(0.0);
+            // What is made from quants and their sums is made in loops of its own, which become vectors.
+            for (wide, quant) in parts.wide.iter_mut().zip(&*quants) {
+                *wide = *quant as i16;
+            }
+            for b in 0..parts.scales.len() {
+                let (scale, low, high) = (parts.scales[b], parts.sums16[2 * b], parts.sums16[2 * b + 1]);
                 parts.sums32[b] = scale * (low + high);
-                (parts.sums16[2 * b], parts.sums16[2 * b + 1]) = (scale * low, scale * high);
                 parts.shifts32[b] = -128 * (low + high) as i32;
-                (parts.shifts16[2 * b], parts.shifts16[2 * b + 1]) = (-128 * low as i32, -128 * high as i32);
                 let four = (-4.0 * (low + high)) as i16 as u16 as u32;
                 parts.fours32[b] = (four << 16 | four) as i32;
             }
+            for (shift, sum) in parts.shifts16.iter_mut().zip(&*parts.sums16) {
+                *shift = -128 * *sum as i32;
+            }
+            for (sums, scale) in parts.sums16.chunks_exact_mut(2).zip(&*parts.scales) {
+                (sums[0], sums[1]) = (scale * sums[0], scale * sums[1]);
+            }
         }
     }
+}
+
+/// `amax / 127`, and what numbers are multiplied with: of numbers so small that it overflows nothing is left.
+#[inline(always)]
+fn scale_and_factor(amax: f32) -> (f32, f32) {
+    if amax > 1e-36 { (amax / 127.0, 127.0 / amax) } else { (0.0, 0.0) }
 }
 
 #[inline(always)]

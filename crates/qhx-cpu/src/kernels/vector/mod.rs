@@ -37,6 +37,12 @@ pub(crate) trait Vector: Copy {
     /// Asks for the cache line of an address, which need not be one of the program's.
     #[inline(always)]
     unsafe fn fetch(_: *const u8) {}
+    /// The same for what is needed later, so that it does not displace what is needed now: into the second cache.
+    #[inline(always)]
+    unsafe fn fetch_early(address: *const u8) {
+        // SAFETY: passed on.
+        unsafe { Self::fetch(address) }
+    }
     /// All lanes `x`.
     unsafe fn splat(x: f32) -> Self;
     /// Reads `LANES` numbers.

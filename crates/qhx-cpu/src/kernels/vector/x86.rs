@@ -50,6 +50,10 @@ impl Vector for Avx2 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
     }
     #[inline(always)]
+    unsafe fn fetch_early(address: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) };
+    }
+    #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
         unsafe { Self(_mm256_set1_ps(x)) }
     }
@@ -213,6 +217,10 @@ impl Vector for Avx512 {
     #[inline(always)]
     unsafe fn fetch(address: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+    }
+    #[inline(always)]
+    unsafe fn fetch_early(address: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) };
     }
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
