@@ -584,15 +584,11 @@ fn decoded(device: &dyn Device, program: &Checked, hidden: usize) -> Vec<Vec<f32
 }
 
 /// Steps of one row with transforms are one dispatch, whatever their widths: with an odd factor, with two of them, with a large one, wider than a workgroup, and not a multiple of four.
+/// Software takes long to compile such a step: few cases.
 #[test]
 #[ignore = "needs Vulkan: cargo xtask gpu"]
 fn rotated_steps_are_one_dispatch() {
-    let cases = [
-        (96, 640, "i8_row", "i8_row", 0.05),
-        (255, 688, "i8_row", "i8_block32", 0.05),
-        (448, 1024, "i4_block32", "i8_block32", 0.05),
-        (34, 100, "f32", "f32", 1e-5),
-    ];
+    let cases = [(96, 688, "i8_row", "i8_row", 0.05), (34, 1280, "f32", "f32", 1e-5)];
     for (hidden, ffn, encoding, form, most) in cases {
         let program = rotated(hidden, ffn, encoding, form);
         let features = Features { streams: Some(true), ..Default::default() };
