@@ -74,7 +74,7 @@ fn families_equal_the_oracle() {
     }
 }
 
-/// Answers with drafts are answers without: every family at every precision, 224 prompts; and where the model is cut in two.
+/// Answers with drafts are answers without: every family at every precision, 224 prompts; and where the model is cut in two, with the rows of a call in halves.
 #[test]
 #[ignore = "needs Vulkan: cargo xtask gpu"]
 fn drafts_change_no_answer() {
@@ -87,7 +87,7 @@ fn drafts_change_no_answer() {
     }
     let Counts { drafted, accepted, stopped } = counts;
     assert!(accepted > 1000 && drafted > accepted && stopped > 5, "{accepted} of {drafted}, {stopped}");
-    let rules = Rules::from_toml("default = \"gpu\"\n[stages]\n\"layers.1\" = \"cpu\"").unwrap();
+    let rules = Rules::from_toml("default = \"gpu\"\noverlap = 2\n[stages]\n\"layers.1\" = \"cpu\"").unwrap();
     for (family, precision) in [("qwen3_5", Precision::W8), ("gemma4", Precision::W4), ("phimoe", Precision::F16)] {
         let split = LoadOptions { placement: Some(rules.clone()), ..options(DeviceChoice::Auto) };
         let Counts { drafted, accepted, .. } = check(family, precision, &split, &[Source::Answer]);
