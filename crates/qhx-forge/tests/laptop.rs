@@ -111,15 +111,15 @@ fn the_planner_finds_the_best_way() {
 #[test]
 fn a_gpu_that_wakes_slowly_is_waited_for() {
     let parts = ModelParts::of(Fixture::forge(&common::fixtures().join("phimoe")).bundle()).unwrap();
-    let speed = |waking| {
+    let prefill = |waking| {
         let model = Model::on_pair(parts.clone(), pair(Traits { waking, ..NEAR }, PROCESSOR).0, &options(DeviceChoice::Auto)).unwrap();
         let choice = model.choice().unwrap();
         assert_eq!(choice.way.as_ref().unwrap().name, "gpu", "{:?}", choice.measured);
         let ways = choice.measured.as_ref().unwrap().ways.iter();
-        ways.clone().find(|tried| tried.way.name == "gpu").unwrap().speed.unwrap()
+        ways.clone().find(|tried| tried.way.name == "gpu").unwrap().speed.unwrap().prefill_tokens_per_second.unwrap()
     };
-    let (slow, awake) = (speed(60), speed(0));
-    assert!((slow.seconds() / awake.seconds() - 1.0).abs() < 0.01, "{slow:?}, {awake:?}");
+    let (slow, awake) = (prefill(60), prefill(0));
+    assert!((slow / awake - 1.0).abs() < 0.01, "{slow}, {awake}");
 }
 
 /// Asked for by name, a split that loses to a single device says what it costs; `auto` does not take it.
