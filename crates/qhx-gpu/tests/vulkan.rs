@@ -473,12 +473,12 @@ fn heads_are_stored_as_products_take_them() {
 }
 
 /// A layer and a head as the forge rotates them: rows are transformed behind norms and gates, before a norm, and heads one by one.
-fn rotated(hidden: usize, ffn: usize, encoding: &str, form: &str) -> Checked {
+fn rotated(hidden: usize, ffn: usize) -> Checked {
     let (mut weights, mut ops) = (Vec::new(), Vec::new());
     let mut op = |path: &str, op: String| ops.push(format!(r#"{{"path": "rotated.{path}", "op": {op}}}"#));
     let mut linear = |x: &str, weight: &str, inputs: usize, outputs: usize| {
-        weights.push(format!(r#""{weight}": {{"shape": [{outputs}, {inputs}], "encoding": "{encoding}"}}"#));
-        format!(r#"{{"linear": {{"x": "{x}", "weight": "{weight}", "activation": "{form}"}}}}"#)
+        weights.push(format!(r#""{weight}": {{"shape": [{outputs}, {inputs}], "encoding": "i8_row"}}"#));
+        format!(r#"{{"linear": {{"x": "{x}", "weight": "{weight}", "activation": "i8_row"}}}}"#)
     };
     let [norm, hadamard] =
         [r#"{"rms_norm": {"x": "NAME", "eps": 1e-6}}"#, r#"{"hadamard": {"x": "NAME"}}"#].map(|op| move |x: &str| op.replace("NAME", x));
@@ -534,31 +534,17 @@ fn rotated(hidden: usize, ffn: usize, encoding: &str, form: &str) -> Checked {
     Checked::new(Program::from_json(&program).unwrap()).unwrap()
 }
 
-/// Numbers that differ from row to row, as weights of a program.
+/// Numbers that differ from row to row, as weights of a program: int8 with a scale per row.
 fn made_up(program: &Checked) -> Arc<dyn Weights> {
     let weight = |(name, weight): (&qhx_ir::Name, &Weight)| {
         let [rows, columns] = weight.shape[..] else { panic!("{name} is a matrix") };
         let size = 1.0 / (columns as f32).sqrt();
         let noise = |n: usize| (n as u64 + 1).wrapping_mul(6364136223846793005) >> 40;
-        let tensor = match weight.encoding {
-            Encoding::F32 => {
-                let numbers: Vec<f32> = (0..rows * columns).map(|n| (noise(n) % 2001) as f32 / 1000.0 - 1.0).map(|x| x * size).collect();
-                WeightTensor::from_f32(&weight.shape, &numbers)
-            }
-            encoding => {
-                let bytes = encoding.row_bytes(columns).unwrap();
-                let (mut data, mut scales) = (AlignedBytes::zeroed(rows * bytes.data), AlignedBytes::zeroed(rows * bytes.scale));
-                data.as_mut().iter_mut().enumerate().for_each(|(n, byte)| *byte = noise(n) as u8);
-                match encoding {
-                    Encoding::I8Row => {
-                        scales.as_mut().chunks_exact_mut(4).for_each(|four| four.copy_from_slice(&(size / 100.0).to_le_bytes()));
-                    }
-                    // 0.02 in f16.
-                    _ => scales.as_mut().chunks_exact_mut(2).for_each(|two| two.copy_from_slice(&0x251fu16.to_le_bytes())),
-                }
-                WeightTensor::new(encoding, weight.shape.clone(), data.into(), Some(scales.into()), None)
-            }
-        };
+        let bytes = weight.encoding.row_bytes(columns).unwrap();
+        let (mut data, mut scales) = (AlignedBytes::zeroed(rows * bytes.data), AlignedBytes::zeroed(rows * bytes.scale));
+        data.as_mut().iter_mut().enumerate().for_each(|(n, byte)| *byte = noise(n) as u8);
+        scales.as_mut().chunks_exact_mut(4).for_each(|four| four.copy_from_slice(&(size / 100.0).to_le_bytes()));
+        let tensor = WeightTensor::new(weight.encoding, weight.shape.clone(), data.into(), Some(scales.into()), None);
         (name.to_string(), tensor.unwrap())
     };
     let weights: HashMap<String, WeightTensor> = program.weights.iter().map(weight).collect();
@@ -583,29 +569,26 @@ fn decoded(device: &dyn Device, program: &Checked, hidden: usize) -> Vec<Vec<f32
     calls.collect()
 }
 
-/// Steps of one row with transforms are one dispatch, whatever their widths: with an odd factor, with two of them, with a large one, wider than a workgroup, and not a multiple of four.
-/// Software takes long to compile such a step: few cases.
+/// A step of one row with transforms is one dispatch, whatever their widths: with odd factors, wider than a workgroup, and not a multiple of four. Software takes a minute to compile such a step.
 #[test]
 #[ignore = "needs Vulkan: cargo xtask gpu"]
 fn rotated_steps_are_one_dispatch() {
-    let cases = [(96, 688, "i8_row", "i8_row", 0.05), (34, 1280, "f32", "f32", 1e-5)];
-    for (hidden, ffn, encoding, form, most) in cases {
-        let program = rotated(hidden, ffn, encoding, form);
-        let features = Features { streams: Some(true), ..Default::default() };
-        let device = GpuDevice::new(GpuOptions { features, profile: true, ..options() });
-        let (found, expected) = (decoded(&device, &program, hidden), decoded(&ReferenceDevice, &program, hidden));
-        for (call, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            let length = |row: &mut dyn Iterator<Item = f32>| row.map(|x| x * x).sum::<f32>().sqrt();
-            let differs = length(&mut found.iter().zip(expected).map(|(a, b)| a - b)) / length(&mut expected.iter().copied());
-            println!("{hidden} and {ffn}, {encoding}, {form}: call {call} differs by {differs}");
-            assert!(differs <= most, "{hidden} and {ffn}, {encoding}, {form}: call {call} differs by {differs}");
-        }
-        let machine = device.machine().unwrap();
-        let dispatches: Vec<(String, u64)> = machine.profile().into_iter().map(|(name, (count, _))| (name, count)).collect();
-        let count = |wanted: &str| dispatches.iter().find(|(name, _)| name == wanted).map_or(0, |(_, count)| *count);
-        // Three steps in one dispatch each, and three rows at once.
-        assert_eq!((count("step") + count("step_timed"), count("hadamard"), count("linear")), (3, 7, 9), "{dispatches:?}");
-        let messages = machine.messages();
-        assert!(messages.is_empty(), "the validation layer says: {messages:#?}");
+    let hidden = 34;
+    let program = rotated(hidden, 1280);
+    let features = Features { streams: Some(true), ..Default::default() };
+    let device = GpuDevice::new(GpuOptions { features, profile: true, ..options() });
+    let (found, expected) = (decoded(&device, &program, hidden), decoded(&ReferenceDevice, &program, hidden));
+    for (call, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        let length = |row: &mut dyn Iterator<Item = f32>| row.map(|x| x * x).sum::<f32>().sqrt();
+        let differs = length(&mut found.iter().zip(expected).map(|(a, b)| a - b)) / length(&mut expected.iter().copied());
+        println!("call {call} differs by {differs}");
+        assert!(differs <= 0.05, "call {call} differs by {differs}");
     }
+    let machine = device.machine().unwrap();
+    let dispatches: Vec<(String, u64)> = machine.profile().into_iter().map(|(name, (count, _))| (name, count)).collect();
+    let count = |wanted: &str| dispatches.iter().find(|(name, _)| name == wanted).map_or(0, |(_, count)| *count);
+    // Three steps in one dispatch each, and three rows at once.
+    assert_eq!((count("step") + count("step_timed"), count("hadamard"), count("linear")), (3, 7, 9), "{dispatches:?}");
+    let messages = machine.messages();
+    assert!(messages.is_empty(), "the validation layer says: {messages:#?}");
 }
