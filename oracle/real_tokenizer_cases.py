@@ -1,4 +1,4 @@
-"""Texts and ids that Python `tokenizers` encodes and decodes with a real tokenizer file, for `crates/qhx-text/tests/text_real.rs`.
+"""Texts and ids that Python `tokenizers` encodes and decodes with a real tokenizer file, for `crates/qhx-text/tests/suite/real.rs`.
 
 usage: real_tokenizer_cases.py TOKENIZER.json OUT.json [TEXTS]        (needs PyPI tokenizers)
 """

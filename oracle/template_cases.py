@@ -1,4 +1,4 @@
-"""Small templates with what transformers' Jinja makes of them, for `crates/qhx-text/tests/text_templates.rs`.
+"""Small templates with what transformers' Jinja makes of them, for `crates/qhx-text/tests/suite/templates.rs`.
 
 usage: template_cases.py [OUT.json]        (default fixtures/templates/cases.json; needs transformers, not torch)
 """

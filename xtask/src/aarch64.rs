@@ -2,12 +2,11 @@
 //!
 //! Tools are those of the machine where it has them. What is missing comes from Debian's packages, unpacked into the target folder: nothing is installed, no rights are needed.
 
-use crate::{Failure, cargo, debian, run, target};
+use crate::{Failure, cargo, debian, programs, programs::PROFILE, run, suites::Tier, target};
 use std::{
     env,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    thread,
 };
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
@@ -28,7 +27,15 @@ pub(crate) fn tools() -> Result<Tools, Failure> {
     if !cfg!(target_os = "linux") {
         return Err("programs of another CPU are run by qemu-user, which exists for Linux only".into());
     }
-    let compiler = !has_library();
+    let compiler = !has_library() && {
+        eprintln!("adding Rust's library for aarch64 to the toolchain: `rustup target add {TARGET}` …");
+        !Command::new("rustup")
+            .args(["target", "add", TARGET])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|s| s.success())
+    };
     if !compiler && answers("aarch64-linux-gnu-gcc") && answers("qemu-aarch64") {
         return Ok(Tools { unpacked: None, compiler });
     }
@@ -53,40 +60,28 @@ pub(crate) fn tools() -> Result<Tools, Failure> {
 const HELP: &str = "Tools for aarch64 are fetched as Debian packages. Elsewhere install a Rust library for it (`rustup target add aarch64-unknown-linux-gnu`), \
                     `aarch64-linux-gnu-gcc` with its C library, and `qemu-aarch64`, so that they are found on the path.";
 
-/// The kernels' tests and the conformance suite, on every CPU at once.
-pub(crate) fn test(tools: &Tools) -> Result<(), Failure> {
-    run(tools.cargo("test").args(TESTS).arg("--no-run"))?;
-    thread::scope(|scope| {
-        let runs = CPUS.map(|(cpu, instructions)| {
-            let mut test = tools.cargo("test");
-            test.args(TESTS).args(["--", "--nocapture"]);
+/// The kernels' tests and the conformance suite, on every CPU.
+pub(crate) fn test(tier: Tier) -> Result<(), Failure> {
+    // On such a machine the suite of the crate has run these tests.
+    if cfg!(target_arch = "aarch64") {
+        return Ok(());
+    }
+    let tools = tools()?;
+    let mut build = tools.cargo("test");
+    build.args(PROFILE).args(["--package", "qhx-cpu", "--lib", "--test", "suite"]);
+    let programs = programs::built(build)?;
+    let work = |(cpu, instructions): (&str, &str)| {
+        programs.iter().try_for_each(|program| {
+            let mut command = program.started_by(tools.emulator());
+            command.args(["conformance::", "cuts::", "threads::"].iter().filter(|_| program.name != "lib"));
             // An emulated CPU is slow: fewer cases of each kind, shorter calls.
-            test.envs([("QEMU_CPU", cpu), ("QHX_INSTRUCTIONS", instructions), ("QHX_CONFORMANCE_CASES", "4"), ("QHX_EMULATED", "1")]);
-            (cpu, instructions, scope.spawn(move || test.output()))
-        });
-        let mut failed = Vec::new();
-        for (cpu, instructions, run) in runs {
-            let output = run.join().map_err(|_| "a thread of the suite ended early")?.map_err(|e| format!("cannot start cargo: {e}"))?;
-            let text = String::from_utf8_lossy(&output.stdout);
-            if output.status.success() {
-                println!("{cpu} ({instructions}): passed");
-                text.lines()
-                    .filter(|line| line.starts_with("test result") || line.ends_with(" failed"))
-                    .for_each(|line| println!("  {line}"));
-            } else {
-                println!("{cpu} ({instructions}):\n{text}{}", String::from_utf8_lossy(&output.stderr));
-                failed.push(cpu);
-            }
-        }
-        match failed.is_empty() {
-            true => Ok(()),
-            false => Err(format!("failed on {}", failed.join(", "))),
-        }
-    })
+            let cases = if tier == Tier::Extended { "4" } else { "1" };
+            command.envs([("QEMU_CPU", cpu), ("QHX_INSTRUCTIONS", instructions), ("QHX_CONFORMANCE_CASES", cases), ("QHX_EMULATED", "1")]);
+            programs::run(&format!("{cpu} ({instructions}) {}", program.name), &mut command)
+        })
+    };
+    CPUS.into_iter().try_for_each(work)
 }
-
-const TESTS: [&str; 11] =
-    ["--profile", "test-opt", "--package", "qhx-cpu", "--lib", "--test", "conformance", "--test", "cuts", "--test", "threads"];
 
 /// Any command of cargo for aarch64: `run` and `test` go through qemu.
 pub(crate) fn pass_on(arguments: &[&str]) -> Result<(), Failure> {
@@ -95,19 +90,35 @@ pub(crate) fn pass_on(arguments: &[&str]) -> Result<(), Failure> {
 }
 
 impl Tools {
+    /// A tool, and the folder with the C library of its programs.
+    fn tool(&self, name: &str) -> (PathBuf, PathBuf) {
+        match &self.unpacked {
+            Some(root) => (root.join("usr/bin").join(name), root.join("usr/aarch64-linux-gnu")),
+            None => (name.into(), "/usr/aarch64-linux-gnu".into()),
+        }
+    }
+
+    /// What starts a program for aarch64.
+    fn emulator(&self) -> Command {
+        let (qemu, libraries) = self.tool("qemu-aarch64");
+        let mut command = Command::new(qemu);
+        command.env("QEMU_LD_PREFIX", libraries);
+        if let Some(root) = &self.unpacked {
+            command.env("LD_LIBRARY_PATH", own_libraries(root));
+        }
+        command
+    }
+
     /// `cargo COMMAND` for aarch64 with these tools.
     fn cargo(&self, command: &str) -> Command {
         let mut cargo = cargo();
         cargo.args([command, "--target", TARGET]);
         let variable = |name: &str| format!("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_{name}");
-        let (mut linker, mut qemu, mut libraries) =
-            (PathBuf::from("aarch64-linux-gnu-gcc"), PathBuf::from("qemu-aarch64"), PathBuf::from("/usr/aarch64-linux-gnu"));
+        let (linker, (qemu, libraries)) = (self.tool("aarch64-linux-gnu-gcc").0, self.tool("qemu-aarch64"));
         if let Some(root) = &self.unpacked {
-            (linker, qemu, libraries) =
-                (root.join("usr/bin").join(linker), root.join("usr/bin").join(qemu), root.join("usr/aarch64-linux-gnu"));
             cargo.env(variable("RUSTFLAGS"), format!("-Clink-arg=--sysroot={}", root.display()));
             cargo.env("CFLAGS_aarch64_unknown_linux_gnu", format!("--sysroot={}", root.display()));
-            cargo.env("LD_LIBRARY_PATH", root.join(format!("usr/lib/{}-linux-gnu", env::consts::ARCH)));
+            cargo.env("LD_LIBRARY_PATH", own_libraries(root));
             if self.compiler {
                 cargo.env("RUSTC", root.join("usr/bin/rustc"));
             }
@@ -119,6 +130,11 @@ impl Tools {
         cargo.env("CARGO_TARGET_DIR", target().join("aarch64"));
         cargo
     }
+}
+
+/// Libraries of tools that were unpacked, for this machine.
+fn own_libraries(root: &Path) -> PathBuf {
+    root.join(format!("usr/lib/{}-linux-gnu", env::consts::ARCH))
 }
 
 /// Whether the Rust compiler at hand has the target's library.

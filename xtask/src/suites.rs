@@ -1,144 +1,343 @@
-//! The test suites, their set-up and their times.
+//! The test suites: what each does, what it may cost, and the three ways to run them.
 
-use crate::{Failure, aarch64, assets, attack, cargo, gpu, gpu::DeviceTest, judges, package, run, target};
-use std::{env, path::PathBuf, process::Command, time::Instant};
+use crate::{Failure, aarch64, assets, attack, cargo, changed, gpu, judges, measure, package, programs, programs::PROFILE, run, target};
+use std::{
+    env,
+    fs::{self, File},
+    process::Command,
+    sync::{Mutex, PoisonError},
+    thread,
+};
 
-/// A suite on fetched files: the ignored tests of some test binaries.
-struct Fetched {
+/// A suite.
+struct Suite {
     name: &'static str,
-    fetch: fn() -> Result<PathBuf, Failure>,
-    tests: &'static [&'static str],
-    /// The variable that names the files to the tests.
-    variable: &'static str,
+    /// CPU seconds that it takes once everything is built, by default and extended, on a core of 2024. None: it is not in that tier.
+    budget: [Option<u32>; 2],
+    /// What it fetches first.
+    assets: &'static [Asset],
+    work: Work,
 }
 
-const FETCHED: [Fetched; 3] = [
-    Fetched { name: "real model", fetch: assets::smollm2, tests: &["smollm2"], variable: "QHX_SMOLLM2" },
-    Fetched { name: "real tokenizers", fetch: assets::real_tokenizers, tests: &["text_real"], variable: "QHX_REAL_TOKENIZERS" },
-    Fetched {
-        name: "NPU emulator",
-        fetch: assets::qnn,
-        tests: &["conformance", "device", "doctor", "emulator", "npu"],
-        variable: "QHX_QNN_DIR",
-    },
-];
+enum Work {
+    /// All tests of the crate of the suite's name that need nothing fetched.
+    Crate,
+    Function(fn(Tier) -> Result<(), Failure>),
+}
 
-/// All suites. In CI a suite that cannot run is a failure; elsewhere it is named and passed over.
-pub(crate) fn test() -> Result<(), Failure> {
-    let mut table = Vec::new();
-    let in_ci = env::var("CI").is_ok_and(|v| v == "true" || v == "1");
-    let cannot_run = |name: &str, e: Failure| match in_ci {
-        true => Err(format!("the suite `{name}` cannot run: {e}")),
-        false => {
-            eprintln!("not run: the suite `{name}`: {e}");
-            Ok(())
+/// Files of others, by the suites' names for them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Asset {
+    SmolLm2,
+    Tokenizers,
+    Qnn,
+    Vulkan,
+    NewerVulkan,
+    Aarch64,
+    Judges,
+}
+
+impl Asset {
+    fn fetch(self) -> Result<(), Failure> {
+        match self {
+            Self::SmolLm2 => assets::smollm2().map(drop),
+            Self::Tokenizers => assets::real_tokenizers().map(drop),
+            Self::Qnn => assets::qnn().map(drop),
+            Self::Vulkan => gpu::driver().and_then(|_| gpu::compiler()).map(drop),
+            Self::NewerVulkan => gpu::newer_driver().map(drop),
+            Self::Aarch64 => aarch64::tools().map(drop),
+            Self::Judges => judges::python().map(drop),
         }
+    }
+}
+
+/// How much is tested.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tier {
+    Default,
+    Extended,
+}
+
+/// A suite fails beyond so many times its budget: machines differ, and twice as slow is no news.
+const PATIENCE: f64 = 3.0;
+
+/// All suites, the longest first where they run side by side.
+const SUITES: [Suite; 24] = {
+    use Asset::*;
+    use Work::{Crate, Function};
+    const fn suite(name: &'static str, budget: [Option<u32>; 2], assets: &'static [Asset], work: Work) -> Suite {
+        Suite { name, budget, assets, work }
+    }
+    [
+        suite("gpu", [Some(150), Some(900)], &[Vulkan, NewerVulkan, Qnn], Function(gpu::test)),
+        suite("aarch64", [Some(150), Some(900)], &[Aarch64], Function(aarch64::test)),
+        suite("npu", [Some(100), Some(400)], &[Qnn], Function(npu)),
+        suite("qhx-forge", [Some(100), Some(600)], &[], Crate),
+        suite("qhx-cli", [Some(60), Some(100)], &[], Crate),
+        suite("qhx-cpu", [Some(60), Some(300)], &[], Crate),
+        suite("qhx-runtime", [Some(30), Some(60)], &[], Crate),
+        suite("qhx-server", [Some(20), Some(40)], &[], Crate),
+        suite("qhx-npu", [Some(5), Some(5)], &[], Crate),
+        suite("qhx-gpu", [Some(5), Some(5)], &[], Crate),
+        suite("qhx-ir", [Some(10), Some(30)], &[], Crate),
+        suite("qhx-bundle", [Some(10), Some(10)], &[], Crate),
+        suite("qhx-text", [Some(10), Some(10)], &[], Crate),
+        suite("qhx-media", [Some(10), Some(10)], &[], Crate),
+        suite("qhx", [Some(10), Some(10)], &[], Crate),
+        suite("qhx-attack", [Some(10), Some(10)], &[], Crate),
+        suite("judges", [Some(40), Some(100)], &[Judges], Function(judges::test)),
+        suite("attack", [Some(60), Some(4000)], &[], Function(attack::test)),
+        suite("package", [Some(60), Some(60)], &[], Function(|_| package::package())),
+        suite("doctest", [Some(60), Some(60)], &[], Function(doctest)),
+        suite("smollm2", [Some(20), Some(20)], &[SmolLm2], Function(smollm2)),
+        suite("tokenizers", [Some(10), Some(10)], &[Tokenizers], Function(tokenizers)),
+        suite("features", [None, Some(200)], &[], Function(features)),
+        suite("dependencies", [None, Some(60)], &[], Function(dependencies)),
+    ]
+};
+
+fn find(name: &str) -> Result<&'static Suite, Failure> {
+    SUITES.iter().find(|suite| suite.name == name).ok_or_else(|| {
+        let names: Vec<_> = SUITES.iter().map(|suite| suite.name).collect();
+        format!("no suite is named `{name}`; there are {}", names.join(", "))
+    })
+}
+
+/// `cargo xtask test` with its arguments.
+pub(crate) fn test(arguments: &[&str]) -> Result<(), Failure> {
+    match arguments {
+        ["--quick"] => quick("HEAD"),
+        ["--quick", commit] => quick(commit),
+        ["--extended", names @ ..] => tests(Tier::Extended, names),
+        names => match names.iter().find(|name| name.starts_with('-')) {
+            Some(flag) => Err(format!("`{flag}` is none of the flags of `cargo xtask test`: --quick [COMMIT], --extended [SUITE…]")),
+            None => tests(Tier::Default, names),
+        },
+    }
+}
+
+/// Lints, builds and runs the suites of these names, or all of a tier.
+fn tests(tier: Tier, names: &[&str]) -> Result<(), Failure> {
+    let suites = match names {
+        [] => SUITES.iter().filter(|suite| suite.budget[tier as usize].is_some()).collect(),
+        names => names.iter().map(|name| find(name)).collect::<Result<Vec<_>, _>>()?,
     };
-    let mut suite = |name: &'static str, work: &mut dyn FnMut() -> Result<(), Failure>| {
-        let start = Instant::now();
-        println!("── {name}");
-        let done = work();
-        table.push((name, if done.is_ok() { "ok" } else { "FAILED" }, start.elapsed().as_secs_f64()));
-        done
-    };
+    let fetching = Fetching::start(&suites);
+    let mut table = Table::default();
     let result = (|| {
-        suite("lint", &mut lint)?;
-        suite("unit", &mut || run(cargo_test().args(["--lib", "--bins"])))?;
-        suite("integration", &mut || run(cargo_test().args(["--test", "*"])))?;
-        suite("documentation", &mut || run(cargo_test().arg("--doc")))?;
-        suite("package", &mut package::package)?;
-        // A few seconds of each class of hostile input; the seed is fixed, so that the cases are the same every time.
-        suite("attack", &mut || attack::attack(&["--seconds", "3", "--seed", "1"]))?;
-        for fetched in FETCHED {
-            match (fetched.fetch)() {
-                Ok(files) => suite(fetched.name, &mut || {
-                    // Of the whole workspace, whatever is wanted of it: else dependencies would be built anew with other features.
-                    let mut test = cargo_test();
-                    for name in fetched.tests {
-                        test.args(["--test", name]);
-                    }
-                    test.args(["--", "--ignored"]);
-                    run(test.env(fetched.variable, &files))
-                })?,
-                Err(e) => cannot_run(fetched.name, e)?,
-            }
+        if names.is_empty() {
+            table.step("lint", || measure::run(own().arg("lint")))?;
         }
-        match judges::python() {
-            Ok(python) => suite("judges", &mut || judges::judge(&python))?,
-            Err(e) => cannot_run("judges", e)?,
-        }
-        match gpu::driver() {
-            Ok(driver) => suite("GPU", &mut || gpu(&driver))?,
-            Err(e) => cannot_run("GPU", e)?,
-        }
-        // On such a machine the suites above have run these tests.
-        if cfg!(target_arch = "aarch64") {
-            return Ok(());
-        }
-        match aarch64::tools() {
-            Ok(tools) => suite("aarch64", &mut || aarch64::test(&tools)),
-            Err(e) => cannot_run("aarch64", e),
-        }
+        table.step("build", || measure::run(own().arg("build-tests")))?;
+        let suites = fetching.wait(suites)?;
+        side_by_side(tier, &suites, &mut table)
     })();
-    println!("\n{:<16} {:>8} {:>9}", "suite", "result", "seconds");
-    for (name, outcome, seconds) in table {
-        println!("{name:<16} {outcome:>8} {seconds:>9.1}");
+    table.print();
+    result
+}
+
+/// Fetches all that the suites of a tier need, to test without a network later.
+pub(crate) fn fetch() -> Result<(), Failure> {
+    Fetching::start(&SUITES.iter().collect::<Vec<_>>()).wait(Vec::new()).map(drop)
+}
+
+/// Unit tests and suites of the crates that changed against a commit.
+fn quick(commit: &str) -> Result<(), Failure> {
+    let changed = changed::since(commit)?;
+    if changed.crates.is_empty() {
+        println!("no crate differs from {commit}: nothing to test");
+        return Ok(());
+    }
+    let suites: Vec<_> = SUITES.iter().filter(|suite| changed.crates.iter().any(|name| name == suite.name)).collect();
+    let mut table = Table::default();
+    let result = (|| {
+        table.step("build", || measure::run(own().arg("build-tests").args(suites.iter().map(|suite| suite.name))))?;
+        side_by_side(Tier::Default, &suites, &mut table)
+    })();
+    table.print();
+    println!("Not tested: crates that depend on {}, devices that need something fetched, lints.", changed.crates.join(", "));
+    if !changed.elsewhere.is_empty() {
+        println!("Changed outside of the crates and not tested either: {}.", changed.elsewhere.join(", "));
     }
     result
 }
 
-/// The GPU device on software Vulkan, and whether shaders and SPIR-V agree.
-pub(crate) fn gpu(driver: &[(&'static str, PathBuf)]) -> Result<(), Failure> {
-    gpu::check_shaders()?;
-    let mut test = cargo_test();
-    test.args(["--test", "gpu", "--", "--ignored"]);
-    // With QNN's emulator, sessions also move between GPU and NPU.
-    if let Ok(qnn) = assets::qnn() {
-        test.env("QHX_QNN_DIR", qnn);
+/// Assets on their way while something else is done.
+struct Fetching(Vec<(Asset, thread::JoinHandle<Result<(), Failure>>)>);
+
+impl Fetching {
+    fn start(suites: &[&Suite]) -> Self {
+        let mut wanted: Vec<Asset> = Vec::new();
+        for asset in suites.iter().flat_map(|suite| suite.assets) {
+            if !wanted.contains(asset) {
+                wanted.push(*asset);
+            }
+        }
+        Self(wanted.into_iter().map(|asset| (asset, thread::spawn(move || asset.fetch()))).collect())
     }
-    run(test.envs(driver.iter().map(|(name, value)| (name, value))))?;
-    let program = DeviceTest::build(cargo_test())?;
-    let older = || {
-        let mut command = Command::new(&program);
-        // Software Vulkan is slow: fewer cases of each kind.
-        command.env("QHX_CONFORMANCE_CASES", "8").envs(driver.iter().map(|(name, value)| (name, value)));
-        command
-    };
-    let (driver, [starter, libraries]) = gpu::newer_driver()?;
-    let newer = || {
-        let mut command = Command::new(&starter);
-        command.arg("--library-path").arg(&libraries).arg(&program).envs(driver.iter().map(|(name, value)| (name, value)));
-        command
-    };
-    let mut tests = DeviceTest::all(newer, |name| name.starts_with(COOPERATIVE))?;
-    tests.extend(DeviceTest::all(older, |name| !name.starts_with(COOPERATIVE))?);
-    DeviceTest::run_all(tests)
+
+    /// The suites that can run. In CI (CI=true) one that cannot is a failure; elsewhere it is named and left out.
+    fn wait(self, mut suites: Vec<&'static Suite>) -> Result<Vec<&'static Suite>, Failure> {
+        let in_ci = env::var("CI").is_ok_and(|v| v == "true" || v == "1");
+        for (asset, fetch) in self.0 {
+            let Err(e) = fetch.join().unwrap_or_else(|_| Err("its thread ended early".into())) else { continue };
+            if in_ci {
+                return Err(format!("cannot fetch {asset:?}: {e}"));
+            }
+            let without: Vec<&Suite>;
+            (without, suites) = suites.into_iter().partition(|suite| suite.assets.contains(&asset));
+            let names: Vec<_> = without.iter().map(|suite| suite.name).collect();
+            eprintln!("not run: {}: cannot fetch {asset:?}: {e}", names.join(", "));
+        }
+        Ok(suites)
+    }
 }
 
-/// How the tests begin that need cooperative matrices, which the older Mesa does not have.
-const COOPERATIVE: &str = "cooperative_matrices";
+/// Runs suites, each in a process of its own, as many at a time as there are cores: many a suite waits for a single thread.
+fn side_by_side(tier: Tier, suites: &[&Suite], table: &mut Table) -> Result<(), Failure> {
+    let logs = target().join("test-logs");
+    fs::create_dir_all(&logs).map_err(|e| format!("{}: {e}", logs.display()))?;
+    let (queue, table) = (Mutex::new(suites.iter()), Mutex::new(table));
+    let failed = Mutex::new(Vec::new());
+    let worker = || {
+        while let Some(suite) = { queue.lock().unwrap_or_else(PoisonError::into_inner).next() } {
+            let log = logs.join(format!("{}.txt", suite.name));
+            let measured = File::create(&log).and_then(|file| Ok((file.try_clone()?, file))).map_err(|e| format!("{}: {e}", log.display()));
+            let measured = measured.and_then(|(out, err)| {
+                let mut command = own();
+                command.args(["suite", suite.name]).stdout(out).stderr(err);
+                if tier == Tier::Extended {
+                    command.env(EXTENDED, "1");
+                }
+                measure::run(&mut command)
+            });
+            let mut table = table.lock().unwrap_or_else(PoisonError::into_inner);
+            let printed = fs::read(&log).unwrap_or_default();
+            println!("── {}\n{}", suite.name, String::from_utf8_lossy(&printed).trim_end());
+            if let Err(e) = measured.and_then(|measured| table.add(suite.name, measured, suite.budget[tier as usize])) {
+                failed.lock().unwrap_or_else(PoisonError::into_inner).push(e);
+            }
+        }
+    };
+    let lanes = thread::available_parallelism().map_or(2, usize::from);
+    thread::scope(|scope| (0..lanes).for_each(|_| _ = scope.spawn(worker)));
+    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("\nerror: ")) }
+}
+
+/// Says to tests that they test all that they can, and not only an instance of it.
+const EXTENDED: &str = "QHX_EXTENDED";
+
+/// A suite in this process.
+pub(crate) fn one(name: &str) -> Result<(), Failure> {
+    let tier = if env::var_os(EXTENDED).is_some() { Tier::Extended } else { Tier::Default };
+    let suite = find(name)?;
+    let result = match suite.work {
+        Work::Crate => of_crate(suite.name, tier),
+        Work::Function(work) => work(tier),
+    };
+    programs::print_slowest();
+    result
+}
+
+/// All tests of a crate that need nothing fetched; extended also those that are named so.
+fn of_crate(name: &str, tier: Tier) -> Result<(), Failure> {
+    let programs = programs::all()?.into_iter().filter(|program| program.package == name);
+    programs.into_iter().try_for_each(|program| {
+        program.run(&[], &[])?;
+        if tier == Tier::Extended && program.name == "suite" { program.run(&["--ignored"], &["extended"]) } else { Ok(()) }
+    })
+}
+
+/// What runs in QNN's emulator.
+fn npu(_: Tier) -> Result<(), Failure> {
+    let qnn = assets::qnn()?;
+    for (package, filters) in [("qhx-npu", &[][..]), ("qhx-forge", &["npu::"]), ("qhx-cli", &["npu::", "doctor::"])] {
+        let mut command = programs::suite(package)?.command();
+        command.arg("--ignored").args(filters).env("QHX_QNN_DIR", &qnn);
+        programs::run(&format!("{package} suite"), &mut command)?;
+    }
+    Ok(())
+}
+
+fn smollm2(_: Tier) -> Result<(), Failure> {
+    let mut command = programs::suite("qhx-cli")?.command();
+    programs::run("qhx-cli suite", command.args(["--ignored", "smollm2::"]).env("QHX_SMOLLM2", assets::smollm2()?))
+}
+
+fn tokenizers(_: Tier) -> Result<(), Failure> {
+    let mut command = programs::suite("qhx-text")?.command();
+    programs::run("qhx-text suite", command.args(["--ignored", "real::"]).env("QHX_REAL_TOKENIZERS", assets::real_tokenizers()?))
+}
+
+fn doctest(_: Tier) -> Result<(), Failure> {
+    run(cargo().args(["test", "--quiet", "--workspace", "--doc"]).args(PROFILE))
+}
+
+/// Each feature of the library alone, and none.
+fn features(_: Tier) -> Result<(), Failure> {
+    for features in ["", "builtin", "cpu", "gpu", "npu", "image", "sound", "grammar"] {
+        run(cargo().args(["check", "--quiet", "--package", "qhx", "--no-default-features", "--features", features]).args(PROFILE))?;
+    }
+    Ok(())
+}
+
+fn dependencies(_: Tier) -> Result<(), Failure> {
+    Ok(())
+}
 
 /// Models of full size against the oracle: all, or those named (with commas between).
 pub(crate) fn fullsize(names: &str) -> Result<(), Failure> {
-    let mut test = cargo_test();
-    test.args(["--package", "qhx-cli", "--test", "fullsize", "--", "--ignored", "--nocapture"]);
+    let mut test = cargo();
+    test.args(["test", "--workspace", "--test", "suite"]).args(PROFILE).args(["fullsize::", "--", "--ignored", "--nocapture"]);
     run(test.env("QHX_FULLSIZE", names).env("QHX_FULLSIZE_DIR", target().join("assets/fullsize")))
 }
 
 /// Formatting, lints and documentation, without a warning.
 pub(crate) fn lint() -> Result<(), Failure> {
     run(cargo().args(["fmt", "--all", "--", "--check"]))?;
-    run(cargo().args(["clippy", "--workspace", "--all-targets", "--profile", "test-opt", "--", "-D", "warnings"]))?;
-    run(cargo()
-        .args(["doc", "--workspace", "--no-deps", "--document-private-items", "--profile", "test-opt"])
-        .env("RUSTDOCFLAGS", "-D warnings"))
+    run(cargo().args(["clippy", "--workspace", "--all-targets"]).args(PROFILE).args(["--", "-D", "warnings"]))?;
+    run(cargo().args(["doc", "--workspace", "--no-deps", "--document-private-items"]).args(PROFILE).env("RUSTDOCFLAGS", "-D warnings"))
 }
 
-/// One optimised build with all checks on serves every suite.
-fn cargo_test() -> Command {
-    let mut command = cargo();
-    command.args(["test", "--workspace", "--profile", "test-opt"]);
-    // Tests see the NPU in the suite that fetches its library, and nowhere else.
-    command.env_remove("QHX_QNN_DIR");
-    command
+/// This program, for a process whose time is measured.
+fn own() -> Command {
+    Command::new(env::current_exe().unwrap_or_else(|_| env::args_os().next().unwrap_or_default().into()))
+}
+
+/// What the suites took.
+#[derive(Default)]
+struct Table(Vec<String>);
+
+impl Table {
+    /// Does something on which all else depends.
+    fn step(&mut self, name: &str, work: impl FnOnce() -> Result<measure::Measured, Failure>) -> Result<(), Failure> {
+        println!("── {name}");
+        work().and_then(|measured| self.add(name, measured, None))
+    }
+
+    /// Adds a line. An error if the suite failed or took much too long.
+    fn add(&mut self, name: &str, measured: measure::Measured, budget: Option<u32>) -> Result<(), Failure> {
+        let (wall, cpu) = (measured.wall.as_secs_f64(), measured.cpu.as_secs_f64());
+        let too_long = budget.is_some_and(|budget| cpu > PATIENCE * f64::from(budget));
+        let result = if !measured.status.success() {
+            "FAILED"
+        } else if too_long {
+            "TOO LONG"
+        } else {
+            "ok"
+        };
+        let shown = budget.map_or_else(String::new, |budget| budget.to_string());
+        self.0.push(format!("{name:<14} {result:>8} {wall:>9.1} {cpu:>12.1} {shown:>8}"));
+        match result {
+            "ok" => Ok(()),
+            "FAILED" => Err(format!("the suite {name} failed")),
+            _ => Err(format!("the suite {name} took {cpu:.0} CPU seconds, more than {PATIENCE} times its budget of {shown}")),
+        }
+    }
+
+    fn print(&self) {
+        println!("\n{:<14} {:>8} {:>9} {:>12} {:>8}", "suite", "result", "seconds", "CPU seconds", "budget");
+        self.0.iter().for_each(|line| println!("{line}"));
+    }
 }

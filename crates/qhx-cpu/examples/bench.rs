@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p qhx-cpu --example bench -- [threads] [instruction set] [small|wide|large|experts] [encoding] [form] [context] [decode rows]`
 
-#[path = "../tests/support/decoder.rs"]
+#[path = "../tests/suite/decoder.rs"]
 mod decoder;
 
 use decoder::{Sizes, decoder};

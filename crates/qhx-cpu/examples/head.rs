@@ -1,6 +1,6 @@
 //! Times an output head of random int8 weights, read whole and with a shortlist: `cargo run --release -p qhx-cpu --example head -- [threads] [rows] [columns]`
 
-#[path = "../tests/support/decoder.rs"]
+#[path = "../tests/suite/decoder.rs"]
 mod decoder;
 
 use qhx_cpu::{CpuDevice, CpuOptions};

@@ -4,7 +4,7 @@
 //!
 //! GOPS are multiplications and additions, in 10^9 per second; putting the rows into their integer form is counted too, once for four matrices.
 
-#[path = "../tests/support/decoder.rs"]
+#[path = "../tests/suite/decoder.rs"]
 mod decoder;
 
 use qhx_cpu::{CpuDevice, CpuOptions, InstructionSet};

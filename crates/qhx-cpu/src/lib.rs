@@ -17,7 +17,7 @@
 //! * the gated delta rule and short convolutions go from row to row, never by chunks of rows;
 //! * everything else works on one row at a time.
 //!
-//! A kernel may choose other tiles, other units or other loads for many rows than for one, but not another order of sums. `tests/cuts.rs` holds every op, encoding and
+//! A kernel may choose other tiles, other units or other loads for many rows than for one, but not another order of sums. `tests/suite/cuts.rs` holds every op, encoding and
 //! activation form to this on every instruction set. Instruction sets may differ from each other within the conformance suite's bounds.
 //!
 //! It knows the IR and the machine, and nothing of bundles, tokens or model families.

@@ -1,7 +1,7 @@
 //! A device that has nothing to do takes no CPU time. Alone in its process, so that nobody else's time is counted.
 #![cfg(target_os = "linux")]
 
-#[path = "support/decoder.rs"]
+#[path = "suite/decoder.rs"]
 mod decoder;
 
 use decoder::{Sizes, decoder};
@@ -35,10 +35,12 @@ fn idle_threads_sleep() {
         executable.run(&mut Call::new(bindings, &inputs, &mut segments, &mut outputs)).unwrap();
     };
     step();
-    thread::sleep(Duration::from_millis(20));
-    let before = busy();
-    thread::sleep(Duration::from_millis(400));
-    let idle = busy() - before;
-    assert!(idle < Duration::from_millis(20), "{idle:?} of CPU time in 400 ms of idleness");
+    // Threads fall asleep after a moment, which is longer on a busy machine.
+    let mut used = (0..10).map(|_| {
+        let before = busy();
+        thread::sleep(Duration::from_millis(400));
+        busy() - before
+    });
+    assert!(used.any(|used| used < Duration::from_millis(20)), "4 s of idleness with more than 20 ms of CPU time in each 400");
     step();
 }

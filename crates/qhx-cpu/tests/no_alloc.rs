@@ -1,7 +1,7 @@
 //! Decoding allocates nothing once it is warm: counted for all threads of the process.
 #![allow(unsafe_code)] // A global allocator that counts.
 
-#[path = "support/decoder.rs"]
+#[path = "suite/decoder.rs"]
 mod decoder;
 
 use decoder::{Sizes, decoder};

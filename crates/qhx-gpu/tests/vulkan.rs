@@ -1,4 +1,4 @@
-//! The conformance suite on the GPU that Vulkan offers: in CI, Mesa's software Vulkan with the validation layer. Run by `cargo xtask gpu`.
+//! The conformance suite on the GPU that Vulkan offers: in CI, Mesa's software Vulkan with the validation layer. Run by `cargo xtask test gpu`.
 
 use qhx_gpu::{Features, GpuDevice, GpuOptions, Injected};
 use qhx_ir::{
@@ -27,7 +27,7 @@ fn conforms(options: GpuOptions, suite: &conformance::Options) {
 }
 
 #[test]
-#[ignore = "needs Vulkan: cargo xtask gpu"]
+#[ignore = "needs Vulkan: cargo xtask test gpu"]
 fn agrees_with_the_reference() {
     let suite = conformance::Options { strict: true, ..conformance::Options::from_environment() };
     conforms(options(), &suite);
@@ -35,7 +35,7 @@ fn agrees_with_the_reference() {
 
 /// Products, experts and attention by small matrices, in calls of any number of rows. Run apart, for it takes a newer Mesa.
 #[test]
-#[ignore = "needs Vulkan with cooperative matrices: cargo xtask gpu"]
+#[ignore = "needs Vulkan with cooperative matrices: cargo xtask test gpu"]
 fn cooperative_matrices_agree_with_the_reference() {
     let options = GpuOptions { features: Features { matrix_rows: 1, few_rows: [1, 0], ..Default::default() }, ..options() };
     let features = format!("{:?}", GpuDevice::new(options.clone()).open().unwrap().describe().facts["features"]);
@@ -53,7 +53,7 @@ fn cooperative_matrices_agree_with_the_reference() {
 
 /// The tiles of calls with few rows, in calls of any number of them.
 #[test]
-#[ignore = "needs Vulkan with cooperative matrices: cargo xtask gpu"]
+#[ignore = "needs Vulkan with cooperative matrices: cargo xtask test gpu"]
 fn cooperative_matrices_of_few_rows_agree_with_the_reference() {
     let options = GpuOptions { features: Features { few_rows: [1, usize::MAX], ..Default::default() }, ..options() };
     let products = [2, 3, 7, 8, 9, 12, 13, 21, 28, 37, 43, 45, 53, 59, 61].map(|number| format!("linear/{number}"));
@@ -67,7 +67,7 @@ fn cooperative_matrices_of_few_rows_agree_with_the_reference() {
 
 /// Steps of one row as lists of instructions: software takes them only here.
 #[test]
-#[ignore = "needs Vulkan: cargo xtask gpu"]
+#[ignore = "needs Vulkan: cargo xtask test gpu"]
 fn agrees_with_the_reference_by_instructions() {
     for name in ["model.decoder", "model.hybrid", "model.mixture"] {
         let suite = conformance::Options { cases: 1, strict: true, only: Some(name.into()), ..Default::default() };
@@ -108,7 +108,7 @@ fn company() -> impl Iterator<Item = String> {
 }
 
 #[test]
-#[ignore = "needs Vulkan: cargo xtask gpu"]
+#[ignore = "needs Vulkan: cargo xtask test gpu"]
 fn rows_are_the_same_in_company() {
     keeps_its_promise(Features { cooperative_matrix: false, ..Default::default() }, &[48], company());
     // Steps of one row in one dispatch add up in an order of their own.
@@ -118,7 +118,7 @@ fn rows_are_the_same_in_company() {
 
 /// Small matrices, which are faster, are left out of calls with drafts.
 #[test]
-#[ignore = "needs Vulkan with cooperative matrices: cargo xtask gpu"]
+#[ignore = "needs Vulkan with cooperative matrices: cargo xtask test gpu"]
 fn cooperative_matrices_are_left_out_for_drafts() {
     let some = ["linear/3", "linear/8", "linear/45"];
     // A driver that crashed is started again without them, and then promises more.
@@ -127,7 +127,7 @@ fn cooperative_matrices_are_left_out_for_drafts() {
 
 /// The ways that devices with fewer features take. Software Vulkan compiles shaders slowly, so that only some cases of each kind are run.
 #[test]
-#[ignore = "needs Vulkan: cargo xtask gpu"]
+#[ignore = "needs Vulkan: cargo xtask test gpu"]
 fn agrees_with_the_reference_without_features() {
     let without = |features: Features, names: &[&str]| {
         for name in names {
@@ -240,7 +240,7 @@ impl Rows {
 
 /// Experts take the place of others while a call is under way, also of those that it reads; calls see each at once and whole, whether or not copies have a queue of their own.
 #[test]
-#[ignore = "needs Vulkan: cargo xtask gpu"]
+#[ignore = "needs Vulkan: cargo xtask test gpu"]
 fn weights_are_replaced_while_it_computes() {
     for transfer_queue in [true, false] {
         let device = GpuDevice::new(GpuOptions { features: Features { transfer_queue, ..Default::default() }, ..options() });
@@ -286,7 +286,7 @@ fn weights_are_replaced_while_it_computes() {
 
 /// A transfer that fails behind the caller's back is an error of a later call, never a call with old weights.
 #[test]
-#[ignore = "needs Vulkan: cargo xtask gpu"]
+#[ignore = "needs Vulkan: cargo xtask test gpu"]
 fn a_failed_transfer_is_told() {
     for first in 2..8 {
         let device = GpuDevice::new(GpuOptions { fault: Some((Injected::Loss, first)), ..options() });
@@ -375,7 +375,7 @@ fn paused(executable: &mut dyn Executable, rows: usize, phase: Phase, answers: u
 
 /// What the host makes in pauses of a call is what the rest of it reads, in one submission and in several; a host that fails ends the call, and nothing but the call.
 #[test]
-#[ignore = "needs Vulkan: cargo xtask gpu"]
+#[ignore = "needs Vulkan: cargo xtask test gpu"]
 fn calls_pause_for_the_host() {
     let program = Checked::new(Program::from_json(PAUSES).unwrap()).unwrap();
     let weights: Arc<dyn Weights> = Arc::new(HashMap::new());
@@ -437,7 +437,7 @@ const HEADS: &str = r#"{
 
 /// Attention stores its heads as products take them: of many rows at once, and where keys are split among workgroups.
 #[test]
-#[ignore = "needs Vulkan: cargo xtask gpu"]
+#[ignore = "needs Vulkan: cargo xtask test gpu"]
 fn heads_are_stored_as_products_take_them() {
     let program = Checked::new(Program::from_json(HEADS).unwrap()).unwrap();
     let (mut data, mut scales) = (AlignedBytes::zeroed(24 * 64), AlignedBytes::zeroed(24 * 4));
@@ -571,7 +571,7 @@ fn decoded(device: &dyn Device, program: &Checked, hidden: usize) -> Vec<Vec<f32
 
 /// A step of one row with transforms is one dispatch, whatever their widths: with odd factors, wider than a workgroup, and not a multiple of four. Software takes a minute to compile such a step.
 #[test]
-#[ignore = "needs Vulkan: cargo xtask gpu"]
+#[ignore = "needs Vulkan: cargo xtask test gpu"]
 fn rotated_steps_are_one_dispatch() {
     let hidden = 34;
     let program = rotated(hidden, 1280);

@@ -3,6 +3,8 @@
 // A counting allocator cannot be written without `unsafe`; this file is the only one of these tests that has it.
 #![allow(unsafe_code)]
 
+#[path = "suite/common/mod.rs"]
+#[allow(dead_code, reason = "the suite uses the rest")]
 mod common;
 
 use common::{

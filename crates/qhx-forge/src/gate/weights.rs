@@ -353,8 +353,14 @@ mod tests {
     /// Random weights, which pass by what plain rounding loses: its wide limits are no excuse for damage.
     #[test]
     fn broken_bundles_of_random_weights_fail_at_every_precision() {
+        let extended = std::env::var_os("QHX_EXTENDED").is_some();
         let mut raised = 0;
-        for (name, asked) in ["phimoe", "qwen3"].into_iter().flat_map(|name| offered().into_iter().map(move |asked| (name, asked))) {
+        let all = ["phimoe", "qwen3"].into_iter().flat_map(|name| offered().into_iter().map(move |asked| (name, asked)));
+        // By default each precision of one model or the other, but for those that search.
+        let searches = |asked: &Option<Precision>| matches!(asked, None | Some(Precision::Bits(_)));
+        let wanted =
+            |place: usize, asked: &Option<Precision>| extended || (place % 2 == 0) == (place < offered().len()) && !searches(asked);
+        for (_, (name, asked)) in all.enumerate().filter(|(place, (_, asked))| wanted(*place, asked)) {
             let label = format!("{name} at {}", asked.map_or("auto".into(), |precision| precision.to_string()));
             let folder = tempfile::tempdir().unwrap();
             let material = Material::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)).unwrap();
@@ -415,7 +421,7 @@ mod tests {
             victim.write(|_| {});
             assert!(judged().passed, "{label}: mended");
         }
-        assert!(raised >= 6, "only {raised} were measured beside plain rounding");
+        assert!(raised >= if extended { 6 } else { 2 }, "only {raised} were measured beside plain rounding");
     }
 
     #[test]

@@ -39,6 +39,8 @@ pub struct Options {
     pub seed: u64,
     /// Cases for an op of ordinary variety; products and attention have several times as many.
     pub cases: usize,
+    /// Of each group, only each so-manieth case.
+    pub every: usize,
     /// Only cases whose name is this, or starts with it and a slash: `attend`, `linear/17`.
     pub only: Option<String>,
     /// Whether a refusal is a failure.
@@ -58,20 +60,20 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        let (seed, cases, only, strict, max_segments) = (1, 24, None, false, 16);
-        Self { seed, cases, only, strict, max_segments, partial_commits: true, tolerance_factor: 1.0, half: false, repeats: true }
+        let (seed, cases, every, only, strict, max_segments) = (1, 24, 1, None, false, 16);
+        Self { seed, cases, every, only, strict, max_segments, partial_commits: true, tolerance_factor: 1.0, half: false, repeats: true }
     }
 }
 
 impl Options {
-    /// The default, with `QHX_CONFORMANCE_SEED`, `QHX_CONFORMANCE_CASES` and `QHX_CONFORMANCE_ONLY` from the environment where they are set:
-    /// running one case again needs no recompilation.
+    /// What a test runs: few cases of each kind, but every form of every op, or with `QHX_EXTENDED` the default. `QHX_CONFORMANCE_SEED`,
+    /// `QHX_CONFORMANCE_CASES` and `QHX_CONFORMANCE_ONLY` take precedence: running one case again needs no recompilation.
     pub fn from_environment() -> Self {
         let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
-        let default = Self::default();
+        let (default, extended) = (Self::default(), std::env::var_os("QHX_EXTENDED").is_some());
         Self {
             seed: number("QHX_CONFORMANCE_SEED").unwrap_or(default.seed),
-            cases: number("QHX_CONFORMANCE_CASES").map_or(default.cases, |n| n as usize),
+            cases: number("QHX_CONFORMANCE_CASES").map_or(if extended { default.cases } else { 4 }, |n| n as usize),
             only: std::env::var("QHX_CONFORMANCE_ONLY").ok(),
             ..default
         }
@@ -189,7 +191,7 @@ fn all(
 ) {
     for group in cases::GROUPS.iter().chain(models::GROUPS) {
         let count = (options.cases * group.weight).div_ceil(4).max(group.least);
-        for number in (0..count).filter(|&number| options.wants(group.name, number)) {
+        for number in (0..count).step_by(options.every).filter(|&number| options.wants(group.name, number)) {
             let result = one(options, group, number, judge);
             report(&result);
             summary.add(group.name, result, options.strict);

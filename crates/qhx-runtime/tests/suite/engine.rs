@@ -1,0 +1,150 @@
+//! The engine on tiny models with every kind of state, on a device that misbehaves on request.
+
+use crate::common::{KINDS, Kind, VOCABULARY, devices::Troubled, ids, parts};
+use qhx_runtime::{
+    Cancel, Error, GenerateOptions, LoadOptions, LogitProcessor, Model, Prompt,
+    engine::{Engine, EngineOptions, Request},
+    generate,
+};
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
+    time::Duration,
+};
+
+const CONTEXT: usize = 60;
+
+fn troubled(kind: Kind) -> (Model, Troubled, Engine) {
+    let device = Troubled::default();
+    let options = LoadOptions { chunk: 8, context: Some(CONTEXT), sessions: 4, ..LoadOptions::default() };
+    let model = Model::on_device(parts(kind), Arc::new(device.clone()), &options).unwrap();
+    let engine = Engine::start(model.clone(), EngineOptions::default()).unwrap();
+    (model, device, engine)
+}
+
+fn options() -> GenerateOptions {
+    GenerateOptions { max_new: 6, ignore_eos: true, ..GenerateOptions::default() }
+}
+
+fn request(ids: &[u32]) -> Request {
+    Request::new(Prompt::from_ids(ids.to_vec())).with_options(options())
+}
+
+fn alone(model: &Model, ids: &[u32]) -> Vec<u32> {
+    let mut session = model.session().unwrap();
+    generate(&mut session, &Prompt::from_ids(ids.to_vec()), &options(), &Cancel::new(), &mut |_| {}).unwrap().ids
+}
+
+/// In whatever call the device is lost, the answers are what they would have been.
+#[test]
+fn a_lost_device_costs_time_and_no_answer() {
+    for kind in KINDS {
+        let (model, device, engine) = troubled(kind);
+        let prompts = [ids(1, 19), ids(2, 5), ids(3, 26)];
+        let expected = prompts.clone().map(|prompt| alone(&model, &prompt));
+        for call in 1..12 {
+            device.set(|trouble| trouble.lost_in_call = call);
+            let answers: Vec<_> = prompts.iter().map(|prompt| engine.submit(request(prompt)).unwrap()).collect();
+            let found: Vec<_> = answers.into_iter().map(|answer| answer.finish().unwrap().ids).collect();
+            assert_eq!(found, expected, "{kind:?}, lost in call {call}");
+            // The same for a session by itself, which tells what happened.
+            device.set(|trouble| trouble.lost_in_call = call.min(8));
+            let mut session = model.session().unwrap();
+            let answer = generate(&mut session, &Prompt::from_ids(prompts[0].clone()), &options(), &Cancel::new(), &mut |_| {}).unwrap();
+            assert_eq!(answer.ids, expected[0], "{kind:?}, lost in call {call}");
+            assert!(answer.note.is_some_and(|note| note.contains("unplugged")), "{kind:?}, lost in call {call}");
+        }
+    }
+}
+
+/// A failed call ends the answers that were in it, and no others.
+#[test]
+fn a_failure_is_told_and_the_engine_goes_on() {
+    let (model, device, engine) = troubled(Kind::Recurrent);
+    device.set(|trouble| trouble.fail_in_call = 2);
+    let error = engine.submit(request(&ids(1, 19))).unwrap().finish().unwrap_err();
+    assert!(error.to_string().contains("went away"), "{error}");
+    device.set(|trouble| trouble.fail_in_call = 0);
+    assert_eq!(engine.submit(request(&ids(1, 19))).unwrap().finish().unwrap().ids, alone(&model, &ids(1, 19)));
+}
+
+/// Answers of several lengths cross the rows at which constants change, in one call with others that do not.
+#[test]
+fn epochs_change_in_company() {
+    for kind in [Kind::Epochs, Kind::RecurrentEpochs] {
+        let (model, _, engine) = troubled(kind);
+        let prompts: Vec<Vec<u32>> = (1..25).map(|length| ids(length as u64, length)).collect();
+        let answers: Vec<_> = prompts.iter().map(|prompt| engine.submit(request(prompt)).unwrap()).collect();
+        for (prompt, answer) in prompts.iter().zip(answers) {
+            assert_eq!(answer.finish().unwrap().ids, alone(&model, prompt), "{kind:?}, {} rows", prompt.len());
+        }
+    }
+}
+
+#[test]
+fn scopes_share_nothing() {
+    let (_, _, engine) = troubled(Kind::Dense);
+    let ask = |scope: u64, alone: bool| {
+        let mut request = request(&ids(1, 30));
+        (request.scope, request.alone) = (scope, alone);
+        engine.submit(request).unwrap().finish().unwrap().kept_rows
+    };
+    assert_eq!([ask(1, false), ask(1, false), ask(2, false), ask(1, true), ask(2, false)], [0, 29, 0, 0, 29]);
+}
+
+struct Broken;
+
+impl LogitProcessor for Broken {
+    fn process(&mut self, _: &[u32], _: &mut [f32]) {
+        panic!("a bug of the caller's");
+    }
+}
+
+#[test]
+fn a_panic_in_a_processor_ends_its_answer_and_not_the_engine() {
+    let (model, _, engine) = troubled(Kind::Dense);
+    let error = engine.submit(request(&[1, 2]).with_processor(Broken)).unwrap().finish().unwrap_err();
+    assert!(matches!(error, Error::EngineFailed), "{error}");
+    assert_eq!(engine.submit(request(&[1, 2])).unwrap().finish().unwrap().ids, alone(&model, &[1, 2]));
+}
+
+/// Counts how often it was woken.
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn an_answer_is_a_stream() {
+    let (model, device, engine) = troubled(Kind::Windowed);
+    device.set(|trouble| trouble.delay = Duration::from_millis(3));
+    let mut answer = engine.submit(request(&ids(4, 9))).unwrap();
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(woken.clone());
+    let mut context = Context::from_waker(&waker);
+    let (mut found, mut pending) = (Vec::new(), 0);
+    loop {
+        match futures_core::Stream::poll_next(Pin::new(&mut answer), &mut context) {
+            Poll::Ready(Some(piece)) => found.extend(piece.unwrap().id),
+            Poll::Ready(None) => break,
+            Poll::Pending => {
+                pending += 1;
+                while woken.0.load(Ordering::SeqCst) < pending {
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+    assert!(pending > 0, "it never had to wait");
+    assert_eq!(found, alone(&model, &ids(4, 9)));
+    assert_eq!(answer.finish().unwrap().ids, found);
+    assert!(found.iter().all(|&id| (id as usize) < VOCABULARY));
+}

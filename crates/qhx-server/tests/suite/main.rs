@@ -1,0 +1,9 @@
+//! The integration tests of this crate, in one program: `cargo test -p qhx-server --test suite MODULE`.
+
+mod common;
+mod limits;
+mod media;
+mod models;
+mod openai;
+mod protocols;
+mod structure;
