@@ -2,7 +2,7 @@
 //!
 //! Tools are those of the machine where it has them. What is missing comes from Debian's packages, unpacked into the target folder: nothing is installed, no rights are needed.
 
-use crate::{Failure, cargo, debian, programs, programs::PROFILE, run, suites::Tier, target};
+use crate::{Failure, assets, cargo, debian, programs, programs::PROFILE, run, suites::Tier, target};
 use std::{
     env,
     path::{Path, PathBuf},
@@ -39,7 +39,7 @@ pub(crate) fn tools() -> Result<Tools, Failure> {
     if !compiler && answers("aarch64-linux-gnu-gcc") && answers("qemu-aarch64") {
         return Ok(Tools { unpacked: None, compiler });
     }
-    let folder = target().join(if compiler { "assets/debian-aarch64-rust" } else { "assets/debian-aarch64" });
+    let folder = assets::place(if compiler { "debian-aarch64-rust" } else { "debian-aarch64" });
     if !folder.exists() {
         eprintln!("fetching tools for aarch64 ({} MB) …", if compiler { 180 } else { 55 });
         let mut packages = debian::Packages {

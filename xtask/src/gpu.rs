@@ -1,6 +1,6 @@
 //! The GPU's tools: a shader compiler, and Mesa's software Vulkan with the validation layer for tests. All come from Debian's packages.
 
-use crate::{Failure, assets, debian, programs, root, run, suites::Tier, target};
+use crate::{Failure, assets, debian, programs, root, run, suites::Tier};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -59,7 +59,7 @@ const COOPERATIVE: &str = "cooperative_matrices";
 
 /// Compiles `crates/qhx-gpu/shaders` to `crates/qhx-gpu/spirv`.
 pub(crate) fn shaders() -> Result<(), Failure> {
-    let (fresh, committed) = (target().join("assets/spirv"), folder("spirv"));
+    let (fresh, committed) = (assets::place("spirv"), folder("spirv"));
     compile(&fresh)?;
     let io = |e: std::io::Error| format!("{}: {e}", committed.display());
     let _ = fs::remove_dir_all(&committed);
@@ -69,7 +69,7 @@ pub(crate) fn shaders() -> Result<(), Failure> {
 
 /// Whether the committed SPIR-V is what the sources give.
 fn check_shaders() -> Result<(), Failure> {
-    let fresh = target().join("assets/spirv-check");
+    let fresh = assets::place("spirv-check");
     compile(&fresh)?;
     let committed = folder("spirv");
     let (fresh, committed) = (contents(&fresh)?, contents(&committed)?);
@@ -90,7 +90,7 @@ pub(crate) fn driver() -> Result<Variables, Failure> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return Err("software Vulkan is fetched for Linux on x86-64 only".into());
     }
-    let folder = target().join("assets/debian-vulkan");
+    let folder = assets::place("debian-vulkan");
     if !folder.exists() {
         eprintln!("fetching Mesa's software Vulkan (27 MB) …");
         let releases = ["bookworm-backports"];
@@ -101,7 +101,7 @@ pub(crate) fn driver() -> Result<Variables, Failure> {
 
 /// [`driver`] with cooperative matrices, and what starts a program with its C library.
 pub(crate) fn newer_driver() -> Result<(Variables, [PathBuf; 2]), Failure> {
-    let folder = target().join("assets/debian-vulkan-newer");
+    let folder = assets::place("debian-vulkan-newer");
     if !folder.exists() {
         eprintln!("fetching a newer Mesa with cooperative matrices (69 MB) …");
         let releases = ["trixie", "trixie-backports"];
@@ -144,7 +144,7 @@ fn contents(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, Failure> {
 
 /// The folder with the compiler of shaders.
 pub(crate) fn compiler() -> Result<PathBuf, Failure> {
-    let folder = target().join("assets/debian-glslang");
+    let folder = assets::place("debian-glslang");
     if !folder.exists() {
         eprintln!("fetching a shader compiler (10 MB) …");
         debian::unpack(&debian::Packages { releases: &["trixie"], alone: COMPILER.to_vec(), ..Default::default() }, &folder)?;

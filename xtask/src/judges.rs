@@ -130,7 +130,7 @@ fn node(python: &Path, name: &str) -> Result<Command, Failure> {
 
 /// A folder with the packages that carry schemas.
 fn schema_packages(python: &Path) -> Result<PathBuf, Failure> {
-    let folder = target().join("assets/judges-schemas-1");
+    let folder = assets::place("judges-schemas-1");
     let io = |e: std::io::Error| format!("{}: {e}", folder.display());
     fs::create_dir_all(&folder).map_err(io)?;
     if fs::read_dir(&folder).map_err(io)?.count() < SCHEMA_PACKAGES.len() {
@@ -141,7 +141,7 @@ fn schema_packages(python: &Path) -> Result<PathBuf, Failure> {
 
 /// A script beside the packages that it uses.
 fn node_script(python: &Path, script: &Path) -> Result<PathBuf, Failure> {
-    let folder = target().join("assets/judges-npm-1");
+    let folder = assets::place("judges-npm-1");
     let io = |e: std::io::Error| format!("{}: {e}", folder.display());
     fs::create_dir_all(&folder).map_err(io)?;
     if !folder.join("node_modules/ai").exists() {

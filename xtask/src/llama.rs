@@ -2,7 +2,7 @@
 //!
 //! Both come from npm: `node-llama-cpp` holds the source as a git bundle, `@node-llama-cpp/linux-x64` the libraries. They stay in the target folder.
 
-use crate::{Failure, run, target};
+use crate::{Failure, assets, run};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -46,7 +46,7 @@ fn fetched() -> Result<(PathBuf, PathBuf), Failure> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return Err("llama.cpp's prebuilt libraries are fetched for Linux on x86-64 only".into());
     }
-    let folder = target().join(format!("assets/node-llama-cpp-{VERSION}"));
+    let folder = assets::place(&format!("node-llama-cpp-{VERSION}"));
     if !folder.exists() {
         eprintln!("fetching llama.cpp (47 MB) …");
         fetch(&folder)?;

@@ -290,7 +290,7 @@ fn dependencies(_: Tier) -> Result<(), Failure> {
 pub(crate) fn fullsize(names: &str) -> Result<(), Failure> {
     let mut test = cargo();
     test.args(["test", "--workspace", "--test", "suite"]).args(PROFILE).args(["fullsize::", "--", "--ignored", "--nocapture"]);
-    run(test.env("QHX_FULLSIZE", names).env("QHX_FULLSIZE_DIR", target().join("assets/fullsize")))
+    run(test.env("QHX_FULLSIZE", names).env("QHX_FULLSIZE_DIR", assets::place("fullsize")))
 }
 
 /// Formatting, lints and documentation, without a warning.
