@@ -1,15 +1,22 @@
-//! The project's chores: `cargo xtask COMMAND`. Uses nothing but the standard library, so that it builds in seconds.
+//! The project's chores: `cargo xtask COMMAND`. Uses little but the standard library, so that it builds in seconds.
 
 mod aarch64;
 mod assets;
 mod attack;
 mod debian;
+mod deps;
+mod features;
 mod gpu;
+mod graph;
 mod judges;
+mod licenses;
 mod llama;
 mod package;
 mod peers;
+mod policy;
+mod size;
 mod suites;
+mod timings;
 
 use std::{
     env,
@@ -47,7 +54,13 @@ const HELP: &str = "cargo xtask COMMAND
                   a mixture whose experts do not fit into this machine's GPU: CPU, whole layers on the GPU, hot experts
   fullsize [NAME] full-size models with seeded weights against the oracle; needs disk and minutes
   package         package every crate as for publishing, and build and run tests/embedder against the packages
-  lint            fmt, clippy and doc, no warning allowed
+  lint            fmt, clippy and doc, no warning allowed; what git tracks is not too much, crates of others not too many, and
+                  as deny.toml allows, and the notices of licences are current
+  features        the library with each of its features alone
+  deny            cargo deny, which is fetched: what lint checks of crates of others, and security advisories
+  licenses        write anew what `qhx licenses` prints, after a change of Cargo.lock
+  timings         build the binary anew, one job at a time, and list the crates that take longest
+  deps NAME       what a dependency costs: the crates that it alone brings, their time in the last timings, their source
   help            this text";
 
 /// What went wrong, for people.
@@ -80,6 +93,11 @@ fn main() -> ExitCode {
         ["fullsize"] => suites::fullsize(""),
         ["fullsize", names] => suites::fullsize(names),
         ["lint"] => suites::lint(),
+        ["features"] => features::features(),
+        ["deny"] => policy::deny(),
+        ["licenses"] => licenses::licenses(),
+        ["timings"] => timings::timings(),
+        ["deps", name] => deps::deps(name),
         [] | ["help" | "--help" | "-h"] => {
             println!("{HELP}");
             Ok(())

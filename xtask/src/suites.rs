@@ -1,6 +1,6 @@
 //! The test suites, their set-up and their times.
 
-use crate::{Failure, aarch64, assets, attack, cargo, gpu, gpu::DeviceTest, judges, package, run, target};
+use crate::{Failure, aarch64, assets, attack, cargo, deps, gpu, gpu::DeviceTest, judges, licenses, package, policy, run, size, target};
 use std::{env, path::PathBuf, process::Command, time::Instant};
 
 /// A suite on fetched files: the ignored tests of some test binaries.
@@ -128,6 +128,10 @@ pub(crate) fn fullsize(names: &str) -> Result<(), Failure> {
 /// Formatting, lints and documentation, without a warning.
 pub(crate) fn lint() -> Result<(), Failure> {
     run(cargo().args(["fmt", "--all", "--", "--check"]))?;
+    size::check()?;
+    deps::check()?;
+    policy::check()?;
+    licenses::check()?;
     run(cargo().args(["clippy", "--workspace", "--all-targets", "--profile", "test-opt", "--", "-D", "warnings"]))?;
     run(cargo()
         .args(["doc", "--workspace", "--no-deps", "--document-private-items", "--profile", "test-opt"])
