@@ -54,7 +54,8 @@ pub(crate) fn deny() -> Result<(), Failure> {
     let folder = target().join(format!("assets/cargo-deny-{CARGO_DENY}"));
     let program = folder.join("bin/cargo-deny");
     if !program.exists() {
-        run(cargo().args(["install", "cargo-deny", "--version", CARGO_DENY, "--locked", "--root"]).arg(&folder))?;
+        // It runs for seconds: compiling it well would take minutes more.
+        run(cargo().args(["install", "cargo-deny", "--version", CARGO_DENY, "--locked", "--debug", "--root"]).arg(&folder))?;
     }
     run(Command::new(program).current_dir(root()).args(["check", "--show-stats"]))
 }

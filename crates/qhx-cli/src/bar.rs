@@ -19,14 +19,24 @@ pub(crate) struct State {
     pub(crate) done: u64,
     pub(crate) total: u64,
     pub(crate) message: String,
-    /// Since when, for speed and time left.
+    /// Since when, for speed and time left, and how far it was then.
     pub(crate) since: Instant,
+    from: u64,
 }
 
 impl State {
+    fn new() -> Self {
+        Self { done: 0, total: 0, message: String::new(), since: Instant::now(), from: 0 }
+    }
+
+    /// Forgets how fast it was.
+    pub(crate) fn restart(&mut self) {
+        (self.since, self.from) = (Instant::now(), self.done);
+    }
+
     /// Units per second up to now.
     pub(crate) fn rate(&self) -> f64 {
-        self.done as f64 / self.since.elapsed().as_secs_f64().max(1e-3)
+        self.done.saturating_sub(self.from) as f64 / self.since.elapsed().as_secs_f64().max(1e-3)
     }
 
     /// How long the rest takes at that rate.
@@ -67,8 +77,7 @@ struct Shared {
 
 impl Bar {
     pub(crate) fn new(show: impl Fn(&State) -> String + Send + Sync + 'static) -> Self {
-        let state = State { done: 0, total: 0, message: String::new(), since: Instant::now() };
-        let drawn = Mutex::new(Drawn { state, at: None, frame: 0, ended: false });
+        let drawn = Mutex::new(Drawn { state: State::new(), at: None, frame: 0, ended: false });
         Self(Arc::new(Shared { drawn, ends: Condvar::new(), show: Box::new(show), is_terminal: io::stderr().is_terminal() }))
     }
 
@@ -155,7 +164,7 @@ mod tests {
 
     #[test]
     fn bars() {
-        let state = |done, total| State { done, total, message: String::new(), since: Instant::now() };
+        let state = |done, total| State { done, total, ..State::new() };
         assert_eq!(state(0, 0).bar(), format!("  0 % {}", "░".repeat(30)));
         assert_eq!(state(1, 2).bar(), format!(" 50 % {}{}", "█".repeat(15), "░".repeat(15)));
         assert_eq!(state(u64::MAX, u64::MAX).bar(), format!("100 % {}", "█".repeat(30)));

@@ -1,6 +1,8 @@
-//! What the server logs: a line on stderr for each event, with the time in UTC.
+//! What the server logs: a line on stderr for each event, with the time in UTC:
 //!
-//!     2026-11-19T06:06:15.123456Z  INFO request method=GET path="/v1/models" status=200 milliseconds=1
+//! ```text
+//! 2026-11-19T06:06:15.123456Z  INFO request method=GET path="/v1/models" status=200 milliseconds=1
+//! ```
 
 use std::{
     fmt::{self, Write as _},

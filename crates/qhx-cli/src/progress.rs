@@ -94,7 +94,11 @@ impl LoadBar {
     /// Tells it how far loading is.
     pub(crate) fn progress(&self) -> LoadProgress {
         let bar = self.0.clone();
-        LoadProgress::new(move |done, total| bar.update(|state| (state.done, state.total) = (done, total)))
+        LoadProgress::new(move |done, total| {
+            if done < total {
+                bar.update(|state| (state.done, state.total) = (done, total));
+            }
+        })
     }
 }
 
@@ -153,10 +157,11 @@ impl GateBar {
     pub(crate) fn update(&self, what: &str, done: usize, total: usize) {
         let what = shown_in_line(what);
         self.bar.update(|state| {
-            if state.message != what {
-                (state.message, state.since) = (what.into_owned(), Instant::now());
-            }
             (state.done, state.total) = (done as u64, total as u64);
+            if state.message != what {
+                state.message = what.into_owned();
+                state.restart();
+            }
         });
     }
 }

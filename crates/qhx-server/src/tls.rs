@@ -25,6 +25,6 @@ pub fn hint(error: &ureq::Error) -> Option<&'static str> {
         _ => None,
     };
     matches!(cause, Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer))).then_some(
-        "who signed its certificate is not known to this system: add that authority to the system's, or name a file of authorities in SSL_CERT_FILE",
+        "this system does not know the authority that signed its certificate: add it to the system's, or name a file of authorities in SSL_CERT_FILE",
     )
 }
