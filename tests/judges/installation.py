@@ -78,7 +78,7 @@ def judge_container(qhx, bundle, hadolint, place):
     linted = subprocess.run([hadolint, recipe], capture_output=True, text=True)
     assert linted.returncode == 0, linted.stdout
     steps = [line.split(maxsplit=1) for line in recipe.read_text().splitlines() if line and not line.startswith("#")]
-    sources = {"target/release/qhx": qhx, "model": bundle}
+    sources = {"target/dist/qhx": qhx, "model": bundle}
     root = place / "root"
     for folder in ("tmp", "run/secrets", "usr/local/bin"):
         (root / folder).mkdir(parents=True)

@@ -5,14 +5,21 @@ mod assets;
 mod attack;
 mod changed;
 mod debian;
+mod deps;
+mod features;
 mod gpu;
+mod graph;
 mod judges;
+mod licenses;
 mod llama;
 mod measure;
 mod package;
 mod peers;
+mod policy;
 mod programs;
+mod size;
 mod suites;
+mod timings;
 
 use std::{
     env,
@@ -51,8 +58,11 @@ const HELP: &str = "cargo xtask COMMAND
   bench-split [--memory 1GiB,2GiB,3GiB] …
                   a mixture whose experts do not fit into this machine's GPU: CPU, whole layers on the GPU, hot experts
   fullsize [NAME] full-size models with seeded weights against the oracle; needs disk and minutes
-  package         package every crate as for publishing, and build and run tests/embedder against the packages
-  lint            fmt, clippy and doc, no warning allowed
+  lint            fmt, clippy and doc, no warning allowed; what git tracks is not too much, crates of others not too many, and
+                  as deny.toml allows, and the notices of licences are current
+  licenses        write anew what `qhx licenses` prints, after a change of Cargo.lock
+  timings         build the binary anew, one job at a time, and list the crates that take longest
+  deps NAME       what a dependency costs: the crates that it alone brings, their time in the last timings, their source
   help            this text";
 
 /// What went wrong, for people.
@@ -82,10 +92,12 @@ fn main() -> ExitCode {
         ["bench-quantisation", ref arguments @ ..] => peers::bench_quantisation(arguments),
         ["bench-gpu", ref arguments @ ..] => peers::bench_gpu("bench/gpu.py", arguments),
         ["bench-split", ref arguments @ ..] => peers::bench_gpu("bench/split.py", arguments),
-        ["package"] => package::package(),
         ["fullsize"] => suites::fullsize(""),
         ["fullsize", names] => suites::fullsize(names),
         ["lint"] => suites::lint(),
+        ["licenses"] => licenses::licenses(),
+        ["timings"] => timings::timings(),
+        ["deps", name] => deps::deps(name),
         [] | ["help" | "--help" | "-h"] => {
             println!("{HELP}");
             Ok(())

@@ -1,6 +1,9 @@
 //! The test suites: what each does, what it may cost, and the three ways to run them.
 
-use crate::{Failure, aarch64, assets, attack, cargo, changed, gpu, judges, measure, package, programs, programs::PROFILE, run, target};
+use crate::{
+    Failure, aarch64, assets, attack, cargo, changed, deps, features, gpu, judges, licenses, measure, package, policy, programs,
+    programs::PROFILE, run, size, target,
+};
 use std::{
     env,
     fs::{self, File},
@@ -91,8 +94,8 @@ const SUITES: [Suite; 24] = {
         suite("doctest", [Some(60), Some(60)], &[], Function(doctest)),
         suite("smollm2", [Some(20), Some(20)], &[SmolLm2], Function(smollm2)),
         suite("tokenizers", [Some(10), Some(10)], &[Tokenizers], Function(tokenizers)),
-        suite("features", [None, Some(200)], &[], Function(features)),
-        suite("dependencies", [None, Some(60)], &[], Function(dependencies)),
+        suite("features", [None, Some(200)], &[], Function(|_| features::features())),
+        suite("dependencies", [None, Some(60)], &[], Function(|_| policy::deny())),
     ]
 };
 
@@ -274,18 +277,6 @@ fn doctest(_: Tier) -> Result<(), Failure> {
     run(cargo().args(["test", "--quiet", "--workspace", "--doc"]).args(PROFILE))
 }
 
-/// Each feature of the library alone, and none.
-fn features(_: Tier) -> Result<(), Failure> {
-    for features in ["", "builtin", "cpu", "gpu", "npu", "image", "sound", "grammar"] {
-        run(cargo().args(["check", "--quiet", "--package", "qhx", "--no-default-features", "--features", features]).args(PROFILE))?;
-    }
-    Ok(())
-}
-
-fn dependencies(_: Tier) -> Result<(), Failure> {
-    Ok(())
-}
-
 /// Models of full size against the oracle: all, or those named (with commas between).
 pub(crate) fn fullsize(names: &str) -> Result<(), Failure> {
     let mut test = cargo();
@@ -296,6 +287,10 @@ pub(crate) fn fullsize(names: &str) -> Result<(), Failure> {
 /// Formatting, lints and documentation, without a warning.
 pub(crate) fn lint() -> Result<(), Failure> {
     run(cargo().args(["fmt", "--all", "--", "--check"]))?;
+    size::check()?;
+    deps::check()?;
+    policy::check()?;
+    licenses::check()?;
     run(cargo().args(["clippy", "--workspace", "--all-targets"]).args(PROFILE).args(["--", "-D", "warnings"]))?;
     run(cargo().args(["doc", "--workspace", "--no-deps", "--document-private-items"]).args(PROFILE).env("RUSTDOCFLAGS", "-D warnings"))
 }

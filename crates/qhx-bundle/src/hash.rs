@@ -1,10 +1,10 @@
 //! SHA-256 checksums as a manifest states them.
 
+#[cfg(feature = "schema")]
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use std::{
-    borrow::Cow,
     fmt,
     io::{self, Read},
     str::FromStr,
@@ -89,8 +89,9 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
+#[cfg(feature = "schema")]
 impl JsonSchema for Digest {
-    fn schema_name() -> Cow<'static, str> {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
         "Digest".into()
     }
 

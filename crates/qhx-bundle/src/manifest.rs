@@ -9,6 +9,7 @@ use crate::{
     media::Media,
     target::{PlacementRules, TargetPlan},
 };
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -21,12 +22,16 @@ pub const TEXT_PROGRAM: &str = "text";
 pub const MAX_MANIFEST_BYTES: u64 = 4 << 20;
 
 /// A bundle's manifest. [`Manifest::from_json`] gives only checked ones.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
-#[schemars(title = "qhx bundle manifest", description = "`qhx.json`: what a bundle is and which files it has.")]
+#[cfg_attr(
+    feature = "schema",
+    schemars(title = "qhx bundle manifest", description = "`qhx.json`: what a bundle is and which files it has.")
+)]
 pub struct Manifest {
     /// The version of this format: 1. Stands first, so that readers can tell before anything else.
-    #[schemars(range(min = 1, max = 1))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1)))]
     pub schema_version: u32,
     /// What the model is.
     pub model: ModelFacts,
@@ -78,7 +83,8 @@ pub struct Manifest {
 }
 
 /// What the model is.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ModelFacts {
     /// What people call it.
@@ -97,16 +103,16 @@ pub struct ModelFacts {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soc_model: Option<u32>,
     /// Parameters of all programs together.
-    #[schemars(range(min = 1))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub parameters: u64,
     /// The longest session that the model was made for, in tokens.
-    #[schemars(range(min = 1))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub context_length: usize,
     /// Number of token ids: rows of the embedding and of the logits.
-    #[schemars(range(min = 1))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub vocab_size: usize,
     /// Width of the residual stream.
-    #[schemars(range(min = 1))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub hidden_size: usize,
     /// There when the weights are random numbers made for benchmarks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -114,7 +120,8 @@ pub struct ModelFacts {
 }
 
 /// What a bundle was made from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum SourceFormat {
     /// A folder with `config.json` and safetensors.
@@ -126,7 +133,8 @@ pub enum SourceFormat {
 }
 
 /// How weights became integers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Rounding {
     /// Each number by itself, to the nearest.
@@ -136,7 +144,8 @@ pub enum Rounding {
 }
 
 /// What a model read while its weights were rounded.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Calibrated {
     /// `built-in`, or the name of the file.
@@ -148,7 +157,8 @@ pub struct Calibrated {
 }
 
 /// How synthetic weights were made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Synthetic {
     /// The seed of the random numbers.
@@ -156,7 +166,8 @@ pub struct Synthetic {
 }
 
 /// How a conversation becomes text.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Chat {
     /// Whether the model talks or completes.
@@ -176,7 +187,8 @@ pub struct Chat {
 }
 
 /// Whether a model talks or completes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ChatMode {
     /// Messages are rendered by the chat template.
@@ -186,7 +198,8 @@ pub enum ChatMode {
 }
 
 /// Token ids with a meaning to the generate loop. Whether a tokenizer adds any of them is the tokenizer file's business.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Tokens {
     /// Begins a text.
@@ -200,7 +213,8 @@ pub struct Tokens {
 }
 
 /// Sampling as the model's makers suggest it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct SuggestedSampling {
     /// Divides the logits.
@@ -221,7 +235,8 @@ pub struct SuggestedSampling {
 }
 
 /// A program of the bundle.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ProgramEntry {
     /// Its JSON file.
@@ -229,7 +244,8 @@ pub struct ProgramEntry {
 }
 
 /// The program that guesses tokens, and what feeds it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct DraftEntry {
     /// Its name in `programs`.
@@ -239,7 +255,8 @@ pub struct DraftEntry {
 }
 
 /// Tensors of the checkpoint that no program uses: left out of the bundle, but counted.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct IgnoredTensors {
     /// How many.
@@ -252,7 +269,8 @@ pub struct IgnoredTensors {
 }
 
 /// What a file must be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct FileEntry {
     /// Its length.

@@ -1,12 +1,14 @@
 //! The front ends of a model with vision or audio: how an image or audio clip becomes the inputs of its tower. All of it is data of the checkpoint.
 
 use crate::ManifestError;
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// What the model can take beside text.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Media {
     /// Images.
@@ -18,7 +20,8 @@ pub struct Media {
 }
 
 /// How media stand among the tokens: each soft row has one placeholder id.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, Default)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Default)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Placeholder {
     /// The id that stands for a soft row. A rendered conversation has one for each image or sound; it is repeated to the number of rows.
@@ -32,7 +35,8 @@ pub struct Placeholder {
 }
 
 /// From an image to patches.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ImageFrontEnd {
     /// The program that makes soft rows of patches.
@@ -58,7 +62,8 @@ pub struct ImageFrontEnd {
 }
 
 /// The rule for an image's size. Sides are multiples of patch size times block.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Resize {
     /// To the nearest multiples (half to even), scaled further where the area is beyond these bounds.
@@ -85,7 +90,8 @@ pub enum Resize {
 }
 
 /// How an image is cut into patches. They come in block order: block rows, block columns, rows in the block, columns in the block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Patches {
     /// Pixels along a side.
@@ -99,7 +105,8 @@ pub struct Patches {
 }
 
 /// The order of numbers in a patch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum PatchOrder {
     /// Channel, time, row, column.
@@ -109,7 +116,8 @@ pub enum PatchOrder {
 }
 
 /// From a sound to log-mel frames.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AudioFrontEnd {
     /// The program that makes soft rows of frames.

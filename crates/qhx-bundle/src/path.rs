@@ -1,8 +1,9 @@
 //! Paths inside a bundle. A [`BundlePath`] cannot leave its folder, whatever the file that it was read from says.
 
+#[cfg(feature = "schema")]
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
-use std::{borrow::Cow, fmt, path::PathBuf, str::FromStr};
+use std::{fmt, path::PathBuf, str::FromStr};
 
 /// Longest path, in bytes.
 const MAX_PATH: usize = 1024;
@@ -93,8 +94,9 @@ impl<'de> Deserialize<'de> for BundlePath {
     }
 }
 
+#[cfg(feature = "schema")]
 impl JsonSchema for BundlePath {
-    fn schema_name() -> Cow<'static, str> {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
         "BundlePath".into()
     }
 

@@ -3,12 +3,14 @@
 //! Stands in the manifest as `plan`. This module owns the types and the checks that need no file; what the graphs are is the device's business.
 
 use crate::{BundlePath, ManifestError, json};
+#[cfg(feature = "schema")]
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// What was prepared, and for what.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TargetPlan {
     /// Where the context binaries load.
@@ -18,7 +20,7 @@ pub struct TargetPlan {
     /// The oldest release whose libraries load them.
     pub oldest_qairt: String,
     /// Rows that a session can have.
-    #[schemars(range(min = 1))]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub context: usize,
     /// Rows that graphs take at once, beside one; empty: prompts go row by row.
     pub prefill: Vec<usize>,
@@ -37,7 +39,8 @@ pub struct TargetPlan {
 }
 
 /// Which stage runs where: the rules of a placement file.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PlacementRules {
     /// The device of everything that nothing else names; absent: the processor that the folder is for.
@@ -55,7 +58,8 @@ pub struct PlacementRules {
 }
 
 /// Where context binaries load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum MadeFor {
     /// On phones: graphs of one part share their weights.
@@ -65,7 +69,8 @@ pub enum MadeFor {
 }
 
 /// How rows of sessions are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum KvForm {
     /// All of them.
@@ -75,7 +80,8 @@ pub enum KvForm {
 }
 
 /// How graphs were compiled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Finalize {
     /// Effort, 1 to 3.
@@ -89,7 +95,8 @@ pub struct Finalize {
 }
 
 /// The files of a prepared program.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PreparedProgram {
     /// Which graph is in which context binary: one file, or where `placement` cuts the program one for each piece.

@@ -9,6 +9,7 @@ use crate::{
     units::{show_number, show_seconds, show_speed},
 };
 use qhx_runtime::MediaKind;
+use qhx_server::tls;
 use serde_json::{Value, json};
 use std::{
     env,
@@ -140,8 +141,11 @@ impl Question<'_> {
             return Err(Failure::usage(format!("--connect {server}: expected an address such as http://127.0.0.1:8080")).into());
         }
         let url = format!("{}/v1/chat/completions", server.trim_end_matches("/v1"));
-        let agent: ureq::Agent =
-            ureq::Agent::config_builder().timeout_connect(Some(CONNECT_TIMEOUT)).http_status_as_error(false).build().into();
+        let mut agent = ureq::Agent::config_builder().timeout_connect(Some(CONNECT_TIMEOUT)).http_status_as_error(false);
+        if server.starts_with("https://") {
+            agent = agent.tls_config(tls::config());
+        }
+        let agent: ureq::Agent = agent.build().into();
         let mut request = agent.post(&url).header("content-type", "application/json");
         if let Ok(key) = env::var(API_KEY) {
             request = request.header("authorization", format!("Bearer {key}"));
@@ -151,7 +155,7 @@ impl Question<'_> {
             ureq::Error::Io(error) if is_loss(&error) => Trouble::Lost(died(&format!(" ({error})"))),
             error => Trouble::Unreachable(
                 Failure::work(format!("cannot reach {server}: {error}"))
-                    .hint("`qhx serve MODEL` starts a server; it says where it listens"),
+                    .hint(tls::hint(&error).unwrap_or("`qhx serve MODEL` starts a server; it says where it listens")),
             ),
         };
         let mut response = request.send(body.to_string()).map_err(not_sent)?;

@@ -6,6 +6,7 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod answer;
+mod bar;
 mod commands;
 mod connect;
 mod contexts;
@@ -21,6 +22,7 @@ mod input;
 mod interrupt;
 mod lines;
 mod load;
+mod log;
 mod media;
 mod names;
 mod open;

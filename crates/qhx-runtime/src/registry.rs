@@ -38,7 +38,7 @@ pub use qhx_cpu::InstructionSet;
 pub enum InstructionSet {}
 
 #[cfg(not(feature = "cpu"))]
-impl FromStr for InstructionSet {
+impl std::str::FromStr for InstructionSet {
     type Err = String;
     fn from_str(_: &str) -> Result<Self, String> {
         Err("the feature `cpu` was not built in".into())

@@ -1,6 +1,6 @@
 //! Images and sounds that messages name by address: fetched from hosts that the operator allows, and from nowhere else.
 
-use crate::error::ApiError;
+use crate::{error::ApiError, tls};
 use qhx::messages::FileAccess;
 use serde_json::Value;
 use std::{io::Read, time::Duration};
@@ -27,7 +27,11 @@ pub(crate) struct Fetcher {
 impl Fetcher {
     pub(crate) fn new(hosts: &[String], max_bytes: usize) -> Self {
         // A redirect could lead to a host that is not allowed.
-        let agent = ureq::Agent::config_builder().timeout_global(Some(TIMEOUT)).max_redirects(0).http_status_as_error(false).build().into();
+        let mut agent = ureq::Agent::config_builder().timeout_global(Some(TIMEOUT)).max_redirects(0).http_status_as_error(false);
+        if !hosts.is_empty() {
+            agent = agent.tls_config(tls::config());
+        }
+        let agent = agent.build().into();
         Self { hosts: hosts.iter().map(|host| host.to_ascii_lowercase()).collect(), max_bytes: max_bytes as u64, agent }
     }
 
@@ -56,7 +60,10 @@ impl Fetcher {
             });
         }
         let failed = |error: &dyn std::fmt::Display| format!("which could not be fetched: {error}");
-        let mut response = self.agent.get(uri).call().map_err(|error| failed(&error))?;
+        let mut response = self.agent.get(uri).call().map_err(|error| match tls::hint(&error) {
+            Some(hint) => failed(&hint),
+            None => failed(&error),
+        })?;
         if !response.status().is_success() {
             return Err(failed(&format!("its host answered with status {}", response.status().as_u16())));
         }

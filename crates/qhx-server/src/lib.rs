@@ -25,6 +25,7 @@ mod health;
 mod messages;
 mod metrics;
 mod models;
+mod multipart;
 mod ollama;
 mod openai;
 mod openapi;
@@ -32,6 +33,7 @@ mod options;
 mod page;
 mod server;
 mod stream;
+pub mod tls;
 mod tokens;
 
 pub use options::ServerOptions;

@@ -12,6 +12,7 @@ mod eval;
 mod forge;
 mod generate;
 mod inspect;
+mod licenses;
 mod man;
 mod placement_plan;
 mod plan;
@@ -44,6 +45,7 @@ pub(crate) enum Command {
     Devices(devices::Devices),
     Doctor(doctor::Doctor),
     Completions(completions::Completions),
+    Licenses(licenses::Licenses),
     #[command(hide = true)]
     Man(man::Man),
     #[command(hide = true)]
@@ -69,6 +71,7 @@ impl Command {
             Self::Devices(command) => command.run(),
             Self::Doctor(command) => command.run(interrupt),
             Self::Completions(command) => command.run(),
+            Self::Licenses(command) => command.run(),
             Self::Man(command) => command.run(),
             Self::Worker(command) => command.run(),
         }

@@ -7,13 +7,12 @@ use crate::{
     failure::Failure,
     flags::{ExecutionFlags, count, count_or_none},
     interrupt::Interrupt,
-    output,
+    log, output,
 };
 use clap::Args;
 use qhx_runtime::LoadOptions;
 use qhx_server::{Server, ServerError, ServerOptions};
 use std::{
-    io,
     net::{IpAddr, SocketAddr, TcpListener},
     path::PathBuf,
     time::Duration,
@@ -127,7 +126,7 @@ impl Serve {
         };
         #[cfg(not(unix))]
         let listener = self.listen()?;
-        tracing_subscriber::fmt().with_writer(io::stderr).with_target(false).with_ansi(false).init();
+        log::to_stderr();
         let server = Server::on(listener, options).map_err(explain)?;
         let address = server.address();
         server.run(interrupt.cancel().clone(), || output::note(&format!("listening on http://{address}"))).map_err(explain)?;

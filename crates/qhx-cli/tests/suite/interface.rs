@@ -46,6 +46,7 @@ fn every_command_prints_one_json_object() {
         (&["inspect", llama], &["inspect", "./missing"], 1),
         (&["devices"], &["devices", "--what"], 2),
         (&["doctor", llama], &["doctor", "./missing"], 1),
+        (&["licenses"], &["licenses", "--what"], 2),
     ];
     let tested: Vec<&str> = cases.iter().map(|(right, ..)| right[0]).chain(WITHOUT_JSON).collect();
     assert_eq!(commands().iter().filter(|command| !tested.contains(&command.as_str())).collect::<Vec<_>>(), [""; 0], "is not tested here");

@@ -6,11 +6,15 @@
 //!
 //! Weights are asked for one by one while a program is loaded, so that the process holds no more of them than its device does.
 
+// Only the GPU's driver is kept apart.
+#[cfg(feature = "gpu")]
 mod client;
+#[cfg(feature = "gpu")]
 mod link;
 mod wire;
 mod worker;
 
+#[cfg(feature = "gpu")]
 pub(crate) use client::IsolatedDevice;
 pub use worker::serve;
 

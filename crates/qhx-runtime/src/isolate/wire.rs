@@ -144,6 +144,7 @@ pub(super) struct Limits {
 }
 
 impl Limits {
+    #[cfg(feature = "gpu")]
     pub(super) fn of(options: &LoadOptions) -> Self {
         Self {
             rows: options.max_rows,
@@ -373,6 +374,7 @@ pub(super) fn floats(bytes: &[u8]) -> Vec<f32> {
 }
 
 /// Integers as bytes.
+#[cfg(feature = "gpu")]
 pub(super) fn integer_bytes(numbers: &[i32]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }

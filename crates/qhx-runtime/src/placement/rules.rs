@@ -18,13 +18,14 @@
 
 use super::{Phase, tower_stage};
 use crate::{Error, split::HotExperts};
-use qhx_bundle::{files::read_given, target::PlacementRules};
+#[cfg(feature = "placement-files")]
+use qhx_bundle::files::read_given;
+use qhx_bundle::target::PlacementRules;
 use qhx_ir::Checked;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
     num::NonZeroUsize,
-    path::Path,
 };
 
 /// Which stage is to run where.
@@ -88,6 +89,7 @@ impl From<Together> for f64 {
 }
 
 /// A placement file is a page of text, no more.
+#[cfg(feature = "placement-files")]
 const MOST_BYTES: u64 = 1 << 20;
 /// Stands for any one word of a path.
 const ANY: &str = "*";
@@ -98,7 +100,8 @@ const LISTED_NAMES: usize = 12;
 
 impl Rules {
     /// Reads a file.
-    pub fn read(path: &Path) -> Result<Self, Error> {
+    #[cfg(feature = "placement-files")]
+    pub fn read(path: &std::path::Path) -> Result<Self, Error> {
         let wrong = |reason: String| Error::Placement { reason: format!("{}: {reason}", path.display()) };
         let bytes = read_given(path, MOST_BYTES)?;
         let text = String::from_utf8(bytes).map_err(|_| wrong("is not UTF-8".into()))?;
@@ -109,11 +112,13 @@ impl Rules {
     }
 
     /// Reads the text of a file.
+    #[cfg(feature = "placement-files")]
     pub fn from_toml(text: &str) -> Result<Self, Error> {
         toml::from_str(text).map_err(|e| Error::Placement { reason: e.to_string().trim_end().to_owned() })
     }
 
     /// The text of a file that says the same.
+    #[cfg(feature = "placement-files")]
     pub fn to_toml(&self) -> String {
         toml::to_string(self).unwrap_or_default()
     }
@@ -229,10 +234,11 @@ fn near(stage: &str, paths: &[String]) -> String {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "placement-files"))]
 mod tests {
     use super::*;
     use qhx_ir::conformance::models;
+    use std::path::Path;
 
     fn text() -> Checked {
         let mut program = (*models::tiny(0)[0].program).clone();

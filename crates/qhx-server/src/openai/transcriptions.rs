@@ -6,11 +6,12 @@ use crate::{
     body::{Json, whole},
     error::ApiError,
     generate::{self, ChatJob, Collected, Sampling},
+    multipart::Fields,
 };
 use axum::{
     Extension,
     body::Bytes,
-    extract::{FromRequest, Multipart, Request, State},
+    extract::{Request, State},
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
@@ -41,18 +42,15 @@ pub(crate) struct TranscriptionForm {
 
 impl TranscriptionForm {
     async fn read(request: Request, most: usize) -> Result<Self, ApiError> {
-        let (parts, body) = request.into_parts();
-        let bytes = whole(Request::from_parts(parts.clone(), body), most).await?;
+        let kind = request.headers().get(header::CONTENT_TYPE).map(|kind| String::from_utf8_lossy(kind.as_bytes()).into_owned());
+        let bytes = whole(request, most).await?;
         let wrong = |problem: String| ApiError::bad_request(format!("the form cannot be read: {problem}"));
-        let fields = Multipart::from_request(Request::from_parts(parts, bytes.into()), &()).await;
-        let mut fields = fields.map_err(|error| wrong(error.to_string()))?;
         let mut form = Self::default();
-        while let Some(field) = fields.next_field().await.map_err(|error| wrong(error.to_string()))? {
-            let name = field.name().unwrap_or_default().to_owned();
-            let value = field.bytes().await.map_err(|error| wrong(error.to_string()))?;
-            let text = || String::from_utf8_lossy(&value).trim().to_owned();
-            match name.as_str() {
-                "file" => form.file = Some(value),
+        for field in Fields::new(&kind.unwrap_or_default(), &bytes).map_err(wrong)? {
+            let field = field.map_err(wrong)?;
+            let text = || String::from_utf8_lossy(field.value).trim().to_owned();
+            match field.name.as_str() {
+                "file" => form.file = Some(bytes.slice_ref(field.value)),
                 "model" => form.model = Some(text()),
                 "prompt" => form.prompt = Some(text()),
                 "language" => form.language = Some(text()),
