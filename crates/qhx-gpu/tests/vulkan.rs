@@ -12,6 +12,11 @@ fn options() -> GpuOptions {
     GpuOptions { validate: std::env::var_os("QHX_GPU_NO_VALIDATION").is_none(), ..Default::default() }
 }
 
+/// By default each third: software Vulkan compiles shaders slowly. All of them with `cargo xtask test --extended gpu`.
+fn some<T>(all: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+    all.into_iter().step_by(if std::env::var_os("QHX_EXTENDED").is_some() { 1 } else { 3 })
+}
+
 fn conforms(options: GpuOptions, suite: &conformance::Options) {
     let device = GpuDevice::new(options);
     println!("{:?}", device.open().unwrap().describe());
@@ -44,8 +49,8 @@ fn cooperative_matrices_agree_with_the_reference() {
     let products = [2, 3, 7, 8, 9, 12, 13, 21, 28, 37, 43, 45, 53, 59, 61].map(|number| format!("linear/{number}"));
     let experts = [3, 8, 45].map(|number| format!("experts/{number}"));
     let attention = (0..6).map(|number| format!("attend/{number}"));
-    let others = ["attend_long/0", "attend_shared/0", "attend_shared/1", "model.mixture/0", "model.decoder/3"].map(str::to_owned);
-    for name in products.into_iter().chain(experts).chain(attention).chain(others) {
+    let others = ["attend_shared/0", "attend_shared/1", "attend_long/0", "model.mixture/0", "model.decoder/3"].map(str::to_owned);
+    for name in some(products).chain(some(experts)).chain(some(attention)).chain(some(others)) {
         let suite = conformance::Options { cases: 8, strict: true, only: Some(name), ..Default::default() };
         conforms(options.clone(), &suite);
     }
@@ -59,7 +64,7 @@ fn cooperative_matrices_of_few_rows_agree_with_the_reference() {
     let products = [2, 3, 7, 8, 9, 12, 13, 21, 28, 37, 43, 45, 53, 59, 61].map(|number| format!("linear/{number}"));
     let experts = [3, 8, 45].map(|number| format!("experts/{number}"));
     let models = ["model.mixture/0", "model.decoder/3"].map(str::to_owned);
-    for name in products.into_iter().chain(experts).chain(models) {
+    for name in some(products).chain(some(experts)).chain(some(models)) {
         let suite = conformance::Options { cases: 8, strict: true, only: Some(name), ..Default::default() };
         conforms(options.clone(), &suite);
     }
@@ -104,7 +109,7 @@ fn company() -> impl Iterator<Item = String> {
         "model.hybrid/0",
         "model.mixture/0",
     ];
-    products.into_iter().chain(experts).chain(others.map(str::to_owned))
+    some(products).chain(some(experts)).chain(others.map(str::to_owned))
 }
 
 #[test]
@@ -130,7 +135,7 @@ fn cooperative_matrices_are_left_out_for_drafts() {
 #[ignore = "needs Vulkan: cargo xtask test gpu"]
 fn agrees_with_the_reference_without_features() {
     let without = |features: Features, names: &[&str]| {
-        for name in names {
+        for name in some(names) {
             let suite = conformance::Options { cases: 4, strict: true, only: Some((*name).into()), ..Default::default() };
             conforms(GpuOptions { features, ..options() }, &suite);
         }

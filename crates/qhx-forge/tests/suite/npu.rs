@@ -66,15 +66,10 @@ fn best(logits: &[f32]) -> usize {
     logits.iter().enumerate().rev().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0
 }
 
-/// Whether `QHX_LONG_PROMPTS` asks for more prompts, and for all texts on both generations. Without it every family runs on v81 in f16 and on v79 in int8.
-fn is_long() -> bool {
-    std::env::var_os("QHX_LONG_PROMPTS").is_some()
-}
-
-/// f16: one prompt in as few graphs as can be, another with a budget that takes three or more. Where all prompts with recorded logits are asked for, one in a
+/// f16, on one generation; extended, more prompts and both. One prompt in as few graphs as can be, another with a budget that takes three or more. Where all prompts with recorded logits are asked for, one in a
 /// hundred tokens may differ.
 fn check_text(name: &str, arch: Arch, least_cosine: f64, most_flips: usize) {
-    let all = is_long();
+    let all = crate::extended();
     let fixture = Fixture::forge_at(&common::fixtures().join(name), Precision::F16);
     let part_bytes = small_budget(&fixture);
     for arch in if all { vec![Arch::V79, Arch::V81] } else { vec![arch] } {
@@ -118,7 +113,7 @@ fn check_w8(name: &str, least_cosine: f64) {
     let fixture = Fixture::forge_int8(&common::fixtures().join(name));
     let program = fixture.program();
     let longest = fixture.prompts.iter().max_by_key(|prompt| prompt.ids.len()).unwrap();
-    for arch in [Arch::V79, Arch::V81].into_iter().take(if is_long() { 2 } else { 1 }) {
+    for arch in [Arch::V79, Arch::V81].into_iter().take(if crate::extended() { 2 } else { 1 }) {
         let mut running = fixture.load(&npu(small(arch)), program.clone(), &Overlay::default(), longest);
         let (mut verdict, mut cosines) = (Verdict::default(), Vec::new());
         for prompt in &fixture.prompts {
@@ -278,10 +273,8 @@ fn gemma4_w8() {
 #[test]
 #[ignore = "needs QNN: cargo xtask test npu"]
 fn trained_models_w8() {
-    check_demo_w8("phimoe", Arch::V79);
-    check_demo_w8("qwen3_5", Arch::V79);
-    check_demo_w8("qwen3-vl", Arch::V81);
-    check_demo_w8("gemma4", Arch::V81);
+    let models = [("qwen3_5", Arch::V79), ("gemma4", Arch::V81), ("phimoe", Arch::V79), ("qwen3-vl", Arch::V81)];
+    models.into_iter().take(if crate::extended() { 4 } else { 1 }).for_each(|(name, arch)| check_demo_w8(name, arch));
 }
 
 /// Recurrent state over 300 tokens: kept in f32 by the host, it does not drift away from the CPU's.

@@ -62,12 +62,12 @@ fn layers_on_npu(found: &Value, kinds: &[&str]) {
 
 /// Prompts longer than the prefill graph, one that fills the context, and one that does not fit.
 ///
-/// With `QHX_LONG_PROMPTS` in the environment the longest has 529 tokens instead of 65, and both generations run: attention over so many rows takes the emulator
+/// Extended, the longest has 529 tokens instead of 65, and both generations run: attention over so many rows takes the emulator
 /// minutes.
 fn check(name: &str, arch: &str, kinds: &[&str], flags: &[&str]) {
-    match std::env::var_os("QHX_LONG_PROMPTS") {
-        None => check_up_to("len65", name, arch, kinds, flags),
-        Some(_) => ["v79", "v81"].iter().for_each(|arch| check_up_to("len529", name, arch, kinds, flags)),
+    match crate::extended() {
+        false => check_up_to("len65", name, arch, kinds, flags),
+        true => ["v79", "v81"].iter().for_each(|arch| check_up_to("len529", name, arch, kinds, flags)),
     }
 }
 
