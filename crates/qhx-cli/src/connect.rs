@@ -143,7 +143,7 @@ impl Question<'_> {
         let url = format!("{}/v1/chat/completions", server.trim_end_matches("/v1"));
         let mut agent = ureq::Agent::config_builder().timeout_connect(Some(CONNECT_TIMEOUT)).http_status_as_error(false);
         if server.starts_with("https://") {
-            agent = agent.tls_config(tls::config());
+            agent = tls::enable(agent);
         }
         let agent: ureq::Agent = agent.build().into();
         let mut request = agent.post(&url).header("content-type", "application/json");

@@ -29,7 +29,7 @@ impl Fetcher {
         // A redirect could lead to a host that is not allowed.
         let mut agent = ureq::Agent::config_builder().timeout_global(Some(TIMEOUT)).max_redirects(0).http_status_as_error(false);
         if !hosts.is_empty() {
-            agent = agent.tls_config(tls::config());
+            agent = tls::enable(agent);
         }
         let agent = agent.build().into();
         Self { hosts: hosts.iter().map(|host| host.to_ascii_lowercase()).collect(), max_bytes: max_bytes as u64, agent }

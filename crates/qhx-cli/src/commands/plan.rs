@@ -12,9 +12,10 @@ use crate::{
 use qhx_forge::{Material, Precision};
 use qhx_ir::{Piece, Traffic};
 use qhx_npu::{
-    Arch,
+    Arch, NpuOptions,
     budget::{Budget, Limits, PerToken, PlannedContext, Wanted, budget},
 };
+use qhx_runtime::registry::NpuSettings;
 use serde::Serialize;
 use std::path::Path;
 
@@ -44,11 +45,22 @@ pub(crate) fn run(material: &Material, targets: &TargetFlags, precision: Precisi
     let wanted: Vec<Wanted<'_>> = pieces.chunks(1).map(|pieces| Wanted { name: &pieces[0].program.name, pieces }).collect();
     let plan = |&arch: &Arch| {
         let refused = |reason| Failure::work(format!("{arch}: the model does not fit: {reason}")).hint(TARGET_FLAGS);
-        budget(&wanted, context, &settings.options(arch)).map_err(refused)
+        budget(&wanted, context, &options(&settings, arch)?).map_err(refused)
     };
     let plans = targets.arches()?.iter().map(plan).collect::<Result<Vec<_>, _>>()?;
     let report = Report { precision: precision.to_string(), plans };
     if json { output::print_json(&report) } else { output::print(&report.tables()) }
+}
+
+/// What the flags mean to the device.
+#[cfg(feature = "npu")]
+fn options(settings: &NpuSettings, arch: Arch) -> Result<NpuOptions, Failure> {
+    Ok(settings.options(arch))
+}
+
+#[cfg(not(feature = "npu"))]
+fn options(_: &NpuSettings, arch: Arch) -> Result<NpuOptions, Failure> {
+    Err(Failure::work(format!("cannot plan for {arch}: this build has no NPU: it was made without the feature `npu`")))
 }
 
 impl Report {
