@@ -25,7 +25,10 @@ struct Suite {
 enum Work {
     /// All tests of the crate of the suite's name that need nothing fetched.
     Crate,
-    Function(fn(Tier) -> Result<(), Failure>),
+    /// Runs programs with tests.
+    Programs(fn(Tier) -> Result<(), Failure>),
+    /// Needs none of them.
+    Sources(fn() -> Result<(), Failure>),
 }
 
 /// Files of others, by the suites' names for them.
@@ -67,14 +70,14 @@ const PATIENCE: f64 = 3.0;
 /// All suites, the longest first where they run side by side.
 const SUITES: [Suite; 24] = {
     use Asset::*;
-    use Work::{Crate, Function};
+    use Work::{Crate, Programs, Sources};
     const fn suite(name: &'static str, budget: [Option<u32>; 2], assets: &'static [Asset], work: Work) -> Suite {
         Suite { name, budget, assets, work }
     }
     [
-        suite("gpu", [Some(150), Some(900)], &[Vulkan, NewerVulkan, Qnn], Function(gpu::test)),
-        suite("aarch64", [Some(150), Some(900)], &[Aarch64], Function(aarch64::test)),
-        suite("npu", [Some(100), Some(400)], &[Qnn], Function(npu)),
+        suite("gpu", [Some(150), Some(900)], &[Vulkan, NewerVulkan, Qnn], Programs(gpu::test)),
+        suite("aarch64", [Some(150), Some(900)], &[Aarch64], Programs(aarch64::test)),
+        suite("npu", [Some(100), Some(400)], &[Qnn], Programs(npu)),
         suite("qhx-forge", [Some(100), Some(600)], &[], Crate),
         suite("qhx-cli", [Some(60), Some(100)], &[], Crate),
         suite("qhx-cpu", [Some(60), Some(300)], &[], Crate),
@@ -88,14 +91,14 @@ const SUITES: [Suite; 24] = {
         suite("qhx-media", [Some(10), Some(10)], &[], Crate),
         suite("qhx", [Some(10), Some(10)], &[], Crate),
         suite("qhx-attack", [Some(10), Some(10)], &[], Crate),
-        suite("judges", [Some(40), Some(100)], &[Judges], Function(judges::test)),
-        suite("attack", [Some(60), Some(4000)], &[], Function(attack::test)),
-        suite("package", [Some(60), Some(60)], &[], Function(|_| package::package())),
-        suite("doctest", [Some(60), Some(60)], &[], Function(doctest)),
-        suite("smollm2", [Some(20), Some(20)], &[SmolLm2], Function(smollm2)),
-        suite("tokenizers", [Some(10), Some(10)], &[Tokenizers], Function(tokenizers)),
-        suite("features", [None, Some(200)], &[], Function(|_| features::features())),
-        suite("dependencies", [None, Some(60)], &[], Function(|_| policy::deny())),
+        suite("judges", [Some(40), Some(100)], &[Judges], Programs(judges::test)),
+        suite("attack", [Some(60), Some(4000)], &[], Programs(attack::test)),
+        suite("package", [Some(60), Some(60)], &[], Sources(package::package)),
+        suite("doctest", [Some(60), Some(60)], &[], Sources(doctest)),
+        suite("smollm2", [Some(20), Some(20)], &[SmolLm2], Programs(smollm2)),
+        suite("tokenizers", [Some(10), Some(10)], &[Tokenizers], Programs(tokenizers)),
+        suite("features", [None, Some(200)], &[], Sources(features::features)),
+        suite("dependencies", [None, Some(60)], &[], Sources(policy::deny)),
     ]
 };
 
@@ -131,7 +134,9 @@ fn tests(tier: Tier, names: &[&str]) -> Result<(), Failure> {
         if names.is_empty() {
             table.step("lint", || measure::run(own().arg("lint")))?;
         }
-        table.step("build", || measure::run(own().arg("build-tests")))?;
+        if suites.iter().any(|suite| !matches!(suite.work, Work::Sources(_))) {
+            table.step("build", || measure::run(own().arg("build-tests")))?;
+        }
         let suites = fetching.wait(suites)?;
         side_by_side(tier, &suites, &mut table)
     })();
@@ -181,10 +186,9 @@ impl Fetching {
 
     /// The suites that can run. In CI (CI=true) one that cannot is a failure; elsewhere it is named and left out.
     fn wait(self, mut suites: Vec<&'static Suite>) -> Result<Vec<&'static Suite>, Failure> {
-        let in_ci = env::var("CI").is_ok_and(|v| v == "true" || v == "1");
         for (asset, fetch) in self.0 {
             let Err(e) = fetch.join().unwrap_or_else(|_| Err("its thread ended early".into())) else { continue };
-            if in_ci {
+            if in_ci() {
                 return Err(format!("cannot fetch {asset:?}: {e}"));
             }
             let without: Vec<&Suite>;
@@ -228,6 +232,11 @@ fn side_by_side(tier: Tier, suites: &[&Suite], table: &mut Table) -> Result<(), 
     if failed.is_empty() { Ok(()) } else { Err(failed.join("\nerror: ")) }
 }
 
+/// Whether what cannot be tested is a failure.
+pub(crate) fn in_ci() -> bool {
+    env::var("CI").is_ok_and(|v| v == "true" || v == "1")
+}
+
 /// Says to tests that they test all that they can, and not only an instance of it.
 const EXTENDED: &str = "QHX_EXTENDED";
 
@@ -237,7 +246,8 @@ pub(crate) fn one(name: &str) -> Result<(), Failure> {
     let suite = find(name)?;
     let result = match suite.work {
         Work::Crate => of_crate(suite.name, tier),
-        Work::Function(work) => work(tier),
+        Work::Programs(work) => work(tier),
+        Work::Sources(work) => work(),
     };
     programs::print_slowest();
     result
@@ -273,7 +283,7 @@ fn tokenizers(_: Tier) -> Result<(), Failure> {
     programs::run("qhx-text suite", command.args(["--ignored", "real::"]).env("QHX_REAL_TOKENIZERS", assets::real_tokenizers()?))
 }
 
-fn doctest(_: Tier) -> Result<(), Failure> {
+fn doctest() -> Result<(), Failure> {
     run(cargo().args(["test", "--quiet", "--workspace", "--doc"]).args(PROFILE))
 }
 
