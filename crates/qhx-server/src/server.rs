@@ -5,7 +5,10 @@ use crate::{
     app::{App, router},
 };
 use axum::Router;
-use hyper::server::conn::http1;
+use hyper::{
+    server::conn::http1,
+    service::{Service, service_fn},
+};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
@@ -14,7 +17,10 @@ use qhx::Cancel;
 use std::{
     io,
     net::{SocketAddr, TcpListener as StdListener, ToSocketAddrs},
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -27,6 +33,8 @@ use tokio::{
 
 /// How long a client may take for the headers of a request.
 const HEADER_TIME: Duration = Duration::from_secs(30);
+/// How long a connection that has just been accepted has for its first request when the server stops.
+const FIRST_REQUEST_TIME: Duration = Duration::from_secs(1);
 /// How often it is looked whether the server is to stop, and whether models are idle.
 const LOOK: Duration = Duration::from_millis(50);
 /// Threads for connections: models work on their own.
@@ -175,17 +183,30 @@ async fn accept(listener: TcpListener, router: Router, app: Arc<App>, mut stoppe
 
 /// Serves a connection: one request, or all that come.
 async fn serve(stream: TcpStream, router: Router, mut stopped: watch::Receiver<bool>, keep_alive: bool) {
+    let asked = AtomicBool::new(false);
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(|request| {
+        asked.store(true, Ordering::Relaxed);
+        router.call(request)
+    });
     // Tokens are small, and are to leave at once.
     let _ = stream.set_nodelay(true);
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME).keep_alive(keep_alive);
-    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)));
+    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
         _ = stopped.changed() => {
-            // The answer that runs is the last of this connection.
-            connection.as_mut().graceful_shutdown();
-            connection.await
+            // A request may be on its way: it is answered, be it by a refusal.
+            let first = if asked.load(Ordering::Relaxed) { Duration::ZERO } else { FIRST_REQUEST_TIME };
+            match timeout(first, connection.as_mut()).await {
+                Ok(ended) => ended,
+                Err(_) => {
+                    // The answer that runs is the last of this connection.
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            }
         }
     };
     if let Err(error) = ended {
