@@ -1,7 +1,7 @@
 //! The server before judges from outside: official clients, schemas validated by another library, a fuzzer of its description, an evaluation harness, a browser, a gateway, clients that misbehave,
 //! and those who would install it.
 
-use crate::{Failure, assets, cargo, debian, programs::PROFILE, root, run, suites::Tier, target};
+use crate::{Failure, assets, debian, programs, root, run, suites::Tier, target};
 use std::{
     ffi::OsString,
     fs,
@@ -56,8 +56,7 @@ pub(crate) fn harness() -> Result<PathBuf, Failure> {
 /// Lets them judge; extended, also those that take long to install.
 pub(crate) fn test(tier: Tier) -> Result<(), Failure> {
     let python = &python()?;
-    run(cargo().args(["build", "--quiet", "--workspace", "--bin", "qhx"]).args(PROFILE))?;
-    let qhx = target().join("test-opt/qhx");
+    let qhx = programs::binary("qhx");
     let scripts = root().join("tests/judges");
     let script = |name: &str| {
         let mut command = Command::new(python);

@@ -82,7 +82,7 @@ fn main() -> ExitCode {
         ["aarch64", ref arguments @ ..] => aarch64::pass_on(arguments),
         ["shaders"] => gpu::shaders(),
         ["man"] => man(),
-        ["attack", ref arguments @ ..] => attack::attack(arguments),
+        ["attack", ref arguments @ ..] => programs::build(&[]).and_then(|()| attack::attack(arguments)),
         ["builtin"] => builtin(),
         ["bench-peers", ref arguments @ ..] => peers::bench(arguments),
         ["bench-sessions", ref arguments @ ..] => peers::bench_sessions(arguments),

@@ -2,7 +2,7 @@
 
 use crate::{Failure, cargo, root, run, target};
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -16,12 +16,10 @@ const LEFT_OUT: [&str; 10] =
 /// Packages all crates, unpacks them, and builds and runs `tests/embedder` against them.
 pub(crate) fn package() -> Result<(), Failure> {
     let place = target().join("package-check");
-    let io = |e: std::io::Error| format!("{}: {e}", place.display());
-    let _ = fs::remove_dir_all(&place);
-    fs::create_dir_all(&place).map_err(io)?;
+    let io = |e: io::Error| format!("{}: {e}", place.display());
     let crates = packaged(&place)?;
     let embedder = place.join("embedder");
-    copy(&root().join("tests/embedder"), &embedder).map_err(io)?;
+    same(&root().join("tests/embedder"), &embedder, &["Cargo.lock"]).map_err(io)?;
     // The versions that the workspace is tested with.
     fs::copy(root().join("Cargo.lock"), embedder.join("Cargo.lock")).map_err(io)?;
     let command = |name: &str| {
@@ -36,25 +34,28 @@ pub(crate) fn package() -> Result<(), Failure> {
     run(command("run").args(["--quiet", "--profile", "test-opt", "--"]).arg(root().join("crates/qhx/builtin")))
 }
 
-/// The crates as `cargo package` makes them, unpacked: their names and folders.
+/// The crates as `cargo package` makes them, unpacked: their names and folders. What has not changed since the last time stays as it is, and is not built again.
 fn packaged(place: &Path) -> Result<Vec<(String, PathBuf)>, Failure> {
     let mut package = cargo();
     package.args(["package", "--quiet", "--workspace", "--no-verify", "--allow-dirty", "--offline"]);
-    package.arg("--target-dir").arg(place.join("made"));
+    let made = place.join("made");
+    let _ = fs::remove_dir_all(&made);
+    package.arg("--target-dir").arg(&made);
     for name in OWN {
         package.args(["--exclude", name]);
     }
     run(&mut package)?;
-    let made = place.join("made/package");
-    let io = |e: std::io::Error| format!("{}: {e}", made.display());
+    let made = made.join("package");
+    let io = |e: io::Error| format!("{}: {e}", made.display());
     let mut crates = Vec::new();
     for entry in fs::read_dir(&made).map_err(io)? {
         let file = entry.map_err(io)?.path();
         let Some(name) = file.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".crate")) else { continue };
-        // With the time of now: packages date all their files alike, and cargo would take what it built of an earlier one.
-        run(Command::new("tar").arg("-xzmf").arg(&file).arg("-C").arg(place))?;
+        run(Command::new("tar").arg("-xzf").arg(&file).arg("-C").arg(&made))?;
         let (crate_name, _) = name.rsplit_once('-').ok_or_else(|| format!("{name} has no version"))?;
-        crates.push((crate_name.to_owned(), place.join(name)));
+        let folder = place.join(crate_name);
+        same(&made.join(name), &folder, &[]).map_err(io)?;
+        crates.push((crate_name.to_owned(), folder));
     }
     Ok(crates)
 }
@@ -78,12 +79,30 @@ fn leaves_out(mut tree: Command) -> Result<(), Failure> {
     }
 }
 
-fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
+/// Makes a folder the same as another, but for entries of these names, and touches no file that is the same already.
+fn same(from: &Path, to: &Path, but: &[&str]) -> io::Result<()> {
     fs::create_dir_all(to)?;
+    for entry in fs::read_dir(to)? {
+        let entry = entry?;
+        let source = from.join(entry.file_name());
+        match entry.file_type()?.is_dir() {
+            _ if but.iter().any(|name| entry.file_name() == *name) => (),
+            true if !source.is_dir() => fs::remove_dir_all(entry.path())?,
+            false if !source.is_file() => fs::remove_file(entry.path())?,
+            _ => (),
+        }
+    }
     for entry in fs::read_dir(from)? {
         let entry = entry?;
-        let place = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() { copy(&entry.path(), &place)? } else { fs::copy(entry.path(), place).map(drop)? }
+        let (source, place) = (entry.path(), to.join(entry.file_name()));
+        if entry.file_type()?.is_dir() {
+            same(&source, &place, &[])?;
+        } else {
+            let bytes = fs::read(source)?;
+            if fs::read(&place).ok().as_ref() != Some(&bytes) {
+                fs::write(place, bytes)?;
+            }
+        }
     }
     Ok(())
 }

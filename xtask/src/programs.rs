@@ -81,6 +81,11 @@ pub(crate) fn one(package: &str, name: &str) -> Result<Program, Failure> {
     found.ok_or_else(|| format!("the tests `{name}` of {package} were not built"))
 }
 
+/// A program of the workspace, as [`build`] has built it for the tests of it. `cargo build` would build it anew, with other features of its dependencies.
+pub(crate) fn binary(name: &str) -> PathBuf {
+    target().join("test-opt").join(name)
+}
+
 impl Program {
     pub(crate) fn command(&self) -> Command {
         self.prepare(Command::new(&self.path))
@@ -119,7 +124,12 @@ pub(crate) fn run(name: &str, command: &mut Command) -> Result<(), Failure> {
 /// Runs a program with tests, which tells what each test took.
 pub(crate) fn timed(command: &mut Command) -> Result<Output, Failure> {
     // Stable Rust keeps this to those who ask for what may change. If it does, only the times are lost.
-    command.args(["-Zunstable-options", "--report-time"]).env("RUSTC_BOOTSTRAP", "1").stdin(Stdio::null());
+    const TELL: [&str; 2] = ["-Zunstable-options", "--report-time"];
+    // A command may be run again.
+    if command.get_args().all(|argument| argument != TELL[0]) {
+        command.args(TELL);
+    }
+    command.env("RUSTC_BOOTSTRAP", "1").stdin(Stdio::null());
     command.output().map_err(|e| format!("cannot start {command:?}: {e}"))
 }
 

@@ -67,7 +67,7 @@ pub(crate) enum Tier {
 /// A suite fails beyond so many times its budget: machines differ, and twice as slow is no news.
 const PATIENCE: f64 = 3.0;
 
-/// All suites, the longest first where they run side by side.
+/// All suites, the longest first where they run side by side; those that call cargo apart from each other, for it lets one build wait for another.
 const SUITES: [Suite; 24] = {
     use Asset::*;
     use Work::{Crate, Programs, Sources};
@@ -77,6 +77,7 @@ const SUITES: [Suite; 24] = {
     [
         suite("gpu", [Some(150), Some(900)], &[Vulkan, NewerVulkan, Qnn], Programs(gpu::test)),
         suite("aarch64", [Some(150), Some(900)], &[Aarch64], Programs(aarch64::test)),
+        suite("package", [Some(60), Some(60)], &[], Sources(package::package)),
         suite("npu", [Some(100), Some(400)], &[Qnn], Programs(npu)),
         suite("qhx-forge", [Some(100), Some(600)], &[], Crate),
         suite("qhx-cli", [Some(60), Some(100)], &[], Crate),
@@ -93,7 +94,6 @@ const SUITES: [Suite; 24] = {
         suite("qhx-attack", [Some(10), Some(10)], &[], Crate),
         suite("judges", [Some(40), Some(100)], &[Judges], Programs(judges::test)),
         suite("attack", [Some(60), Some(4000)], &[], Programs(attack::test)),
-        suite("package", [Some(60), Some(60)], &[], Sources(package::package)),
         suite("doctest", [Some(60), Some(60)], &[], Sources(doctest)),
         suite("smollm2", [Some(20), Some(20)], &[SmolLm2], Programs(smollm2)),
         suite("tokenizers", [Some(10), Some(10)], &[Tokenizers], Programs(tokenizers)),
@@ -266,11 +266,21 @@ fn of_crate(name: &str, tier: Tier) -> Result<(), Failure> {
 fn npu(_: Tier) -> Result<(), Failure> {
     let qnn = assets::qnn()?;
     for (package, filters) in [("qhx-npu", &[][..]), ("qhx-forge", &["npu::"]), ("qhx-cli", &["npu::", "doctor::"])] {
-        let mut command = programs::suite(package)?.command();
+        let mut command = programs::suite(package)?.started_by(on_one_core());
         command.arg("--ignored").args(filters).env("QHX_QNN_DIR", &qnn);
         programs::run(&format!("{package} suite"), &mut command)?;
     }
     Ok(())
+}
+
+/// What starts a program on one core: the emulator's threads spin for each other, and there take three quarters of the CPU time.
+fn on_one_core() -> Command {
+    let facts = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let allowed = facts.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let first = allowed.and_then(|list| list.trim().split([',', '-']).next()).unwrap_or("0").to_owned();
+    let mut command = Command::new("taskset");
+    command.args(["--cpu-list", &first]);
+    command
 }
 
 fn smollm2(_: Tier) -> Result<(), Failure> {
