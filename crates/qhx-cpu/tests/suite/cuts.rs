@@ -34,7 +34,8 @@ fn every_op() {
     for device in devices() {
         let every = match device.instructions() {
             _ if extended() => 1,
-            set if set == best && !emulated() => 2,
+            _ if emulated() => 24,
+            set if set == best => 2,
             _ => 6,
         };
         let options = Options { strict: true, cases: 1, every, ..Options::from_environment() };
@@ -94,7 +95,7 @@ fn wide_decoders() {
         false if extended() => (270, &[1, 9, 64][..]),
         false => (270, &[9, 64][..]),
     };
-    for (encoding, form, experts) in [
+    let models = [
         (Encoding::F32, ActivationForm::F32, 0),
         (Encoding::F16, ActivationForm::F16, 0),
         (Encoding::I8Row, ActivationForm::I8Row, 0),
@@ -102,7 +103,8 @@ fn wide_decoders() {
         (Encoding::I4_BLOCK32_MIN, ActivationForm::I8Row, 3),
         (Encoding::I8_BLOCK32, ActivationForm::F32, 3),
         (Encoding::I6_BLOCK32, ActivationForm::I8Block32, 0),
-    ] {
+    ];
+    for (encoding, form, experts) in models.into_iter().step_by(if emulated() && !extended() { 3 } else { 1 }) {
         let ffn = if experts > 0 { 96 } else { sizes.ffn };
         let (program, weights) = decoder(&Sizes { ffn, experts, ..sizes }, encoding, form).unwrap();
         let weights: Arc<dyn Weights> = Arc::new(weights);

@@ -5,15 +5,15 @@
 use qhx_ir::conformance::{Options, Outcome, run};
 use qhx_npu::{Arch, Library, NpuDevice, NpuOptions};
 
-fn conforms(arch: Arch, cases: usize, only: Option<&str>) {
+fn conforms(arch: Arch, only: Option<&str>) {
     let folder = std::env::var_os("QHX_QNN_DIR").expect("QHX_QNN_DIR names the folder with libQnnHtp.so; `cargo xtask test` fetches it");
     let library = Library::open(Some(folder.as_ref())).unwrap();
     let device = NpuDevice::new(&library, NpuOptions { arch, prefill_rows: 16, ..Default::default() }).unwrap();
     let options = Options::from_environment();
     let only = options.only.clone().or(only.map(str::to_owned));
-    let cases = if std::env::var_os("QHX_CONFORMANCE_CASES").is_some() { options.cases } else { cases };
     // The emulator is slow.
-    let every = if std::env::var_os("QHX_EXTENDED").is_some() { 1 } else { 2 };
+    let (few, every) = if crate::extended() { (2, 1) } else { (1, 2) };
+    let cases = if std::env::var_os("QHX_CONFORMANCE_CASES").is_some() { options.cases } else { few };
     let summary =
         run(&device, &Options { half: true, cases, every, only, max_segments: 3, partial_commits: false, ..options }, &mut |case| {
             if !matches!(case.outcome, Outcome::Passed { .. }) {
@@ -30,17 +30,17 @@ fn conforms(arch: Arch, cases: usize, only: Option<&str>) {
 #[test]
 #[ignore = "needs QNN: cargo xtask test npu"]
 fn v81() {
-    conforms(Arch::V81, 2, None);
+    conforms(Arch::V81, None);
 }
 
 #[test]
 #[ignore = "needs QNN: cargo xtask test npu"]
 fn v79_decoder() {
-    conforms(Arch::V79, 2, Some("model.decoder"));
+    conforms(Arch::V79, Some("model.decoder"));
 }
 
 #[test]
 #[ignore = "needs QNN: cargo xtask test npu"]
 fn v79_hybrid() {
-    conforms(Arch::V79, 2, Some("model.hybrid"));
+    conforms(Arch::V79, Some("model.hybrid"));
 }

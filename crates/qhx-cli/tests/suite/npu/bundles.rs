@@ -268,17 +268,18 @@ fn gates_run_in_the_emulator_on_the_whole_model_or_on_stages_alone() {
     assert!(!read_json(&place.join("parity.json"))["cases"].as_array().unwrap().is_empty(), "the processor's answers");
 }
 
-/// Folders of calibrated bundles pass the same suite as the bundle itself: four bits of a trained model, eight of one with random weights.
+/// Folders of calibrated bundles pass the same suite as the bundle itself: eight bits of one with random weights, extended four of a trained one.
 #[test]
 #[ignore = "needs QNN: cargo xtask test npu"]
 fn calibrated_integers_pass_their_gates_in_the_emulator() {
     let (folder, demo) = (scratch(), Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/phimoe"));
     let prompts = folder.path().join("prompts.json");
     let sizes = ["--target", "v81", "--for", "emulator", "--context", "64", "--prefill", "16", "--json", "--prompts", text(&prompts)];
-    for (source, precision, asked) in [
+    let models = [
         (demo, "w4", r#"["The old lighthouse keeper counted the ships", {"user": "What is the capital of that country?"}]"#),
         (fixture("phimoe"), "w8", "[[5, 6, 7, 8, 9], [41, 300, 7, 12, 99, 250, 3, 18, 77, 140, 6, 201, 35, 64, 9, 111, 2]]"),
-    ] {
+    ];
+    for (source, precision, asked) in models.into_iter().skip(if crate::extended() { 0 } else { 1 }) {
         fs::write(&prompts, asked).unwrap();
         let place = folder.path().join(precision);
         let report = json(["forge", text(&source), "--out", text(&place), "--precision", precision].iter().chain(&sizes));
