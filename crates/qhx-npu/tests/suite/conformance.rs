@@ -12,7 +12,7 @@ fn conforms(arch: Arch, only: Option<&str>) {
     let options = Options::from_environment();
     let only = options.only.clone().or(only.map(str::to_owned));
     // The emulator is slow.
-    let (few, every) = if crate::extended() { (2, 1) } else { (1, 2) };
+    let (few, every) = if crate::extended() { (2, 1) } else { (1, 3) };
     let cases = if std::env::var_os("QHX_CONFORMANCE_CASES").is_some() { options.cases } else { few };
     let summary =
         run(&device, &Options { half: true, cases, every, only, max_segments: 3, partial_commits: false, ..options }, &mut |case| {
