@@ -108,7 +108,8 @@ fn passes(model: &str, precision: &str) -> bool {
 fn models_with_random_weights_pass_their_gates() {
     let all = ["llama", "qwen3", "qwen3_5", "phimoe", "gemma4", "qwen3_vl"];
     if !extended() {
-        let raised = [("qwen3", "w8"), ("qwen3_5", "w4"), ("gemma4", "w8")].into_iter().filter(|(model, precision)| passes(model, precision));
+        let raised =
+            [("qwen3", "w8"), ("qwen3_5", "w4"), ("gemma4", "w8")].into_iter().filter(|(model, precision)| passes(model, precision));
         let raised = raised.count();
         return assert!(raised >= 2, "only {raised} of 3 were measured beside plain rounding");
     }
