@@ -68,7 +68,7 @@ pub(crate) enum Tier {
 const PATIENCE: f64 = 3.0;
 
 /// All suites, the longest first where they run side by side; those that call cargo apart from each other, for it lets one build wait for another.
-const SUITES: [Suite; 24] = {
+const SUITES: [Suite; 25] = {
     use Asset::*;
     use Work::{Crate, Programs, Sources};
     const fn suite(name: &'static str, budget: [Option<u32>; 2], assets: &'static [Asset], work: Work) -> Suite {
@@ -80,7 +80,8 @@ const SUITES: [Suite; 24] = {
         suite("package", [Some(60), Some(60)], &[], Sources(package::package)),
         suite("npu", [Some(160), Some(400)], &[Qnn], Programs(npu)),
         suite("qhx-forge", [Some(80), Some(600)], &[], Crate),
-        suite("qhx-cli", [Some(90), Some(100)], &[], Crate),
+        suite("gates", [Some(80), Some(400)], &[], Programs(gates)),
+        suite("qhx-cli", [Some(30), Some(40)], &[], Crate),
         suite("qhx-cpu", [Some(25), Some(300)], &[], Crate),
         suite("qhx-runtime", [Some(15), Some(60)], &[], Crate),
         suite("qhx-server", [Some(10), Some(40)], &[], Crate),
@@ -257,9 +258,24 @@ pub(crate) fn one(name: &str) -> Result<(), Failure> {
 fn of_crate(name: &str, tier: Tier) -> Result<(), Failure> {
     let programs = programs::all()?.into_iter().filter(|program| program.package == name);
     programs.into_iter().try_for_each(|program| {
-        program.run(&[], &[])?;
-        if tier == Tier::Extended && program.name == "suite" { program.run(&["--ignored"], &["extended"]) } else { Ok(()) }
+        // What forges and gates whole models is a suite of its own.
+        let others = if name == "qhx-cli" { GATES.map(|module| ["--skip", module]).concat() } else { Vec::new() };
+        program.run(&others, &[])?;
+        if tier == Tier::Extended && program.name == "suite" {
+            program.run(&[&["--ignored"], &others[..]].concat(), &["extended"])
+        } else {
+            Ok(())
+        }
     })
+}
+
+/// The modules of the binary's tests that forge whole models with their gates.
+const GATES: [&str; 2] = ["gates::", "demo::"];
+
+fn gates(tier: Tier) -> Result<(), Failure> {
+    let program = programs::suite("qhx-cli")?;
+    program.run(&[], &GATES)?;
+    if tier == Tier::Extended { program.run(&["--ignored"], &["demo::extended", "gates::extended"]) } else { Ok(()) }
 }
 
 /// What runs in QNN's emulator.

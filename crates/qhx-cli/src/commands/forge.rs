@@ -186,6 +186,10 @@ impl BundleFlags {
         self.targets.check(self.plan)?;
         match (self.gate, self.precision()) {
             (Some(Gate::None), PrecisionChoice::Auto) => Err(without("--precision auto")),
+            (_, PrecisionChoice::Auto) if self.gate_budget.is_some() => {
+                let message = "--gate-budget does not go with --precision auto: what is chosen would depend on how busy the machine is";
+                Err(Failure::usage(message))
+            }
             (Some(Gate::None), _) if self.prompts.is_some() => Err(without("--prompts")),
             (Some(Gate::None), _) if self.gate_budget.is_some() => Err(without("--gate-budget")),
             (Some(Gate::None), _) if self.max_flips.is_some() => Err(without("--max-flips")),

@@ -89,7 +89,7 @@ impl Qwen35 {
             context: c.length("max_position_embeddings")?,
             rotary: rotary(c, head_dim)?,
             // Other forms of it were never published; their tensors are left out.
-            predicts: c.size_if_any("mtp_num_hidden_layers")? == Some(1) && !c.flag_or("mtp_use_dedicated_embeddings", false)?,
+            predicts: c.count_or("mtp_num_hidden_layers", 0)? == 1 && !c.flag_or("mtp_use_dedicated_embeddings", false)?,
         })
     }
 }

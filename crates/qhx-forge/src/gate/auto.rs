@@ -39,7 +39,7 @@ pub(super) fn auto(gate: &mut Gate<'_, '_>, options: &mut ForgeOptions<'_>) -> R
     let limit = trials.gate.limits_of_search().mean_kl;
     let mut aim = AIM * limit;
     loop {
-        let is_last = trials.attempts.len() >= ATTEMPTS || trials.gate.is_late(0.7);
+        let is_last = trials.attempts.len() >= ATTEMPTS;
         // Nothing may be lost the last time: everything becomes f16.
         let choice = mixer.losing(if is_last { 0.0 } else { aim });
         if trials.smallest().is_some() && (is_last || trials.attempts.iter().any(|other| other.choice.bits <= choice.bits)) {

@@ -77,6 +77,8 @@ pub(super) struct Standard {
     pub(super) tie: f32,
     /// Whether somebody asked for these limits.
     pub(super) own_limits: bool,
+    /// Whether the file itself has decided on its types: the gate then measures what they cost, and fails only what is broken.
+    pub(super) only_measures: bool,
     /// What the limits were raised for.
     pub(super) plain: Option<PlainRounding>,
 }

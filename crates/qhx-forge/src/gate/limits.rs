@@ -197,6 +197,14 @@ pub(super) fn raised(limits: Limits, plain: &PlainRounding) -> Limits {
     }
 }
 
+/// How far beyond the limits of its class a bundle is that something is wrong with, and not only coarse.
+const BROKEN: f64 = 8.0;
+
+/// The limits of a bundle that nobody chose a precision for: as far from the f32 model as only what is broken is.
+pub(super) fn of_what_is_broken(limits: Limits) -> Limits {
+    Limits { flips: (BROKEN * limits.flips).min(0.9), mean_kl: BROKEN * limits.mean_kl, p99_kl: None, wide_flips: None }
+}
+
 /// The limits that a measurement exceeds, each as what was found beside what is allowed. `ties` of its flips are at margins below [`Class::tie`].
 pub(super) fn exceeded(found: &Closeness, ties: usize) -> Vec<String> {
     let Closeness { tokens, flips, wide_flips, mean_kl, mean_kl_error, p99_kl, above_p99, limits, .. } = found;

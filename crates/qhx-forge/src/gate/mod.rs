@@ -86,7 +86,8 @@ pub struct GateOptions<'a> {
     pub max_kl: Option<f64>,
     /// The suite; absent: the built-in one.
     pub prompts: Option<Vec<GivenPrompt>>,
-    /// About how long it may take. It shortens the suite, but one prompt of every kind is always measured.
+    /// About how long it may take. It shortens the suite, but one prompt of every kind is always measured. Nothing is chosen by a gate with a budget: the bundle is as planned, however
+    /// busy the machine is.
     pub budget: Option<Duration>,
     /// A few short prompts with short answers instead of the whole suite, for somebody who waits.
     pub quick: bool,
@@ -177,6 +178,9 @@ pub fn forge_gated_with_targets(
     check_free(options.out, options.replace)?;
     let base = PrecisionPlan::from(options.precision);
     check_targets(material, &base, &material.programs(&base)?, options, targets)?;
+    if gate.auto && gate.budget.is_some() {
+        return Err(ForgeError::Gate("a mixture is not chosen within a budget: it would depend on how busy the machine is".into()));
+    }
     let mut gate = Gate::new(material, options, gate)?;
     options.row_tables |= !targets.is_empty();
     let outcome = match gate.options.auto {
@@ -224,7 +228,6 @@ struct Gate<'m, 'o> {
     suite: Suite,
     /// What the model loses by plain rounding, once that had to be known.
     plain: Option<PlainRounding>,
-    started: Instant,
 }
 
 impl<'m, 'o> Gate<'m, 'o> {
@@ -243,17 +246,11 @@ impl<'m, 'o> Gate<'m, 'o> {
         let suite = if options.quick { suite.quick() } else { suite };
         let native = material.programs(&PrecisionPlan::from(Precision::Native))?;
         let lossless = crate::forge::weights(&native).map(|(name, weight, _)| (name.clone(), weight.encoding)).collect();
-        let (precision, started) = (forge.precision, Instant::now());
-        Ok(Self { material, precision, options, kind, device, f32, lossless, manifest, suite, plain: None, started })
+        Ok(Self { material, precision: forge.precision, options, kind, device, f32, lossless, manifest, suite, plain: None })
     }
 
     fn tell(&mut self, what: &str, done: usize, total: usize) {
         (self.options.progress)(GateProgress::new(what, done, total));
-    }
-
-    /// Whether the budget is spent.
-    fn is_late(&self, share: f64) -> bool {
-        self.options.budget.is_some_and(|budget| self.started.elapsed() > budget.mul_f64(share))
     }
 
     /// Holds a staged bundle to the gate.
@@ -311,8 +308,12 @@ impl<'m, 'o> Gate<'m, 'o> {
         }
         limits.flips = max_flips.unwrap_or(limits.flips);
         limits.mean_kl = max_kl.unwrap_or(limits.mean_kl);
+        let only_measures = self.precision == Precision::Native && kind == GateKind::Tolerant && !self.options.auto && !own_limits;
+        if only_measures {
+            limits = limits::of_what_is_broken(limits);
+        }
         let label = bundle.manifest().precision.clone();
-        let standard = Standard { label, kind, class: class.name().into(), limits, tie: class.tie(), own_limits, plain: None };
+        let standard = Standard { label, kind, class: class.name().into(), limits, tie: class.tie(), own_limits, only_measures, plain: None };
         match self.plain {
             Some(plain) => standard.raised(plain),
             None => standard,

@@ -11,6 +11,7 @@ use crate::{
     ForgeError, ForgeOptions,
     families::Programs,
     plan::{Owners, PrecisionPlan, form_of},
+    precision::Precision,
 };
 use qhx_bundle::{
     Staged,
@@ -34,23 +35,22 @@ pub(super) struct Outcome {
 }
 
 /// A bundle as planned. If it fails its gate, the stages that lose most by their activations take finer ones; weights stay.
+///
+/// Not where a checkpoint's own types decide (`native`), and not within a budget: what is computed must not depend on how busy the machine is.
 pub(super) fn fixed(gate: &mut Gate<'_, '_>, plan: PrecisionPlan, options: &mut ForgeOptions<'_>) -> Result<Outcome, ForgeError> {
     let label = plan.label();
     let programs = gate.material.programs(&plan)?;
     let mut staged = gate.material.stage(&plan, &programs, options)?;
     let measurement = gate.measure(&staged)?;
-    if measurement.gate.passed {
+    let is_given = gate.precision == Precision::Native || gate.options.budget.is_some() || gate.options.quick;
+    if measurement.gate.passed || is_given {
         return Ok(Outcome { staged, programs, measurement, choices: None });
     }
     let mut ladder = Ladder::new(gate, plan, &programs);
     if ladder.stages.is_empty() {
         return Ok(Outcome { staged, programs, measurement, choices: None });
     }
-    // Without time to find out which stages need it, all of them get f32 activations.
-    let in_haste = gate.options.quick || gate.is_late(1.0);
-    if !in_haste {
-        ladder.measure_errors(gate)?;
-    }
+    ladder.measure_errors(gate)?;
     let mut tried = vec![tried(label.clone(), &programs, &measurement)];
     let steps = ladder.steps();
     let mut best = (programs, measurement);
@@ -75,7 +75,7 @@ pub(super) fn fixed(gate: &mut Gate<'_, '_>, plan: PrecisionPlan, options: &mut 
             low = next;
         }
         next = (low + high) / 2;
-        if next == low || in_haste || gate.is_late(1.0) {
+        if next == low {
             break;
         }
     }

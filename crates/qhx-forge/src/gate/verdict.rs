@@ -5,7 +5,7 @@ use super::{
     limits::{Class, number, percent},
     suite::{Suite, SuitePrompt},
 };
-use qhx_bundle::parity::{Closeness, Covered, GateKind, PlainRounding};
+use qhx_bundle::parity::{CONFIDENCE, Closeness, Covered, GateKind, PlainRounding};
 use std::collections::BTreeMap;
 
 /// What a measurement comes to.
@@ -31,25 +31,38 @@ impl Outcome {
 
 /// The verdict as a sentence: what was compared, what was found beside its limits, and what that means.
 pub(super) fn sentence(standard: &Standard, found: &Closeness, outcome: &Outcome) -> String {
-    let Closeness { tokens, flips, mean_kl, limits, .. } = found;
-    let differ = match flips {
-        0 => format!("all {} tokens are the f32 model's choice", grouped(*tokens)),
-        _ => format!(
-            "{} of {} tokens differ from the f32 model's choice{} (limit {})",
-            percent(*flips as f64 / *tokens as f64),
-            grouped(*tokens),
-            // Worth a word only where they are what matters.
-            if *flips as f64 > limits.flips * *tokens as f64 && outcome.ties > 0 {
-                format!(", {} of them at ties", grouped(outcome.ties))
-            } else {
-                String::new()
-            },
-            percent(limits.flips)
-        ),
+    let Closeness { tokens, flips, mean_kl, mean_kl_error, limits, .. } = found;
+    let passed = outcome.passed(standard.kind);
+    // What is above a limit and passes is within what chance explains.
+    let limit = |above: bool, limit: String| match (standard.only_measures && passed, above && passed) {
+        (true, _) => String::new(),
+        (false, true) => format!(" (limit {limit}; so few tokens cannot tell them apart)"),
+        (false, false) => format!(" (limit {limit})"),
     };
-    let mut text = format!("{}: {differ}, mean KL {} (limit {})", standard.label, number(*mean_kl), number(limits.mean_kl));
+    let counted = flips.saturating_sub(outcome.ties);
+    let ties = match outcome.ties {
+        0 => String::new(),
+        ties => format!(", and {} at ties, which do not count", grouped(ties)),
+    };
+    let differ = match counted {
+        0 if *flips == 0 => format!("all {} tokens are the f32 model's choice", grouped(*tokens)),
+        _ => {
+            let share = counted as f64 / *tokens as f64;
+            let limit = limit(share > limits.flips, percent(limits.flips));
+            format!("{} of {} tokens differ from the f32 model's choice{limit}{ties}", percent(share), grouped(*tokens))
+        }
+    };
+    let kl = match *mean_kl > limits.mean_kl && passed {
+        true => format!("{} ± {}", number(*mean_kl), number(CONFIDENCE * mean_kl_error)),
+        false => number(*mean_kl),
+    };
+    let limit_of_kl = limit(*mean_kl > limits.mean_kl, number(limits.mean_kl));
+    let mut text = format!("{}: {differ}, mean KL {kl}{limit_of_kl}", standard.label);
     let class = &found.class;
-    if outcome.passed(standard.kind) {
+    if passed && standard.only_measures {
+        return text + ": what the file's own types cost";
+    }
+    if passed {
         text += &match (standard.own_limits, *flips) {
             (true, _) => ": within the limits that were asked for".to_owned(),
             (false, 0) if class == Class::F32.name() => String::new(),
@@ -119,6 +132,7 @@ mod tests {
             limits: class.limits(false),
             tie: class.tie(),
             own_limits: false,
+            only_measures: false,
             plain: None,
         };
         let found = |standard: &Standard, flips, mean_kl| Closeness {
@@ -165,6 +179,27 @@ mod tests {
         let own = Standard { own_limits: true, ..w8 };
         assert!(told(&own, 45, 0.0013, 9, true).ends_with(": within the limits that were asked for"));
         assert!(told(&own, 45, 0.013, 9, true).ends_with("the limits that were asked for are exceeded: mean KL 0.013 (limit 0.006)"));
+        // What is within chance, what is at ties, and what only measures says so.
+        let few = |standard: &Standard, flips, ties, mean_kl| {
+            let found = Closeness { tokens: 96, mean_kl_error: 0.001, ..found(standard, flips, mean_kl) };
+            let exceeded = super::super::limits::exceeded(&found, ties);
+            sentence(standard, &found, &Outcome { exceeded, ties, answer_flips: 0, answer_tokens: 64, finite: true })
+        };
+        let w8 = standard("w8", Class::Int8, GateKind::Tolerant);
+        assert_eq!(
+            few(&w8, 5, 0, 0.0065),
+            "w8: 5.2 % of 96 tokens differ from the f32 model's choice (limit 4 %; so few tokens cannot tell them apart), mean KL 0.0065 ± 0.0016 (limit 0.006; so few tokens cannot tell them apart): as good as int8 gets"
+        );
+        let f16 = standard("f16", Class::F16, GateKind::Tolerant);
+        assert_eq!(
+            few(&f16, 3, 3, 1e-5),
+            "f16: 0 % of 96 tokens differ from the f32 model's choice (limit 0.1 %), and 3 at ties, which do not count, mean KL 1e-5 (limit 1e-4): as good as f16 gets"
+        );
+        let own_types = Standard { only_measures: true, ..standard("native", Class::Int8Activations, GateKind::Tolerant) };
+        assert_eq!(
+            few(&own_types, 3, 0, 0.005),
+            "native: 3.1 % of 96 tokens differ from the f32 model's choice, mean KL 0.005: what the file's own types cost"
+        );
         assert_eq!([0, 7, 999, 1000, 1234567].map(grouped), ["0", "7", "999", "1,000", "1,234,567"]);
     }
 }
