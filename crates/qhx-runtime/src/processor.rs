@@ -1,5 +1,6 @@
 //! What may change or forbid tokens before one is chosen: grammars, biases, functions of the caller.
 
+use crate::Error;
 use qhx_ir::IdMask;
 
 /// Changes the logits from which the next token of one sequence is chosen, before penalties and filters. One processor serves one sequence.
@@ -32,6 +33,11 @@ pub trait LogitProcessor: Send {
     /// computed together.
     fn forced(&mut self, _ids: &[u32], _chosen: u32) -> Vec<u32> {
         Vec::new()
+    }
+
+    /// Why it allows no token, where it does not know how to go on: the answer then ends with this error.
+    fn problem(&self) -> Option<Error> {
+        None
     }
 }
 

@@ -157,8 +157,17 @@ impl Writer {
         forced
     }
 
-    /// The token after `ids`.
+    /// The token after `ids`. Where nothing is allowed, a processor may know why.
     fn pick(&mut self, next: NextToken<'_>, ids: &[u32]) -> Result<u32, Error> {
+        self.pick_allowed(next, ids).map_err(|error| match error {
+            Error::Sample(SampleError::AllForbidden { .. }) => {
+                self.processors.iter().rev().find_map(|processor| processor.problem()).unwrap_or(error)
+            }
+            error => error,
+        })
+    }
+
+    fn pick_allowed(&mut self, next: NextToken<'_>, ids: &[u32]) -> Result<u32, Error> {
         match next {
             NextToken::Largest { value, .. } if value == f32::NEG_INFINITY => Err(SampleError::AllForbidden { rows: 1 }.into()),
             NextToken::Largest { id, value } if !value.is_finite() => Err(SampleError::NotANumber { id: id as usize, value }.into()),

@@ -1,6 +1,6 @@
 //! Grammars of tool calls, in the format of the model's own template.
 
-use super::{Grammars, schema::written};
+use super::{Grammars, follower::Follower, schema::written};
 use crate::{
     Error,
     text::{
@@ -8,7 +8,6 @@ use crate::{
         reply::{CallFormat, Marks, Tools},
     },
 };
-use llguidance::Matcher;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -27,7 +26,7 @@ impl Grammars {
         tools: &Tools,
         one: bool,
         content: Option<&Value>,
-    ) -> Result<Matcher, Error> {
+    ) -> Result<Follower, Error> {
         let mut rules = Rules::new(&self.tokenizer);
         let (open, close) = (rules.mark(&marks.open), rules.mark(&marks.close));
         let body = rules.body(format, tools)?;
@@ -42,7 +41,7 @@ impl Grammars {
     }
 
     /// What follows the first mark of a call, its last one included.
-    pub(super) fn behind_mark(&self, (marks, format): &(Marks, CallFormat), tools: &Tools) -> Result<Matcher, Error> {
+    pub(super) fn behind_mark(&self, (marks, format): &(Marks, CallFormat), tools: &Tools) -> Result<Follower, Error> {
         let mut rules = Rules::new(&self.tokenizer);
         let close = rules.mark(&marks.close);
         let body = rules.body(format, tools)?;

@@ -3,8 +3,11 @@
 //! Owns the table of the tokens' bytes and what grammars are compiled to. Knows nothing of devices and sessions.
 
 mod calls;
+mod compile;
+mod follower;
 mod schema;
 mod shape;
+mod size;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -12,8 +15,10 @@ mod words;
 pub(crate) use shape::Shape;
 
 use crate::{Constraint, Error, text::Tokenizer};
+use compile::Compiled;
+use follower::Follower;
 use llguidance::{
-    Matcher, ParserFactory,
+    ParserFactory,
     api::{GrammarWithLexer, TopLevelGrammar},
     toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie},
 };
@@ -27,12 +32,13 @@ use words::Words;
 
 /// Tokens with more bytes are never chosen where a grammar is followed.
 const LONGEST_TOKEN: usize = 250;
-/// The largest grammar that is read.
-const MAX_GRAMMAR_BYTES: usize = 4 << 20;
+/// The most states of a grammar's lexer, each of one or two kB. Schemas that people write have some hundreds.
+const MOST_LEXER_STATES: usize = 30_000;
 
 /// Compiles grammars for one model.
 pub(crate) struct Grammars {
-    factory: ParserFactory,
+    factory: Arc<ParserFactory>,
+    compiled: Compiled,
     tokenizer: Tokenizer,
     eos: Vec<u32>,
     /// Numbers in a row of logits.
@@ -80,40 +86,36 @@ impl Grammars {
             let mut factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &slices).map_err(wrong)?;
             factory.quiet();
             factory.limits_mut().verbose_errors = false;
-            Ok(Self { factory, tokenizer: tokenizer.clone(), eos, width })
+            factory.limits_mut().max_lexer_states = MOST_LEXER_STATES;
+            Ok(Self { factory: Arc::new(factory), compiled: Compiled::default(), tokenizer: tokenizer.clone(), eos, width })
         })
     }
 
     /// What follows a grammar in Lark's syntax.
-    fn lark(&self, grammar: String) -> Result<Matcher, Error> {
-        self.compile(TopLevelGrammar::from_lark(grammar))
-    }
-
-    fn compile(&self, grammar: TopLevelGrammar) -> Result<Matcher, Error> {
-        guarded(|| {
-            let matcher = Matcher::new(self.factory.create_parser(grammar));
-            match matcher.get_error() {
-                Some(problem) => Err(wrong(problem)),
-                None => Ok(matcher),
-            }
-        })
+    fn lark(&self, grammar: String) -> Result<Follower, Error> {
+        size::check_lark(&grammar)?;
+        self.compiled.get(&self.factory, format!("lark {grammar}"), || TopLevelGrammar::from_lark(grammar))
     }
 
     /// What follows a constraint.
-    fn matcher(&self, constraint: &Constraint) -> Result<Matcher, Error> {
-        let bytes = match constraint {
-            Constraint::JsonSchema(schema) => schema.to_string().len(),
-            Constraint::JsonObject => 0,
-            Constraint::Regex(text) | Constraint::Lark(text) => text.len(),
+    fn follower(&self, constraint: &Constraint) -> Result<Follower, Error> {
+        let json = |schema| {
+            let schema = written(schema)?;
+            self.compiled.get(&self.factory, format!("json {schema}"), || TopLevelGrammar::from_json_schema(schema))
         };
-        if bytes > MAX_GRAMMAR_BYTES {
-            return Err(wrong(format!("it has {bytes} bytes, at most {MAX_GRAMMAR_BYTES} are read")));
+        match constraint {
+            Constraint::JsonSchema(schema) => {
+                size::check_schema(schema)?;
+                json(schema.clone())
+            }
+            Constraint::JsonObject => json(json!({ "type": "object" })),
+            Constraint::Regex(text) => {
+                size::check_text(text)?;
+                let own = text.clone();
+                let grammar = move || TopLevelGrammar::from_grammar(GrammarWithLexer::from_regex(&own));
+                self.compiled.get(&self.factory, format!("regex {text}"), grammar)
+            }
+            Constraint::Lark(text) => self.lark(text.clone()),
         }
-        self.compile(match constraint {
-            Constraint::JsonSchema(schema) => TopLevelGrammar::from_json_schema(written(schema.clone())?),
-            Constraint::JsonObject => TopLevelGrammar::from_json_schema(written(json!({ "type": "object" }))?),
-            Constraint::Regex(text) => TopLevelGrammar::from_grammar(GrammarWithLexer::from_regex(text)),
-            Constraint::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
-        })
     }
 }

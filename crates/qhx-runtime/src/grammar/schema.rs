@@ -52,14 +52,17 @@ pub(super) fn written(schema: Value) -> Result<Value, Error> {
 
 /// Drops formats that are only notes.
 fn drop_notes(schema: &mut Map<String, Value>) {
-    if schema.get("format").and_then(Value::as_str).is_some_and(|format| !FORMATS.contains(&format)) {
-        schema.remove("format");
-    }
-    for (_, below) in schema.iter_mut().filter(|(keyword, _)| !DATA.contains(&keyword.as_str())) {
-        match below {
-            Value::Object(below) => drop_notes(below),
-            Value::Array(all) => all.iter_mut().filter_map(Value::as_object_mut).for_each(drop_notes),
-            _ => {}
+    let mut left = vec![schema];
+    while let Some(schema) = left.pop() {
+        if schema.get("format").and_then(Value::as_str).is_some_and(|format| !FORMATS.contains(&format)) {
+            schema.remove("format");
+        }
+        for (_, below) in schema.iter_mut().filter(|(keyword, _)| !DATA.contains(&keyword.as_str())) {
+            match below {
+                Value::Object(below) => left.push(below),
+                Value::Array(all) => left.extend(all.iter_mut().filter_map(Value::as_object_mut)),
+                _ => {}
+            }
         }
     }
 }

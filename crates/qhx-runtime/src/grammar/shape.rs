@@ -1,6 +1,6 @@
 //! Keeps an answer to its structure: reasoning first, within its budget, then content or calls that follow a grammar.
 
-use super::Grammars;
+use super::{Grammars, follower::Follower};
 use crate::{
     Constraint, Error, LogitProcessor, Structure, ToolChoice,
     text::{
@@ -8,7 +8,6 @@ use crate::{
         reply::{Marks, Reasoning, ReplyFormat},
     },
 };
-use llguidance::Matcher;
 use qhx_ir::IdMask;
 use serde_json::json;
 use std::collections::VecDeque;
@@ -44,7 +43,7 @@ enum Stage {
 /// What the content is.
 enum Content {
     Free,
-    Follows(Box<Matcher>),
+    Follows(Box<Follower>),
     /// Free until a call begins.
     Calls(Box<Calls>),
 }
@@ -52,8 +51,8 @@ enum Content {
 struct Calls {
     open: Vec<u8>,
     /// Of each call, from behind its first mark on.
-    call: Matcher,
-    running: Option<Matcher>,
+    call: Follower,
+    running: Option<Follower>,
     /// The latest bytes outside of calls.
     tail: Vec<u8>,
     one: bool,
@@ -136,8 +135,7 @@ impl Shape {
                 }
                 match &mut self.content {
                     Content::Free => {}
-                    // What it did not allow was not chosen; an error shows in the next mask.
-                    Content::Follows(matcher) => drop(matcher.consume_token(id)),
+                    Content::Follows(follower) => follower.take(id),
                     Content::Calls(calls) => calls.take(id, &bytes),
                 }
             }
@@ -170,13 +168,13 @@ impl Shape {
             },
             Stage::Content => match &mut self.content {
                 Content::Free => Next::Anything,
-                Content::Follows(matcher) => {
-                    let mut mask = allowed(matcher, eos, width);
+                Content::Follows(follower) => {
+                    let mut mask = follower.allowed(eos, width);
                     self.open.into_iter().for_each(|id| mask.allow(id));
                     Next::Ids(mask)
                 }
                 Content::Calls(calls) => match &mut calls.running {
-                    Some(matcher) => Next::Ids(allowed(matcher, eos, width)),
+                    Some(follower) => Next::Ids(follower.allowed(eos, width)),
                     None if calls.one && calls.called => only(eos),
                     None => Next::Anything,
                 },
@@ -194,14 +192,14 @@ impl Stage {
 impl Calls {
     fn take(&mut self, id: u32, bytes: &[u8]) {
         match &mut self.running {
-            Some(matcher) => {
-                let _ = matcher.consume_token(id);
-                if matcher.is_stopped() && !matcher.is_error() {
+            Some(follower) => {
+                follower.take(id);
+                if follower.has_ended() {
                     (self.running, self.called) = (None, true);
                     self.tail.clear();
                 }
             }
-            None if has_come(&mut self.tail, bytes, &self.open) => self.running = Some(self.call.deep_clone()),
+            None if has_come(&mut self.tail, bytes, &self.open) => self.running = Some(self.call.fork()),
             None => {}
         }
     }
@@ -215,46 +213,10 @@ fn has_come(tail: &mut Vec<u8>, bytes: &[u8], mark: &[u8]) -> bool {
     found
 }
 
-/// The ids that a grammar leaves no choice about. Each is the one that would be forced after those before it: what is left of a text may be cut otherwise than the end of the whole.
-fn forced(matcher: &mut Matcher) -> Vec<u32> {
-    let next = |matcher: &mut Matcher| match matcher.is_stopped() || matcher.is_error() {
-        true => None,
-        false => matcher.compute_ff_tokens().first().copied(),
-    };
-    let mut ids = Vec::from_iter(next(matcher));
-    if !ids.is_empty() {
-        let mut ahead = matcher.deep_clone();
-        while let Some(&last) = ids.last()
-            && ahead.consume_token(last).is_ok()
-            && let Some(id) = next(&mut ahead)
-        {
-            ids.push(id);
-        }
-    }
-    ids
-}
-
-/// The ids that a grammar allows next. Where it has failed none is, and the answer ends with an error.
-fn allowed(matcher: &mut Matcher, eos: &[u32], width: usize) -> IdMask {
-    let mut mask = IdMask::none(width);
-    if matcher.is_error() {
-        return mask;
-    }
-    if matcher.is_stopped() {
-        eos.iter().for_each(|id| mask.allow(*id));
-        return mask;
-    }
-    if let Ok(allowed) = matcher.compute_mask() {
-        let words = mask.0.len().min(allowed.as_slice().len());
-        mask.0[..words].copy_from_slice(&allowed.as_slice()[..words]);
-    }
-    mask
-}
-
 fn content(format: &ReplyFormat, grammars: &Grammars, structure: &Structure) -> Result<Content, Error> {
     let tools = structure.tools.as_ref().filter(|tools| !tools.is_empty() && structure.tool_choice != ToolChoice::None);
     let calls = format.calls.clone().unwrap_or_else(ReplyFormat::by_prompt);
-    let follows = |matcher| Ok(Content::Follows(Box::new(matcher)));
+    let follows = |follower| Ok(Content::Follows(Box::new(follower)));
     let any = json!({ "type": "object" });
     let schema = match &structure.constraint {
         // Where a tool must be called, there is no content.
@@ -266,7 +228,7 @@ fn content(format: &ReplyFormat, grammars: &Grammars, structure: &Structure) -> 
     };
     match (tools, &structure.constraint) {
         (None, None) => Ok(Content::Free),
-        (None, Some(constraint)) => follows(grammars.matcher(constraint)?),
+        (None, Some(constraint)) => follows(grammars.follower(constraint)?),
         (Some(tools), _) if schema.is_some() || structure.tool_choice == ToolChoice::Required => {
             follows(grammars.calls(&calls, tools, structure.one_call, schema)?)
         }
@@ -312,6 +274,16 @@ impl LogitProcessor for Shape {
         }
     }
 
+    fn problem(&self) -> Option<Error> {
+        let follower = match &self.content {
+            Content::Follows(follower) => Some(&**follower),
+            Content::Calls(calls) => calls.running.as_ref(),
+            Content::Free => None,
+        };
+        let problem = follower?.problem()?.to_owned();
+        Some(Error::Grammar { problem })
+    }
+
     fn forced(&mut self, ids: &[u32], chosen: u32) -> Vec<u32> {
         self.take(ids);
         self.take_one(chosen);
@@ -321,8 +293,8 @@ impl LogitProcessor for Shape {
             (Stage::Reasoning { forced: end, .. }, _) => end.iter().flatten().copied().collect(),
             // Reasoning may begin instead.
             (Stage::Content, _) if self.open.is_some() => Vec::new(),
-            (Stage::Content, Content::Follows(matcher)) => forced(matcher),
-            (Stage::Content, Content::Calls(calls)) => calls.running.as_mut().map(forced).unwrap_or_default(),
+            (Stage::Content, Content::Follows(follower)) => follower.forced(),
+            (Stage::Content, Content::Calls(calls)) => calls.running.as_mut().map(Follower::forced).unwrap_or_default(),
             (Stage::Content, Content::Free) => Vec::new(),
         }
     }

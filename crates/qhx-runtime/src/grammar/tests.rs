@@ -1,6 +1,6 @@
 //! Answers that follow a grammar, drawn at random among all that it allows, with tokenizers of several kinds.
 
-use super::{Grammars, Shape};
+use super::{Grammars, Shape, follower};
 use crate::{
     Constraint, LogitProcessor, Structure,
     text::{
@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use std::{
     fs,
     path::{Path, PathBuf},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -98,6 +99,111 @@ fn what_is_forced_is_all_that_may_come() {
             }
         }
         assert!(forced_tokens > 100 && finished > 4, "{family}: {forced_tokens} tokens forced, {finished} answers finished");
+    }
+}
+
+fn any_tokenizer() -> Tokenizer {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/qwen3/tokenizer.json");
+    Tokenizer::from_bytes(&fs::read(file).unwrap()).unwrap()
+}
+
+/// What recursed once: chains of rules and references, wide objects, deep schemas. Each is followed or refused, on a thread with little stack.
+#[test]
+fn large_grammars_are_followed_or_refused() {
+    let lark = |rules: usize| {
+        let chain: String = (1..rules).map(|n| format!("r{n}: \"a\" r{}\n", n + 1)).collect();
+        Constraint::Lark(format!("start: r1\n{chain}r{rules}: \"b\"\n"))
+    };
+    let references = |count: usize| {
+        let next = |n: usize| json!({ "type": "array", "items": { "$ref": format!("#/$defs/d{n}") } });
+        let mut defs: serde_json::Map<String, Value> = (1..count).map(|n| (format!("d{n}"), next(n + 1))).collect();
+        defs.insert(format!("d{count}"), json!({ "type": "null" }));
+        Constraint::JsonSchema(json!({ "$ref": "#/$defs/d1", "$defs": defs }))
+    };
+    let wide = |count: usize| {
+        let properties: serde_json::Map<String, Value> = (0..count).map(|n| (format!("p{n}"), json!({ "type": "null" }))).collect();
+        Constraint::JsonSchema(json!({ "type": "object", "properties": properties, "additionalProperties": false }))
+    };
+    // Put together by hand: `json!` copies what it is given, all the way down.
+    let around = |below: Value| Value::Object([("not".to_owned(), below)].into_iter().collect());
+    let deep = move |depth: usize| Constraint::JsonSchema((0..depth).fold(json!({ "type": "null" }), |below, _| around(below)));
+    let embedded = move |count: usize| match wide(count) {
+        Constraint::JsonSchema(schema) => Constraint::Lark(format!("start: %json {schema}\n")),
+        _ => unreachable!(),
+    };
+    let small_stack = thread::Builder::new().stack_size(512 << 10);
+    let work = move || {
+        let grammars = grammars(&any_tokenizer());
+        for (what, constraint, refused) in [
+            ("a chain of 657 rules", lark(657), None),
+            ("a chain of 7,000 rules", lark(7000), None),
+            ("a chain of 100,000 rules", lark(100_000), Some("")),
+            ("a chain of 287 references", references(287), None),
+            ("a chain of 1,900 references", references(1900), None),
+            ("a chain of 3,000 references", references(3000), Some("references, at most")),
+            ("an object with 6,751 properties", wide(6751), None),
+            ("an object with 15,000 properties", wide(15_000), None),
+            ("an object with 30,000 properties", wide(30_000), Some("JSON objects, at most")),
+            ("a schema in a grammar", embedded(30_000), Some("JSON objects, at most")),
+            ("a schema nested 5,000 deep", deep(5000), Some("nested more than 128 deep")),
+            ("brackets nested 30,000 deep", Constraint::Lark(format!("start: {}\"a\"", "(".repeat(30_000))), Some("")),
+            ("groups nested 30,000 deep", Constraint::Regex("(".repeat(30_000)), Some("")),
+            ("nothing that could be followed", Constraint::Regex("[^\\s\\S]".to_owned()), Some("")),
+            ("2 MB", Constraint::Regex("a".repeat(2 << 20)), Some("2097152 bytes, at most 1048576")),
+        ] {
+            match (grammars.follower(&constraint), refused) {
+                (Ok(_), None) => {}
+                (Err(error), Some(told)) => {
+                    let error = error.to_string();
+                    assert!(error.contains(told) && error.len() < 500, "{what}: {error}");
+                }
+                (Ok(_), Some(_)) => panic!("{what} is followed"),
+                (Err(error), None) => panic!("{what}: {error}"),
+            }
+            // The schema itself is dropped here: Value recurses, on a stack of its own.
+            thread::Builder::new().stack_size(64 << 20).spawn(move || drop(constraint)).unwrap().join().unwrap();
+        }
+    };
+    small_stack.spawn(work).unwrap().join().unwrap();
+}
+
+/// However long a text is that must come, each step looks only a little ahead, and the whole of it comes out.
+#[test]
+fn long_forced_texts_are_taken_in_parts() {
+    let grammars = grammars(&any_tokenizer());
+    let text = "zq9-".repeat(2000);
+    let doublings: String = (1..30).map(|n| format!("r{n}: r{} r{}\n", n + 1, n + 1)).collect();
+    let tuple: Vec<Value> = (0..1000).map(|n| json!({ "const": format!("number {n}") })).collect();
+    for (what, constraint, expected) in [
+        ("a constant", Constraint::JsonSchema(json!({ "const": text })), Some(format!("\"{text}\""))),
+        ("a repetition", Constraint::Regex("a{20000}".to_owned()), Some("a".repeat(20_000))),
+        ("a tuple", Constraint::JsonSchema(json!({ "type": "array", "prefixItems": tuple, "items": false, "minItems": 1000 })), None),
+        ("doublings", Constraint::Lark(format!("start: r1\n{doublings}r30: \"ab\"\n")), None),
+    ] {
+        let structure = Structure { constraint: Some(constraint), ..Structure::default() };
+        let mut shape = shape(&grammars, &structure);
+        let (mut ids, mut bytes, began) = (vec![0], Vec::new(), Instant::now());
+        let mut longest = Duration::ZERO;
+        while bytes.len() < 20_000 {
+            let began = Instant::now();
+            let mask = shape.mask(&ids).unwrap();
+            let id = drawn(&mask, 1, ids.len() as u64);
+            if grammars.eos.contains(&id) {
+                break;
+            }
+            let forced = shape.forced(&ids, id);
+            longest = longest.max(began.elapsed());
+            assert!(forced.len() <= follower::WINDOW, "{what}: {} tokens at once", forced.len());
+            ids.push(id);
+            ids.extend(forced);
+            bytes = ids[1..].iter().flat_map(|id| grammars.tokenizer.token_bytes(*id).unwrap()).collect();
+        }
+        println!("{what}: {} tokens in {:.1?}, the longest look took {longest:.1?}", ids.len(), began.elapsed());
+        // Without bounds it took minutes.
+        assert!(longest < Duration::from_secs(1), "{what}: {longest:?}");
+        if let Some(expected) = expected {
+            assert!(bytes == expected.as_bytes(), "{what}: {} bytes", bytes.len());
+        }
     }
 }
 

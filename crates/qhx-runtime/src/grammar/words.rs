@@ -20,6 +20,11 @@ impl TokenizerEnv for Words {
         &self.trie
     }
 
+    /// What must come is looked for by [`super::follower`]: the library's own search goes on as long as a grammar forces something.
+    fn tokenize_is_canonical(&self) -> bool {
+        false
+    }
+
     /// As the tokenizer itself would cut it, so that the model sees what it has learnt. Where that changes the text (a space put in front, a character normalised), the longest tokens that
     /// fit, one after the other.
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {

@@ -61,7 +61,8 @@ impl SamplerConfig {
             ("temperature", self.temperature, "a number from 0 up", self.temperature >= 0.0),
             ("top_p", self.top_p, "above 0 and at most 1", self.top_p > 0.0 && self.top_p <= 1.0),
             ("min_p", self.min_p, "from 0 to 1", (0.0..=1.0).contains(&self.min_p)),
-            ("repetition_penalty", self.repetition_penalty, "a number above 0", self.repetition_penalty > 0.0),
+            // Beyond these, logits would be no numbers.
+            ("repetition_penalty", self.repetition_penalty, "from 0.001 to 1000", (0.001..=1000.0).contains(&self.repetition_penalty)),
         ];
         for (field, found, expected, within) in limits {
             if !within || !found.is_finite() {
