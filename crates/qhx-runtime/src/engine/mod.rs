@@ -29,7 +29,9 @@ mod task;
 
 pub use answer::{Answer, AnswerPiece};
 
-use crate::{Cancel, Error, GenerateOptions, LogitProcessor, Model, Prompt, Session, draft::Draft, rows::MediumSpan};
+use crate::{
+    Cancel, Error, GenerateOptions, LogitProcessor, Model, Prompt, Session, draft::Draft, memory::available_bytes, rows::MediumSpan,
+};
 use answer::Sender;
 use scheduler::Scheduler;
 use std::{
@@ -49,15 +51,19 @@ pub struct EngineOptions {
     /// How long a step may take while answers are running: prompts are computed in chunks that fit. Where there are more prompts than answers, up to four times as long.
     pub step_time: Duration,
     /// Bytes that the states of running answers and of what is kept for requests that begin alike may have together. Beyond it, what is kept is given up, the least
-    /// recently used first.
+    /// recently used first. By default a sixteenth of the memory that is free, 2 GiB at most.
     pub prefix_bytes: u64,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { queue: 1024, step_time: Duration::from_millis(250), prefix_bytes: 2 << 30 }
+        let prefix_bytes = available_bytes().map_or(MOST_PREFIX_BYTES, |free| (free / 16).min(MOST_PREFIX_BYTES));
+        Self { queue: 1024, step_time: Duration::from_millis(250), prefix_bytes }
     }
 }
+
+/// What is kept of prompts by default where memory is plenty.
+const MOST_PREFIX_BYTES: u64 = 2 << 30;
 
 /// Something to be answered.
 #[non_exhaustive]
