@@ -17,8 +17,11 @@ let running = null;
 let attached = [];
 let contextSize = 0;
 
+// `crypto.randomUUID` and the clipboard are there on https and localhost only, and this page is also served over plain http.
+const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+
 function newChat() {
-  current = { id: crypto.randomUUID(), title: "New chat", messages: {}, root: { children: [], chosen: 0 } };
+  current = { id: newId(), title: "New chat", messages: {}, root: { children: [], chosen: 0 } };
   chats.unshift(current);
   showAll();
 }
@@ -54,7 +57,7 @@ function path() {
 }
 
 function add(parent, message) {
-  const id = crypto.randomUUID();
+  const id = newId();
   const node = { id, parent: parent && parent.id, children: [], chosen: 0, ...message };
   current.messages[id] = node;
   const above = parent || current.root;
@@ -156,7 +159,7 @@ function tools(message) {
   if (message.role === "user") button("Edit", () => edit(message));
   else {
     button("Again", () => answer(parentOf(message)));
-    button("Copy", () => navigator.clipboard.writeText(message.content));
+    button("Copy", () => copy(message.content));
     if (message.tokens && message.tokens.length) {
       const toggle = button("Tokens", () => ((message.showTokens = !message.showTokens), showAll()));
       toggle.setAttribute("aria-pressed", String(!!message.showTokens));
@@ -165,6 +168,15 @@ function tools(message) {
     if (message.end && message.end !== "stop") row.append(make("span", { textContent: message.end === "length" ? "cut off: no room left" : message.end }));
   }
   return row;
+}
+
+function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = make("textarea", { value: text });
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
 }
 
 // Which device ran which stage, and where the time went.
@@ -362,6 +374,7 @@ function showAttached() {
 let recorder = null;
 async function record() {
   if (recorder) return recorder.stop();
+  if (!navigator.mediaDevices) return notice("Browsers give the microphone to pages on https and localhost only. A sound file can be attached instead.");
   try {
     const stream = await navigator.mediaDevices.getUserMedia({ audio: true });
     const chunks = [];

@@ -3,7 +3,7 @@
 use crate::{app::App, error::ApiError};
 use axum::{
     extract::{Request, State},
-    http::{HeaderMap, StatusCode, header},
+    http::{HeaderMap, HeaderName, StatusCode, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -58,10 +58,9 @@ pub(crate) async fn check(State(app): State<Arc<App>>, mut request: Request, nex
 }
 
 fn caller(app: &App, headers: &HeaderMap, path: &str) -> Result<Caller, ApiError> {
-    let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-    let host = text(header::HOST).unwrap_or_default();
     let forbidden = |message: String| ApiError::new(StatusCode::FORBIDDEN, message);
-    if let Some(origin) = text(header::ORIGIN)
+    let host = name_of(headers, header::HOST)?.unwrap_or_default();
+    if let Some(origin) = name_of(headers, header::ORIGIN)?
         && origin.split_once("://").map(|(_, host)| host) != Some(host)
     {
         return Err(forbidden(format!("a page of {origin} may not use this server")));
@@ -76,14 +75,35 @@ fn caller(app: &App, headers: &HeaderMap, path: &str) -> Result<Caller, ApiError
     if OPEN.contains(&path) {
         return Ok(Caller::default());
     }
-    let bearer = text(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
-    let key = bearer.or_else(|| headers.get("x-api-key").and_then(|value| value.to_str().ok()));
+    let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+    let key = text(header::AUTHORIZATION).and_then(bearer).or_else(|| text(HeaderName::from_static("x-api-key")));
     let number = app.keys.number_of(key.unwrap_or_default().trim());
     let number = number.ok_or_else(|| {
         let message = if key.is_some() { "this API key is not known" } else { "an API key is needed: `Authorization: Bearer KEY`" };
         ApiError::new(StatusCode::UNAUTHORIZED, message).code("invalid_api_key")
     })?;
     Ok(Caller { scope: if app.options.share_prefixes { 0 } else { number } })
+}
+
+/// The key of an `Authorization`; schemes are written in any case.
+fn bearer(value: &str) -> Option<&str> {
+    let (scheme, key) = value.trim_start().split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then_some(key)
+}
+
+/// A header that names a server, once, in ASCII, and nobody who uses it: what is read otherwise elsewhere must not pass here.
+fn name_of(headers: &HeaderMap, header: HeaderName) -> Result<Option<&str>, ApiError> {
+    let mut values = headers.get_all(&header).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    match value.to_str() {
+        Ok(text) if values.next().is_none() && !text.contains('@') => Ok(Some(text)),
+        _ => Err(ApiError::bad_request(format!("the header `{header}` does not name a server"))),
+    }
+}
+
+/// Whether a key can be sent in a header.
+pub(crate) fn can_be_sent(key: &str) -> bool {
+    !key.is_empty() && key.trim() == key && key.bytes().all(|byte| (b' '..=b'~').contains(&byte))
 }
 
 /// Whether a `Host` is an address or this machine's own name, and not one that anybody can register.
@@ -116,6 +136,32 @@ mod tests {
         }
         for host in ["example.com", "localhost.example.com:80", "127.0.0.1.nip.io"] {
             assert!(!is_local_name(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn keys_are_found_in_headers_of_any_case() {
+        for (value, key) in [("Bearer k", Some("k")), ("bearer k", Some("k")), ("BEARER  k", Some(" k")), ("Basic k", None), ("k", None)] {
+            assert_eq!(bearer(value), key, "{value}");
+        }
+        for (key, can) in [("sk-1", true), ("two words", true), ("", false), (" k", false), ("k\n", false), ("schlüssel", false)] {
+            assert_eq!(can_be_sent(key), can, "{key:?}");
+        }
+    }
+
+    #[test]
+    fn headers_that_name_no_server_are_refused() {
+        let found = |values: &[&[u8]]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(header::HOST, axum::http::HeaderValue::from_bytes(value).unwrap());
+            }
+            name_of(&headers, header::HOST).map(|name| name.map(str::to_owned)).map_err(|error| error.status)
+        };
+        assert_eq!(found(&[]), Ok(None));
+        assert_eq!(found(&[b"localhost:1"]), Ok(Some("localhost:1".into())));
+        for wrong in [&[&b"l\xc3\xb6calhost"[..]][..], &[b"user@localhost"], &[b"localhost", b"localhost"]] {
+            assert_eq!(found(wrong), Err(StatusCode::BAD_REQUEST));
         }
     }
 }

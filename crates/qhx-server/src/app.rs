@@ -4,6 +4,7 @@ use crate::{
     ServerOptions, about,
     access::{self, Keys},
     anthropic,
+    body::{self, Bodies},
     error::{self, ApiError},
     fetch::{Fetcher, MediaAccess},
     health,
@@ -44,6 +45,7 @@ pub(crate) struct App {
     pub(crate) verifying: Semaphore,
     /// Places for work that takes time before a request reaches an engine: templates, media, prompts to be scored.
     pub(crate) preparing: Semaphore,
+    pub(crate) bodies: Arc<Bodies>,
     fetcher: Fetcher,
     /// Different for each server, so that ids are.
     salt: u64,
@@ -60,6 +62,7 @@ impl App {
             draining: AtomicBool::new(false),
             verifying: Semaphore::new(1),
             preparing: Semaphore::new(PREPARING),
+            bodies: Bodies::new(options.body_bytes),
             fetcher: Fetcher::new(&options.media_hosts, options.body_bytes),
             salt,
             next_id: AtomicU64::new(0),
@@ -131,6 +134,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .method_not_allowed_fallback(wrong_method)
         // Bodies have a limit of our own.
         .layer(DefaultBodyLimit::disable())
+        .layer(middleware::from_fn_with_state(app.clone(), body::with_room))
         .layer(middleware::from_fn_with_state(app.clone(), turn_away))
         .layer(middleware::from_fn_with_state(app.clone(), access::check))
         .layer(middleware::from_fn(error::write_errors))

@@ -15,7 +15,7 @@ use qhx::{
         reply::{ReplyPart, ToolCall},
     },
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::{
     future::poll_fn,
     sync::Arc,
@@ -118,24 +118,41 @@ pub(crate) struct ChatJob {
 }
 
 impl ChatJob {
-    /// The conversation, with its media open.
-    pub(crate) fn chat(&self, model: &Model, access: &MediaAccess) -> Result<Chat, ApiError> {
-        crate::messages::check(&self.messages, model.runtime().template().map_or("", |chat| chat.template.source()))?;
-        let mut messages = self.messages.clone();
+    /// The conversation, with its media open, and how it is answered.
+    pub(crate) fn chat(self, model: &Model, access: &MediaAccess) -> Result<(Chat, Sampling), ApiError> {
+        let Self { mut messages, tools, template_options, sampling, .. } = self;
+        crate::messages::check(&messages, model.runtime().template().map_or("", |chat| chat.template.source()))?;
         access.fetcher.inline(&mut messages)?;
-        let json = json!({ "messages": messages, "tools": self.tools, "chat_template_kwargs": self.template_options });
+        // Moved, not copied: a request may be large.
+        let fields = [
+            ("messages", Value::Array(messages)),
+            ("tools", tools.unwrap_or_default()),
+            ("chat_template_kwargs", Value::Object(template_options)),
+        ];
+        let json = Value::Object(fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect());
         let mut chat = messages::from_json(json).map_err(qhx::Error::from)?;
         messages::open_media(&mut chat, model.bundle(), &access.files).map_err(qhx::Error::from)?;
-        Ok(chat)
+        Ok((chat, sampling))
     }
+}
+
+/// Makes a job of a request, which may be large.
+pub(crate) async fn prepared(
+    app: &App,
+    in_use: &InUse,
+    prepare: impl FnOnce(&Model) -> Result<ChatJob, ApiError> + Send + 'static,
+) -> Result<ChatJob, ApiError> {
+    let model = in_use.model.clone();
+    blocking(app, move || prepare(&model)).await
 }
 
 /// How many tokens the prompt of a conversation has.
 pub(crate) async fn count(app: &App, in_use: &InUse, job: ChatJob) -> Result<usize, ApiError> {
     let (model, access) = (in_use.model.clone(), app.media_access());
     blocking(app, move || {
-        let mut request = ReplyRequest::new(job.chat(&model, &access)?);
-        request.options = job.sampling.options(&model, 0);
+        let (chat, sampling) = job.chat(&model, &access)?;
+        let mut request = ReplyRequest::new(chat);
+        request.options = sampling.options(&model, 0);
         Ok(model.count_tokens(request)?)
     })
     .await
@@ -160,18 +177,19 @@ impl Drop for CancelOnDrop {
 /// Begins to answer a conversation. Templates and media take their time, on threads for that.
 pub(crate) async fn reply(app: &Arc<App>, in_use: &InUse, caller: Caller, job: ChatJob) -> Result<Replies, ApiError> {
     if app.options.log_prompts {
-        let messages = Value::from(job.messages.clone()).to_string();
+        let messages = serde_json::to_string(&job.messages).unwrap_or_default();
         tracing::info!(messages, "asked");
     }
     let (model, access) = (in_use.model.clone(), app.media_access());
     let cancels: Vec<Cancel> = (0..job.choices).map(|_| Cancel::new()).collect();
     let mut guard = CancelOnDrop(cancels.clone());
     let prepare = move || {
-        let chat = job.chat(&model, &access)?;
-        let sampling = job.sampling.with_seed();
+        let (chat, sampling) = job.chat(&model, &access)?;
+        let sampling = sampling.with_seed();
         let mut replies = Vec::with_capacity(cancels.len());
-        for (number, cancel) in cancels.into_iter().enumerate() {
-            let mut request = ReplyRequest::new(chat.clone());
+        let chats = std::iter::repeat_n(chat, cancels.len());
+        for (number, (cancel, chat)) in cancels.into_iter().zip(chats).enumerate() {
+            let mut request = ReplyRequest::new(chat);
             (request.options, request.processors) = (sampling.options(&model, number), sampling.processors());
             (request.cancel, request.scope) = (cancel, caller.scope);
             replies.push(Some(model.reply(request)?));

@@ -22,6 +22,7 @@ mod error;
 mod fetch;
 mod generate;
 mod health;
+mod json_size;
 mod messages;
 mod metrics;
 mod models;

@@ -33,6 +33,8 @@ pub struct ServerOptions {
     pub keep_alive: Option<Duration>,
     /// How long running answers may take to finish when the server is asked to stop.
     pub drain: Duration,
+    /// Called soon after a large request: what it freed may be given back to the system here, for that is a matter of the process's allocator.
+    pub give_back: fn(),
     /// Log what is asked and answered.
     pub log_prompts: bool,
 }
@@ -53,6 +55,7 @@ impl Default for ServerOptions {
             memory_budget: None,
             keep_alive: None,
             drain: Duration::from_secs(30),
+            give_back: || {},
             log_prompts: false,
         }
     }

@@ -1,7 +1,7 @@
 //! The server itself: a listener, its connections, and how it stops.
 
 use crate::{
-    ServerOptions,
+    ServerOptions, access,
     app::{App, router},
 };
 use axum::Router;
@@ -20,6 +20,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     thread,
     time::Duration,
@@ -37,6 +38,8 @@ const HEADER_TIME: Duration = Duration::from_secs(30);
 const FIRST_REQUEST_TIME: Duration = Duration::from_secs(1);
 /// How often it is looked whether the server is to stop, and whether models are idle.
 const LOOK: Duration = Duration::from_millis(50);
+/// How long engines may take to stop.
+const LEAVE_TIME: Duration = Duration::from_secs(1);
 /// Threads for connections: models work on their own.
 const THREADS: usize = 2;
 
@@ -55,6 +58,12 @@ pub enum ServerError {
     /// The threads cannot be started.
     #[error("cannot start the server: {0}")]
     Start(io::Error),
+    /// A key that no request could bring.
+    #[error("API key number {number} can never match: a key has visible ASCII characters, and no blanks around them")]
+    Key {
+        /// Which of them, from 1: a key itself is not told.
+        number: usize,
+    },
     /// There is nothing to serve.
     #[error("no model is named: a server needs one")]
     NoModel,
@@ -87,6 +96,9 @@ impl Server {
         if options.models.is_empty() {
             return Err(ServerError::NoModel);
         }
+        if let Some(place) = options.keys.iter().position(|key| !access::can_be_sent(key)) {
+            return Err(ServerError::Key { number: place + 1 });
+        }
         let wrong = |source| ServerError::Listen { address: "the given socket".into(), source };
         listener.set_nonblocking(true).map_err(wrong)?;
         let address = listener.local_addr().map_err(wrong)?;
@@ -116,6 +128,9 @@ impl Server {
             while !stop.is_cancelled() {
                 thread::sleep(LOOK);
                 app.models.unload_idle();
+                if app.bodies.has_freed_much() {
+                    (app.options.give_back)();
+                }
             }
         }
         app.draining.store(true, Ordering::Relaxed);
@@ -126,7 +141,20 @@ impl Server {
             tracing::warn!("some answers did not finish in time");
         }
         threads.shutdown_timeout(LOOK);
+        leave(app);
         loaded
+    }
+}
+
+/// Lets go of the models, and waits for their engines unless one is in the middle of something long: whoever was to be answered is, or has been told.
+fn leave(app: Arc<App>) {
+    let (to, gone) = mpsc::sync_channel(1);
+    let work = move || {
+        drop(app);
+        let _ = to.send(());
+    };
+    if thread::Builder::new().name("qhx-leave".to_owned()).spawn(work).is_ok() && gone.recv_timeout(LEAVE_TIME).is_err() {
+        tracing::warn!("an engine has not stopped in time");
     }
 }
 

@@ -76,7 +76,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, Json(request): Json<To
                 let tools = request.tools.map(Value::from);
                 let template_options = request.chat_template_kwargs.unwrap_or_default();
                 let job = ChatJob { messages, tools, template_options, sampling: Sampling::default(), choices: 1 };
-                let mut chat = job.chat(&model, &access)?;
+                let (mut chat, _) = job.chat(&model, &access)?;
                 chat.add_generation_prompt = request.add_generation_prompt.unwrap_or(true);
                 Prompt::chat(model.runtime(), &chat)?.ids().to_vec()
             }
@@ -90,9 +90,9 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, Json(request): Json<To
 }
 
 pub(crate) async fn detokenize(State(app): State<Arc<App>>, Json(request): Json<DetokenizeRequest>) -> Result<Json<Text>, ApiError> {
-    let in_use = app.models.get(request.model.as_deref())?;
-    let prompt = tokenizer(&in_use.model)?.decode(&request.tokens, false).map_err(RunError::from)?;
-    Ok(Json(Text { prompt }))
+    let InUse { model, .. } = app.models.get(request.model.as_deref())?;
+    let work = move || Ok(tokenizer(&model)?.decode(&request.tokens, false).map_err(RunError::from)?);
+    Ok(Json(Text { prompt: blocking(&app, work).await? }))
 }
 
 pub(crate) async fn tokenizer_info(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {

@@ -28,7 +28,7 @@ pub(crate) async fn answer(
 ) -> Result<Response, ApiError> {
     let in_use = app.models.get(Some(&request.model))?;
     let stream = request.stream.unwrap_or(false);
-    let job = convert::job(request, &in_use.model)?;
+    let job = generate::prepared(&app, &in_use, move |model| convert::job(request, model)).await?;
     let replies = generate::reply(&app, &in_use, caller, job).await?;
     if stream {
         return Ok(stream::respond(app, in_use, replies));
@@ -89,6 +89,6 @@ impl Usage {
 /// How many tokens a request has.
 pub(crate) async fn count(State(app): State<Arc<App>>, Json(request): Json<CountRequest>) -> Result<Json<TokenCount>, ApiError> {
     let in_use = app.models.get(Some(&request.model))?;
-    let job = convert::job(request.into(), &in_use.model)?;
+    let job = generate::prepared(&app, &in_use, move |model| convert::job(request.into(), model)).await?;
     Ok(Json(TokenCount { input_tokens: generate::count(&app, &in_use, job).await? }))
 }

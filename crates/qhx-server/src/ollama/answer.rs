@@ -48,10 +48,14 @@ pub(crate) async fn chat(
     if request.messages.is_empty() {
         return Ok(loaded(&in_use, Form::Chat, keep_alive));
     }
-    let messages = request.messages.into_iter().map(openai_message).collect::<Result<_, _>>()?;
-    let tools = request.tools.filter(|tools| !tools.is_empty()).map(Value::from);
-    let job = job(messages, tools, request.format, request.options, request.think, &in_use.model)?;
-    respond(app, in_use, caller, job, Form::Chat, request.stream, keep_alive).await
+    let stream = request.stream;
+    let prepare = move |model: &Model| {
+        let messages = request.messages.into_iter().map(openai_message).collect::<Result<_, _>>()?;
+        let tools = request.tools.filter(|tools| !tools.is_empty()).map(Value::from);
+        job(messages, tools, request.format, request.options, request.think, model)
+    };
+    let job = generate::prepared(&app, &in_use, prepare).await?;
+    respond(app, in_use, caller, job, Form::Chat, stream, keep_alive).await
 }
 
 pub(crate) async fn generate(
@@ -67,13 +71,17 @@ pub(crate) async fn generate(
     if request.raw.unwrap_or(false) || in_use.model.runtime().template().is_err() {
         return raw(app, in_use, caller, request, keep_alive).await;
     }
-    let mut messages = Vec::new();
-    if let Some(system) = request.system {
-        messages.push(json!({ "role": "system", "content": system }));
-    }
-    messages.push(json!({ "role": "user", "content": with_images(request.prompt, request.images) }));
-    let job = job(messages, None, request.format, request.options, request.think, &in_use.model)?;
-    respond(app, in_use, caller, job, Form::Generate, request.stream, keep_alive).await
+    let stream = request.stream;
+    let prepare = move |model: &Model| {
+        let mut messages = Vec::new();
+        if let Some(system) = request.system {
+            messages.push(json!({ "role": "system", "content": system }));
+        }
+        messages.push(json!({ "role": "user", "content": with_images(request.prompt, request.images) }));
+        job(messages, None, request.format, request.options, request.think, model)
+    };
+    let job = generate::prepared(&app, &in_use, prepare).await?;
+    respond(app, in_use, caller, job, Form::Generate, stream, keep_alive).await
 }
 
 /// A prompt as it is, without a template.

@@ -69,7 +69,7 @@ pub(crate) async fn answer(
 ) -> Result<Response, ApiError> {
     let in_use = app.models.get(request.model.as_deref())?;
     let (streamed, details) = (request.streamed()?, request.details.unwrap_or(false));
-    let job = job(request, &in_use.model)?;
+    let job = generate::prepared(&app, &in_use, move |model| job(request, model)).await?;
     let frame = Frame::new(&app, "chatcmpl-", in_use);
     let replies = generate::reply(&app, &frame.in_use, caller, job).await?;
     if let Some(options) = streamed {

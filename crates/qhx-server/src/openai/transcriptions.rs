@@ -15,6 +15,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use qhx::Model;
 use schemars::JsonSchema;
 use serde_json::{Map, json};
 use std::sync::Arc;
@@ -41,12 +42,10 @@ pub(crate) struct TranscriptionForm {
 }
 
 impl TranscriptionForm {
-    async fn read(request: Request, most: usize) -> Result<Self, ApiError> {
-        let kind = request.headers().get(header::CONTENT_TYPE).map(|kind| String::from_utf8_lossy(kind.as_bytes()).into_owned());
-        let bytes = whole(request, most).await?;
+    fn read(kind: &str, bytes: &Bytes) -> Result<Self, ApiError> {
         let wrong = |problem: String| ApiError::bad_request(format!("the form cannot be read: {problem}"));
         let mut form = Self::default();
-        for field in Fields::new(&kind.unwrap_or_default(), &bytes).map_err(wrong)? {
+        for field in Fields::new(kind, bytes).map_err(wrong)? {
             let field = field.map_err(wrong)?;
             let text = || String::from_utf8_lossy(field.value).trim().to_owned();
             match field.name.as_str() {
@@ -76,19 +75,25 @@ pub(crate) async fn answer(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let form = TranscriptionForm::read(request, app.options.body_bytes).await?;
+    let kind = request.headers().get(header::CONTENT_TYPE).map(|kind| String::from_utf8_lossy(kind.as_bytes()).into_owned());
+    let bytes = whole(request, app.options.body_bytes).await?;
+    let form = generate::blocking(&app, move || TranscriptionForm::read(&kind.unwrap_or_default(), &bytes)).await?;
     let format = form.response_format.as_deref().unwrap_or("json");
     if !["json", "text"].contains(&format) {
         return Err(ApiError::field("response_format", "can only be `json` or `text`"));
     }
-    let sound = form.file.as_ref().ok_or_else(|| ApiError::field("file", "is missing"))?;
+    let sound = form.file.clone().ok_or_else(|| ApiError::field("file", "is missing"))?;
     let in_use = app.models.get(form.model.as_deref())?;
-    // What kind of file it is shows in its bytes.
-    let audio = json!({ "type": "input_audio", "input_audio": { "data": base64::encode(sound) } });
-    let text = json!({ "type": "text", "text": form.instruction() });
-    let messages = vec![json!({ "role": "user", "content": [audio, text] })];
-    let sampling = Sampling { temperature: Some(form.temperature.unwrap_or(0.0)), ..Sampling::default() };
-    let job = ChatJob { messages, tools: None, template_options: Map::new(), sampling, choices: 1 };
+    let (instruction, temperature) = (form.instruction(), form.temperature.unwrap_or(0.0));
+    let prepare = move |_: &Model| {
+        // What kind of file it is shows in its bytes.
+        let audio = json!({ "type": "input_audio", "input_audio": { "data": base64::encode(sound) } });
+        let text = json!({ "type": "text", "text": instruction });
+        let messages = vec![json!({ "role": "user", "content": [audio, text] })];
+        let sampling = Sampling { temperature: Some(temperature), ..Sampling::default() };
+        Ok(ChatJob { messages, tools: None, template_options: Map::new(), sampling, choices: 1 })
+    };
+    let job = generate::prepared(&app, &in_use, prepare).await?;
     let replies = generate::reply(&app, &in_use, caller, job).await?;
     let Some(Collected { content, .. }) = replies.collect().await?.pop() else {
         return Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "there is no answer"));

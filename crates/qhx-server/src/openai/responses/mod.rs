@@ -30,7 +30,7 @@ pub(crate) async fn answer(
     let in_use = app.models.get(request.model.as_deref())?;
     let stream = request.stream.unwrap_or(false);
     let whole = Whole::new(&app, &in_use, &request);
-    let job = convert::job(request, &in_use.model)?;
+    let job = generate::prepared(&app, &in_use, move |model| convert::job(request, model)).await?;
     let replies = generate::reply(&app, &in_use, caller, job).await?;
     if stream {
         return Ok(stream::respond(app, whole, replies));

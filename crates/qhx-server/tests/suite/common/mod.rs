@@ -64,9 +64,18 @@ impl TestServer {
 
     /// Sends a request and leaves the rest to the caller.
     pub(crate) fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> TcpStream {
+        let length = body.len().to_string();
+        let mut stream = self.send_head(method, path, &[headers, &[("Content-Length", &length)]].concat());
+        // A server that refuses need not read it.
+        let _ = stream.write_all(body);
+        stream
+    }
+
+    /// Sends what stands before a body.
+    pub(crate) fn send_head(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {}\r\n", body.len());
+        let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
         if !headers.iter().any(|(name, _)| *name == "Host") {
             head += &format!("Host: {}\r\n", self.address);
         }
@@ -74,8 +83,6 @@ impl TestServer {
             head += &format!("{name}: {value}\r\n");
         }
         stream.write_all(format!("{head}\r\n").as_bytes()).unwrap();
-        // A server that refuses need not read it.
-        let _ = stream.write_all(body);
         stream
     }
 

@@ -1,0 +1,137 @@
+//! What a request in JSON takes, before it is read.
+
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use std::{collections::HashSet, fmt};
+
+/// The most values of a request.
+const MOST_VALUES: usize = 500_000;
+/// What a value takes in memory, with its key.
+const VALUE_BYTES: usize = 96;
+/// The most bytes of texts that are no media.
+const MOST_TEXT: usize = 8 << 20;
+/// A longer text may be media.
+const LONG: usize = 64 << 10;
+
+/// The bytes that its values take, beside those of its texts. An error if they are too many, or if an object has a key twice.
+pub(crate) fn measure(json: &[u8]) -> Result<usize, String> {
+    let mut size = Size::default();
+    let mut reader = serde_json::Deserializer::from_slice(json);
+    match size.deserialize(&mut reader) {
+        Ok(()) => Ok(size.values * VALUE_BYTES),
+        // What is no JSON is told by whoever reads it.
+        Err(error) if error.is_data() => Err(format!("the request is not what was expected: {error}")),
+        Err(_) => Ok(size.values * VALUE_BYTES),
+    }
+}
+
+#[derive(Default)]
+struct Size {
+    values: usize,
+    text: usize,
+}
+
+impl Size {
+    fn text<E: Error>(&mut self, text: &str) -> Result<(), E> {
+        if text.len() < LONG || !is_base64(text) {
+            self.text += text.len();
+        }
+        match self.text > MOST_TEXT {
+            true => Err(E::custom(format!("its texts have more than {MOST_TEXT} bytes"))),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Whether a text can be a file: base64, as it is or in an address.
+fn is_base64(text: &str) -> bool {
+    let data = text.strip_prefix("data:").and_then(|rest| rest.split_once(',')).map_or(text, |(_, data)| data);
+    data.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/-_=".contains(&byte))
+}
+
+impl<'de> DeserializeSeed<'de> for &mut Size {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        self.values += 1;
+        match self.values > MOST_VALUES {
+            true => Err(D::Error::custom(format!("it has more than {MOST_VALUES} values"))),
+            false => deserializer.deserialize_any(self),
+        }
+    }
+}
+
+impl<'de> Visitor<'de> for &mut Size {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<(), E> {
+        self.text(text)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<(), A::Error> {
+        while values.next_element_seed(&mut *self)?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
+        let mut keys = HashSet::new();
+        while let Some(Key(key)) = fields.next_key()? {
+            self.text(&key)?;
+            fields.next_value_seed(&mut *self)?;
+            if let Some(twice) = keys.replace(key) {
+                return Err(A::Error::custom(format!("the key `{}` stands twice in an object", twice.escape_debug())));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Key(String);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_too_much_is_refused() {
+        let wrong = |json: &str, told: &str| {
+            let error = measure(json.as_bytes()).unwrap_err();
+            assert!(error.contains(told) && error.len() < 300, "{error}");
+        };
+        wrong(r#"{"messages": [{"role": "user", "content": "a", "role": "system"}]}"#, "the key `role` stands twice");
+        wrong(r#"{"a": 1, "\u0061": 2}"#, "the key `a` stands twice");
+        wrong(&format!("[{}0]", "0,".repeat(MOST_VALUES)), "more than 500000 values");
+        wrong(&format!("[{}[]]", "[],".repeat(MOST_VALUES)), "more than 500000 values");
+        wrong(&format!("{{\"x\": \"{}\"}}", "a b ".repeat(MOST_TEXT / 4 + 1)), "texts have more than");
+        let media = format!("{{\"url\": \"data:image/png;base64,{}\"}}", "A".repeat(2 * MOST_TEXT));
+        assert_eq!(measure(media.as_bytes()), Ok(2 * VALUE_BYTES));
+        // Whoever reads it tells.
+        for broken in ["", "{", "[1,", "nul", &"[".repeat(1000)] {
+            assert!(measure(broken.as_bytes()).is_ok(), "{broken}");
+        }
+    }
+}

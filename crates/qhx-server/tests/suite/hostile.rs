@@ -1,0 +1,151 @@
+//! Requests that were made to stop a server, or to make others wait.
+
+use crate::common::TestServer;
+use serde_json::{Map, Value, json};
+use std::{
+    io::{Read, Write},
+    time::{Duration, Instant},
+};
+
+/// The capital of Portugal, asked in passing: whatever else is asked must not delay it.
+fn ask(server: &TestServer) -> (String, Duration) {
+    let began = Instant::now();
+    let answer =
+        server.post("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": "What is the capital of Portugal?" }] }));
+    (answer.json()["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned(), began.elapsed())
+}
+
+fn schema_of(count: usize, of: fn(usize) -> Value) -> Value {
+    (0..count).map(|n| (format!("p{n}"), of(n))).collect::<Map<String, Value>>().into()
+}
+
+/// Grammars that recursed once as deep as they are long, in every API that takes them.
+#[test]
+fn large_grammars_end_no_server() {
+    let server = TestServer::new();
+    let wide = json!({ "type": "object", "properties": schema_of(30_000, |_| json!({ "type": "null" })), "additionalProperties": false });
+    let mut chain = schema_of(9_000, |n| json!({ "type": "array", "items": { "$ref": format!("#/$defs/p{}", n + 1) } }));
+    chain["p9000"] = json!({ "type": "null" });
+    let chain = json!({ "$ref": "#/$defs/p0", "$defs": chain });
+    let rules: String = (0..20_000).map(|n| format!("r{n}: \"a\" r{}\n", n + 1)).collect();
+    let lark = format!("start: r0\n{rules}r20000: \"b\"\n");
+    let messages = json!([{ "role": "user", "content": "Hi" }]);
+    let format = |schema: &Value| json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
+    let tool = |schema: &Value| json!([{ "name": "f", "input_schema": schema }]);
+    for schema in [&wide, &chain] {
+        for (path, body) in [
+            ("/v1/chat/completions", json!({ "messages": messages, "response_format": format(schema) })),
+            ("/v1/responses", json!({ "input": "Hi", "text": { "format": { "type": "json_schema", "name": "x", "schema": schema } } })),
+            (
+                "/v1/messages",
+                json!({ "model": "builtin", "max_tokens": 5, "messages": messages, "tools": tool(schema), "tool_choice": { "type": "any" } }),
+            ),
+            ("/api/chat", json!({ "model": "builtin", "messages": messages, "format": schema, "stream": false })),
+        ] {
+            let answer = server.post(path, body);
+            assert_eq!(answer.status, 400, "{path}: {answer:?}");
+            assert!(answer.text().contains("at most"), "{path}: {}", answer.text());
+        }
+    }
+    let lark = server.post("/v1/chat/completions", json!({ "messages": messages, "response_format": { "type": "lark", "grammar": lark } }));
+    assert_eq!(lark.status, 400, "{lark:?}");
+    let nothing = json!({ "messages": messages, "response_format": { "type": "regex", "regex": "[^\\s\\S]" } });
+    assert_eq!(server.post("/v1/chat/completions", nothing).status, 400);
+    assert_eq!(ask(&server).0, "The capital of Portugal is Lisbon.");
+}
+
+/// Texts that must come delay nobody, however long, and end with the tokens that were asked for.
+#[test]
+fn forced_texts_delay_nobody() {
+    let mut server = TestServer::new();
+    let doublings: String = (1..30).map(|n| format!("r{n}: r{} r{}\n", n + 1, n + 1)).collect();
+    let long = "zq9-".repeat(4000);
+    let constraints = [
+        json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": { "const": long } } } }),
+        json!({ "response_format": { "type": "regex", "regex": "a{20000}" } }),
+        json!({ "response_format": { "type": "lark", "grammar": format!("start: r1\n{doublings}r30: \"ab\"\n") } }),
+    ];
+    for constraint in constraints {
+        let mut body = constraint;
+        body["messages"] = json!([{ "role": "user", "content": "Hi" }]);
+        body["max_tokens"] = 4.into();
+        let began = Instant::now();
+        let answer = server.post("/v1/chat/completions", body.clone()).json();
+        assert_eq!(
+            (&answer["choices"][0]["finish_reason"], &answer["usage"]["completion_tokens"]),
+            (&"length".into(), &4.into()),
+            "{answer}"
+        );
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        // While another is under way.
+        body["max_tokens"] = 500.into();
+        let mut other = server.send("POST", "/v1/chat/completions", &[], body.to_string().as_bytes());
+        server.wait_for("num_total_reqs", 1..=1);
+        let (text, took) = ask(&server);
+        assert_eq!(text, "The capital of Portugal is Lisbon.");
+        assert!(took < Duration::from_secs(5), "{took:?}");
+        let mut answer = String::new();
+        other.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+    let began = Instant::now();
+    server.end();
+    assert!(began.elapsed() < Duration::from_secs(5));
+}
+
+/// Bodies that would take many times their size, or all the memory there is together.
+#[test]
+fn bodies_together_have_a_limit() {
+    let server = TestServer::with(|options| options.body_bytes = 4 << 20);
+    let post = |body: &str| server.request("POST", "/v1/chat/completions", &[], body.as_bytes());
+    let trees = format!(r#"{{"messages": [], "chat_template_kwargs": {{"x": [{}0]}}}}"#, "[],".repeat(600_000));
+    let answer = post(&trees);
+    assert!(answer.status == 400 && answer.text().contains("more than 500000 values"), "{answer:?}");
+    let twice = post(r#"{"messages": [{"role": "user", "content": "a", "content": "b"}]}"#);
+    assert!(twice.status == 400 && twice.text().contains("`content` stands twice"), "{twice:?}");
+    // Whoever does not finish takes room, and gives it back.
+    let unfinished: Vec<_> = (0..8)
+        .map(|_| {
+            let mut stream = server.send_head("POST", "/v1/chat/completions", &[("Transfer-Encoding", "chunked")]);
+            let _ = stream.write_all(format!("{:x}\r\n{}\r\n", 3 << 20, " ".repeat(3 << 20)).as_bytes());
+            stream
+        })
+        .collect();
+    let large = json!({ "messages": [{ "role": "user", "content": "a ".repeat(200_000) }] }).to_string();
+    let began = Instant::now();
+    while post(&large).status != 503 {
+        assert!(began.elapsed() < Duration::from_secs(20), "there is always room");
+    }
+    // Small ones are answered all the same.
+    assert_eq!(ask(&server).0, "The capital of Portugal is Lisbon.");
+    drop(unfinished);
+    let began = Instant::now();
+    while post(&large).status == 503 {
+        assert!(began.elapsed() < Duration::from_secs(20), "room is not given back");
+    }
+}
+
+/// What is wrong with a request's own form is told as that.
+#[test]
+fn malformed_requests_are_bad_requests() {
+    let server = TestServer::with(|options| options.body_bytes = 1000);
+    let chunked = |chunks: &str| {
+        let mut stream = server.send_head("POST", "/v1/completions", &[("Transfer-Encoding", "chunked")]);
+        let _ = stream.write_all(chunks.as_bytes());
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        answer.get(9..12).unwrap_or_default().to_owned()
+    };
+    let large = format!("c8\r\n{}\r\n", " ".repeat(200)).repeat(10) + "0\r\n\r\n";
+    assert_eq!(chunked(&large), "413");
+    for broken in ["zz\r\nabc\r\n", "5\r\nabcdefgh\r\n0\r\n\r\n", "ffffffffffffffffffff\r\nabc\r\n"] {
+        assert_eq!(chunked(broken), "400", "{broken:?}");
+    }
+    let coded = server.request("POST", "/v1/completions", &[("Content-Encoding", "gzip")], b"{}");
+    assert_eq!(coded.status, 415, "{coded:?}");
+    let penalty = json!({ "prompt": "Once", "repetition_penalty": 1e-45 });
+    assert_eq!(server.post("/v1/completions", penalty).status, 400);
+    for (name, value) in [("Host", "user@localhost"), ("Origin", "http://user@localhost"), ("Host", "l\u{f6}calhost")] {
+        assert_eq!(server.request("GET", "/v1/models", &[(name, value)], b"").status, 400, "{name}: {value}");
+    }
+}
