@@ -1,19 +1,22 @@
 """The page in a real browser: stream, stop, branch, alternatives, verify, reload, phone, nothing asked of anybody else, nothing that a model writes run.
 
-    python page.py http://127.0.0.1:8080 CHROMIUM [FOLDER FOR SCREENSHOTS]
+    python page.py http://127.0.0.1:8080 CHROMIUM QHX [FOLDER FOR SCREENSHOTS]
 
-The server must serve the built-in model. Needs `playwright` (the package alone, no browser of its own).
+The server must serve the built-in model; QHX is the binary, which also serves it under another name. Needs `playwright` (the package alone, no browser of its own).
 """
 
 import base64
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 from playwright.sync_api import expect, sync_playwright
 
-ADDRESS, CHROMIUM = sys.argv[1].rstrip("/"), sys.argv[2]
-SHOTS = Path(sys.argv[3]) if len(sys.argv) > 3 else None
+ADDRESS, CHROMIUM, QHX = sys.argv[1].rstrip("/"), sys.argv[2], sys.argv[3]
+SHOTS = Path(sys.argv[4]) if len(sys.argv) > 4 else None
+# A name that is not localhost, where browsers give pages less than there.
+NAME, KEY = "qhx.test", "a-key"
 # What is waited for comes soon, unless the machine has much else to do.
 expect.set_options(timeout=60_000)
 ATTACKS = [
@@ -63,6 +66,32 @@ def by_keyboard(browser):
     expect(page.locator("#alternatives")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.locator("#alternatives")).not_to_be_visible()
+
+
+def by_another_name(browser):
+    """Over plain http from another machine: no secure context, and a key."""
+    server = subprocess.Popen([QHX, "serve", "--port", "0", "--api-key", KEY], stderr=subprocess.PIPE, text=True)
+    try:
+        port = next(line for line in server.stderr if "listening on" in line).strip().rsplit(":", 1)[1]
+        page = browser.new_context().new_page()
+        problems = []
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto(f"http://{NAME}:{port}")
+        assert not page.evaluate("window.isSecureContext")
+        page.locator("#settings summary").click()
+        page.fill("#key", KEY)
+        page.press("#key", "Tab")
+        expect(page.locator("#model option")).to_have_count(1)
+        page.fill("#question", "What is the capital of Portugal?")
+        page.press("#question", "Enter")
+        expect(page.locator("article.assistant .body").last).to_have_text("The capital of Portugal is Lisbon.")
+        page.get_by_role("button", name="Copy").last.click()
+        page.get_by_role("button", name="Record").click()
+        expect(page.locator("#notice")).to_contain_text("https and localhost only")
+        assert not problems, problems
+    finally:
+        server.terminate()
+        server.wait()
 
 
 def run(browser):
@@ -172,6 +201,7 @@ def run(browser):
     refused = [problem for problem in problems if "400" not in problem and "503" not in problem and "javascript:" not in problem]
     assert not refused, refused
     by_keyboard(browser)
+    by_another_name(browser)
     phone = browser.new_context(viewport={"width": 360, "height": 640}, color_scheme="dark").new_page()
     phone.goto(ADDRESS)
     phone.fill("#question", "What is 3 plus 4?")
@@ -185,7 +215,7 @@ def run(browser):
 
 
 with sync_playwright() as playwright:
-    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", f"--host-resolver-rules=MAP {NAME} 127.0.0.1"])
     run(browser)
     browser.close()
     print("the page: as expected")

@@ -79,7 +79,7 @@ pub(crate) fn test(tier: Tier) -> Result<(), Failure> {
     timed("page", || {
         let own = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
         let (browser, libraries) = tool(own, "chromium", "usr/lib/chromium/chromium")?;
-        run(script("page.py").arg(&server.address).arg(browser).env("LD_LIBRARY_PATH", libraries))
+        run(script("page.py").arg(&server.address).arg(browser).arg(&qhx).env("LD_LIBRARY_PATH", libraries))
     })?;
     drop(server);
     let (checkpoint, bundle) = (root().join("fixtures/llama"), target().join("judges-llama"));

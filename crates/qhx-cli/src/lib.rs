@@ -17,6 +17,7 @@ mod failure;
 mod flags;
 mod foreign;
 mod forging;
+mod heap;
 mod hints;
 mod input;
 mod interrupt;
@@ -33,6 +34,8 @@ mod published;
 mod sessions;
 mod settings;
 #[cfg(unix)]
+mod signals;
+#[cfg(unix)]
 mod supervise;
 mod table;
 mod targets;
@@ -43,7 +46,7 @@ mod windows;
 use clap::{Parser, error::ErrorKind};
 use failure::Failure;
 use interrupt::Interrupt;
-use std::{env, ffi::OsString, process::ExitCode};
+use std::{env, ffi::OsString, io, process::ExitCode};
 
 /// Forges Hugging Face checkpoints and GGUF files into verified bundles, and runs them
 #[derive(Parser)]
@@ -58,6 +61,7 @@ struct Cli {
 
 /// `qhx`.
 pub fn qhx() -> ExitCode {
+    prepare();
     let arguments: Vec<OsString> = env::args_os().collect();
     let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
@@ -71,11 +75,18 @@ pub fn qhx() -> ExitCode {
 
 /// `qhx_generate`.
 pub fn qhx_generate() -> ExitCode {
+    prepare();
     let arguments: Vec<OsString> = env::args_os().skip(1).collect();
     match Interrupt::install().and_then(|interrupt| published::run(&arguments, &interrupt)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
+}
+
+/// What is a program's to do, and not a library's: the whole process notices it.
+fn prepare() {
+    #[cfg(unix)]
+    signals::install();
 }
 
 /// Help and version are successes that clap prints; anything else is wrong usage.
@@ -87,9 +98,11 @@ fn not_parsed(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     let text = error.render().to_string();
     if error.use_stderr() && foreign::shown(&text) != text {
         output::note(text.trim_end());
-    } else {
+    } else if let Err(problem) = error.print()
+        && problem.kind() != io::ErrorKind::BrokenPipe
+    {
         // A closed pipe is no reason to complain about help.
-        let _ = error.print();
+        return Failure::work(format!("cannot write to the output: {problem}")).report();
     }
     if error.exit_code() == 0 { ExitCode::SUCCESS } else { Failure::USAGE.into() }
 }

@@ -219,6 +219,9 @@ fn id_of(line: &Result<String, String>, number: usize) -> Value {
 /// Opens the answers to go on behind them: the ids that are answered, in order. What was not written to its end is cut off.
 fn resume(path: &Path) -> Result<(File, Vec<Value>), BatchError> {
     let writing = |source| failed("write", path, source);
+    if path.metadata().is_ok_and(|there| !there.is_file()) {
+        return Err(writing(io::Error::other("it is no regular file, and a batch that is run again reads its answers back")));
+    }
     let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(writing)?;
     let mut lines = Lines::new(file.try_clone().map_err(writing)?);
     let (mut answered, mut end) = (Vec::new(), 0);

@@ -46,6 +46,9 @@ fn fact(name: &str, fact: &Fact) -> (String, String) {
         (Fact::Number(megabytes), _, Some(short)) => (plain(short), show_bytes(megabytes << 20)),
         (Fact::Number(number), ..) => (plain(name), number.to_string()),
         (Fact::Cores(cores), ..) => (plain(name), cores.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
+        (Fact::Text(text), ..) if name == "type" && text == "software" => {
+            (plain(name), "software: a test device, which computes on the processor".into())
+        }
         (Fact::Text(text), ..) => (plain(name), text.clone()),
     }
 }

@@ -13,6 +13,7 @@ use crate::{
 use clap::Args;
 use qhx::{Error, Source};
 use qhx_bundle::{Bundle, manifest::TEXT_PROGRAM};
+use qhx_forge::{Material, Precision};
 use qhx_ir::{Checked, DeviceInfo};
 use qhx_npu::probe::{Finding, Probe, State, Surroundings};
 use qhx_runtime::{DeviceChoice, LoadOptions, LoadPlan, check_processor, registry};
@@ -83,6 +84,9 @@ impl Doctor {
         {
             return Err(Failure::work(format!("{} does not exist", path.display())).hint(advice(&missing)));
         }
+        if let Some(checkpoint) = self.checkpoint() {
+            return Ok(checkpoint);
+        }
         // A manifest is a file too.
         let is_context = self.bundle.as_deref().is_some_and(|path| path.is_file() && path.extension().is_some_and(|kind| kind == "bin"));
         let (mut devices, mut prepared) = (Vec::new(), Vec::new());
@@ -97,16 +101,35 @@ impl Doctor {
         Ok(Report { bundle: self.bundle.as_ref().map(|path| path.display().to_string()), devices })
     }
 
-    fn cpu(&self, interrupt: &Interrupt) -> Result<Vec<Finding>, Failure> {
-        let opened = registry::candidates(DeviceChoice::Cpu, None).and_then(|devices| {
-            let machines = devices.iter().map(|device| Ok(device.open()?.describe().description));
-            machines.collect::<Result<Vec<_>, qhx_runtime::Error>>()
-        });
-        let described = match opened {
-            Ok(described) => described.join(", "),
-            Err(error) => return Ok(vec![wrong("processor", error.to_string(), "use a build of qhx with the feature `cpu`")]),
+    /// What holds for a checkpoint, which is forged before it runs; none where it is something else.
+    fn checkpoint(&self) -> Option<Report> {
+        let path = self.bundle.as_ref()?;
+        let Ok(Source::Checkpoint(checkpoint)) = Source::find(path, &environment::places()) else { return None };
+        let found = Material::open(&checkpoint.path).and_then(|material| material.checked_programs(Precision::Native));
+        let findings = match found {
+            Ok((programs, context)) => {
+                let plan = programs.first().map(|program| LoadPlan::new(program, context, &self.options()));
+                let forged = fine("checkpoint", "the first command that runs it forges a bundle into the cache".into());
+                [Some(forged), plan.map(memory)].into_iter().flatten().collect()
+            }
+            Err(error) => vec![wrong("checkpoint", error.to_string(), "name another file, or use a newer qhx")],
         };
-        let mut findings = vec![fine("processor", described)];
+        let with = |machine: Vec<Finding>| machine.into_iter().chain(findings.clone()).collect();
+        let npu = wrong("arch folder", "the NPU runs what was forged for it".into(), "forge it: qhx forge SRC --out DIR --target v81");
+        let devices = vec![
+            DeviceReport::new(DeviceChoice::Cpu, with(vec![processor()])),
+            DeviceReport::new(DeviceChoice::GPU, with(vec![graphics().0])),
+            DeviceReport::new(DeviceChoice::Npu, vec![npu]),
+        ];
+        Some(Report { bundle: Some(path.display().to_string()), devices })
+    }
+
+    fn cpu(&self, interrupt: &Interrupt) -> Result<Vec<Finding>, Failure> {
+        let processor = processor();
+        if processor.state == State::Wrong {
+            return Ok(vec![processor]);
+        }
+        let mut findings = vec![processor];
         let Some(path) = &self.bundle else { return Ok(findings) };
         let (bundle, files) = whole(open_bundle(path, interrupt), interrupt)?;
         findings.push(files);
@@ -116,20 +139,12 @@ impl Doctor {
 
     /// Whether there is a graphics processor, and it takes the bundle: what was found of its files for the CPU is not looked for again.
     fn gpu(&self, cpu: &[Finding]) -> Vec<Finding> {
-        let opened = registry::candidates(DeviceChoice::GPU, None)
-            .and_then(|devices| devices.iter().map(|device| Ok(device.open()?.describe())).collect::<Result<Vec<_>, qhx_runtime::Error>>());
-        let found = match opened {
-            Ok(found) => found,
-            Err(qhx_runtime::Error::NoDevice { reason, .. }) => {
-                return vec![wrong("GPU", reason, "install a Vulkan driver, or use the CPU")];
-            }
-            Err(error) => return vec![wrong("GPU", error.to_string(), "use the CPU")],
-        };
-        let kind = |device: &DeviceInfo| device.text("type").map_or_else(String::new, |kind| format!(" ({kind})"));
-        let names: Vec<_> = found.iter().map(|device| format!("{}{}", device.description, kind(device))).collect();
-        let mut findings = vec![fine("GPU", names.join(", "))];
-        findings.extend(cpu.iter().filter(|finding| matches!(&*finding.subject, "bundle" | "files")).cloned());
-        let memory = found.first().and_then(|device| device.number("memory_available_bytes").or(device.memory_bytes));
+        let (graphics, memory) = graphics();
+        if graphics.state == State::Wrong {
+            return vec![graphics];
+        }
+        let mut findings = vec![graphics];
+        findings.extend(cpu.iter().filter(|finding| matches!(&*finding.subject, "bundle" | "files" | "weights" | "program")).cloned());
         let bundle = self.bundle.as_ref().and_then(|path| Bundle::open(path).ok());
         let planned = bundle.and_then(|bundle| self.estimate(bundle.program(TEXT_PROGRAM)?, &bundle).ok());
         if let (Some(memory), Some(plan)) = (memory, planned) {
@@ -167,13 +182,7 @@ impl Doctor {
         if let Err(error) = options.of_bundle(bundle) {
             return wrong("weights", error.to_string(), "use the NPU, or the bundle that this is a folder of");
         }
-        match self.estimate(program, bundle) {
-            Err(error) => wrong("program", error.to_string(), "use a newer qhx, or another device"),
-            Ok(plan) if plan.memory.fits() => fine("memory", plan.memory.to_string()),
-            Ok(plan) => {
-                wrong("memory", plan.memory.to_string(), "close other programs, choose a smaller --context, or a bundle of lower precision")
-            }
-        }
+        memory(self.estimate(program, bundle))
     }
 
     fn options(&self) -> LoadOptions {
@@ -192,6 +201,53 @@ impl Doctor {
         contexts.retain(|finding| is_bundle || finding.subject != contexts::NONE);
         let Probe { findings: machine, .. } = probe;
         machine.into_iter().chain(prepared).chain(contexts).collect()
+    }
+}
+
+/// The processor of this machine.
+fn processor() -> Finding {
+    let opened = registry::candidates(DeviceChoice::Cpu, None).and_then(|devices| {
+        let machines = devices.iter().map(|device| Ok(device.open()?.describe().description));
+        machines.collect::<Result<Vec<_>, qhx_runtime::Error>>()
+    });
+    match opened {
+        Ok(described) => fine("processor", described.join(", ")),
+        Err(error) => wrong("processor", error.to_string(), "use a build of qhx with the feature `cpu`"),
+    }
+}
+
+/// Its graphics processors, and the memory that the first has to give.
+fn graphics() -> (Finding, Option<u64>) {
+    let opened = registry::candidates(DeviceChoice::GPU, None)
+        .and_then(|devices| devices.iter().map(|device| Ok(device.open()?.describe())).collect::<Result<Vec<_>, qhx_runtime::Error>>());
+    let found = match opened {
+        Ok(found) => found,
+        Err(qhx_runtime::Error::NoDevice { reason, .. }) => {
+            return (wrong("GPU", reason, "install a Vulkan driver, or use the CPU"), None);
+        }
+        Err(error) => return (wrong("GPU", error.to_string(), "use the CPU"), None),
+    };
+    let kind = |device: &DeviceInfo| device.text("type").map_or_else(String::new, |kind| format!(" ({kind})"));
+    let names: Vec<_> = found.iter().map(|device| format!("{}{}", device.description, kind(device))).collect();
+    let finding = match found.iter().all(|device| device.text("type") == Some("software")) {
+        false => fine("GPU", names.join(", ")),
+        true => Finding {
+            state: State::Doubtful,
+            advice: Some("a test device, which computes on the processor: for speed, use the CPU or install the driver of a GPU".into()),
+            ..fine("GPU", names.join(", "))
+        },
+    };
+    (finding, found.first().and_then(|device| device.number("memory_available_bytes").or(device.memory_bytes)))
+}
+
+/// Whether the memory suffices for what is loaded.
+fn memory(plan: Result<LoadPlan, qhx_runtime::Error>) -> Finding {
+    match plan {
+        Err(error) => wrong("program", error.to_string(), "use a newer qhx, or another device"),
+        Ok(plan) if plan.memory.fits() => fine("memory", plan.memory.to_string()),
+        Ok(plan) => {
+            wrong("memory", plan.memory.to_string(), "close other programs, choose a smaller --context, or a bundle of lower precision")
+        }
     }
 }
 

@@ -138,7 +138,7 @@ impl Forge {
         }
         self.bundle.check()?;
         if self.bundle.plan {
-            return self.bundle.print_plan(&plan::material(&source)?);
+            return self.bundle.print_plan(&plan::material(&source)?, self.calibration()?.as_ref(), interrupt);
         }
         if self.bundle.gate == Some(Gate::None) {
             output::note("note: --gate none: the bundle is not checked and carries no oracle, so `qhx verify` cannot replay it");
@@ -214,12 +214,17 @@ impl BundleFlags {
     }
 
     /// Prints what would be compiled for the NPU.
-    pub(crate) fn print_plan(&self, material: &Material) -> Result<(), Failure> {
+    pub(crate) fn print_plan(&self, material: &Material, calibration: Option<&Calibration>, interrupt: &Interrupt) -> Result<(), Failure> {
         let precision = match self.precision() {
             PrecisionChoice::Fixed(precision) => precision,
-            PrecisionChoice::Auto => Precision::W8,
+            PrecisionChoice::Auto => {
+                output::note("note: the mixture of --precision auto is chosen when it is forged; this is the plan for w8");
+                Precision::W8
+            }
         };
-        plan::run(material, &self.targets, precision, self.json)
+        // Nothing is written.
+        let order = Order { out: Path::new(""), precision, calibration, replace: false, interrupt };
+        plan::run(material, &self.targets, order, self.json)
     }
 
     /// Makes the bundle, gated if the flags or `by_default` say so, and tells what was made.

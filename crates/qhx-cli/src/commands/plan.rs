@@ -3,13 +3,14 @@
 use super::synth::read_config;
 use crate::{
     failure::Failure,
+    forging::{self, Order},
     hints::TARGET_FLAGS,
     output,
     table::{Align, Table, facts},
     targets::TargetFlags,
     units::show_bytes,
 };
-use qhx_forge::{Material, Precision};
+use qhx_forge::Material;
 use qhx_ir::{Piece, Traffic};
 use qhx_npu::{
     Arch, NpuOptions,
@@ -34,8 +35,9 @@ pub(crate) fn material(source: &Path) -> Result<Material, Failure> {
 }
 
 /// Prints the plan for every processor that is asked for.
-pub(crate) fn run(material: &Material, targets: &TargetFlags, precision: Precision, json: bool) -> Result<(), Failure> {
-    let (programs, limit) = material.checked_programs(precision)?;
+pub(crate) fn run(material: &Material, targets: &TargetFlags, order: Order<'_>, json: bool) -> Result<(), Failure> {
+    let precision = order.precision;
+    let (programs, limit) = forging::forge(order, |options| material.programs_for_targets(options))?;
     targets.check_media(|name| programs.iter().any(|program| *program.name == *name))?;
     let (settings, context) = (targets.settings()?, targets.context(limit)?);
     let rows: Vec<usize> = std::iter::once(1).chain(targets.prefill_rows()?.into_iter().map(|rows| rows.min(context))).collect();

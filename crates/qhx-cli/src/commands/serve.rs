@@ -6,6 +6,7 @@ use crate::{
     environment,
     failure::Failure,
     flags::{ExecutionFlags, count, count_or_none},
+    heap,
     interrupt::Interrupt,
     log, output,
 };
@@ -13,6 +14,7 @@ use clap::Args;
 use qhx_runtime::LoadOptions;
 use qhx_server::{Server, ServerError, ServerOptions};
 use std::{
+    io::Read,
     net::{IpAddr, SocketAddr, TcpListener},
     path::PathBuf,
     time::Duration,
@@ -75,9 +77,10 @@ pub(crate) struct Serve {
     /// Memory for all loaded models together, in MiB: beyond it, the least recently used idle one is unloaded
     #[arg(long, value_name = "MIB", value_parser = count(1 << 30), help_heading = "Limits")]
     memory: Option<usize>,
-    /// Memory for keeping what was computed of prompts, for each model, in MiB; requests that begin alike start from there. The least recently used goes first
-    #[arg(long, value_name = "MIB", default_value_t = 2048, value_parser = count_or_none(1 << 30), help_heading = "Limits")]
-    prefix_cache: usize,
+    /// Memory for keeping what was computed of prompts, for each model, in MiB; requests that begin alike start from there. The least recently used goes first. Absent, a sixteenth of
+    /// the memory that is free, 2048 at most
+    #[arg(long, value_name = "MIB", value_parser = count_or_none(1 << 30), help_heading = "Limits")]
+    prefix_cache: Option<usize>,
     /// Unload a model that nobody has used for so many seconds
     #[arg(long, value_name = "SECONDS", value_parser = count(1 << 30), help_heading = "Limits")]
     keep_alive: Option<usize>,
@@ -92,6 +95,8 @@ pub(crate) struct Serve {
     supervised: bool,
 }
 
+/// Bytes of a file with keys.
+const MAX_KEY_FILE: u64 = 1 << 20;
 /// Rows whose logits are computed at once where a prompt is scored.
 const SCORED_ROWS: usize = 32;
 
@@ -106,8 +111,11 @@ impl Serve {
         options.models = if self.models.is_empty() { vec!["builtin".into()] } else { self.models.clone() };
         options.load = LoadOptions { sessions: self.parallel, wanted: SCORED_ROWS, ..self.execution.load_options()? };
         options.engine.queue = self.queue;
-        options.engine.prefix_bytes = (self.prefix_cache as u64) << 20;
+        if let Some(mebibytes) = self.prefix_cache {
+            options.engine.prefix_bytes = (mebibytes as u64) << 20;
+        }
         options.places = environment::places();
+        options.give_back = heap::give_back;
         options.keys = keys;
         options.share_prefixes = self.share_prefixes;
         options.media_folder = self.media.clone();
@@ -141,7 +149,13 @@ impl Serve {
     fn keys(&self) -> Result<Vec<String>, Failure> {
         let mut keys = self.api_key.clone();
         if let Some(file) = &self.api_key_file {
-            let text = std::fs::read_to_string(file).map_err(|error| Failure::work(format!("cannot read {}: {error}", file.display())))?;
+            let wrong = |problem: String| Failure::work(format!("cannot read {}: {problem}", file.display()));
+            let mut text = String::new();
+            let opened = std::fs::File::open(file).map_err(|error| wrong(error.to_string()))?;
+            opened.take(MAX_KEY_FILE + 1).read_to_string(&mut text).map_err(|error| wrong(error.to_string()))?;
+            if text.len() as u64 > MAX_KEY_FILE {
+                return Err(wrong(format!("it has more than {MAX_KEY_FILE} bytes")));
+            }
             keys.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
             if keys.is_empty() {
                 return Err(Failure::usage(format!("{} has no key in it", file.display())));

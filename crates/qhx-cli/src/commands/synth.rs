@@ -42,7 +42,7 @@ impl Synth {
             fields.insert(ROUTER_SKEW.to_owned(), skew.into());
         }
         if self.bundle.is_plan() {
-            return self.bundle.print_plan(&Material::Synthetic { config, seed: self.seed });
+            return self.bundle.print_plan(&Material::Synthetic { config, seed: self.seed }, None, interrupt);
         }
         if self.as_checkpoint {
             return self.bundle.make_checkpoint(&config, self.seed, interrupt);
