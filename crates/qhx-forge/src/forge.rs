@@ -195,6 +195,13 @@ impl Material {
         Ok((programs.into_iter().map(|written| written.program).collect(), context))
     }
 
+    /// The programs that would be forged for an NPU with these options.
+    pub fn programs_for_targets(&self, options: &mut ForgeOptions<'_>) -> Result<(Vec<Checked>, usize), ForgeError> {
+        options.row_tables = true;
+        let Programs { programs, context, .. } = self.programs(&mixture::plan(self, options)?)?;
+        Ok((programs.into_iter().map(|written| written.program).collect(), context))
+    }
+
     /// Writes a complete bundle under a temporary name.
     pub(crate) fn stage(&self, plan: &PrecisionPlan, programs: &Programs, options: &mut ForgeOptions<'_>) -> Result<Staged, ForgeError> {
         if let Self::Checkpoint(checkpoint) = self

@@ -34,14 +34,20 @@ pub(super) struct Gemma4 {
     pub(super) layers: Vec<Layer>,
     heads: usize,
     pub(super) kv_heads: usize,
-    /// Width of the per-layer embeddings, and rows of their table.
-    per_layer: usize,
-    per_layer_rows: usize,
+    /// The embeddings that each layer has of its own; larger models have none.
+    per_layer: Option<PerLayer>,
     pub(super) eps: f64,
     softcap: Option<f64>,
     context: usize,
     sliding: Rotary,
     full: Rotary,
+}
+
+/// Embeddings for each layer.
+struct PerLayer {
+    width: usize,
+    /// Rows of their table.
+    rows: usize,
 }
 
 /// What differs from layer to layer.
@@ -73,8 +79,10 @@ impl Gemma4 {
             hidden: c.size("hidden_size")?,
             heads,
             kv_heads,
-            per_layer: c.size("hidden_size_per_layer_input")?,
-            per_layer_rows: c.vocabulary("vocab_size_per_layer_input")?,
+            per_layer: match c.count_or("hidden_size_per_layer_input", 256)? {
+                0 => None,
+                width => Some(PerLayer { width, rows: c.vocabulary("vocab_size_per_layer_input")? }),
+            },
             eps: c.number("rms_norm_eps")?,
             softcap: c.number_if_any("final_logit_softcapping")?,
             context: c.length("max_position_embeddings")?,
@@ -170,7 +178,8 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
         // Soft rows are not scaled.
         if vision.is_some() || audio.is_some() { m.soft_rows(&x).0 } else { x }
     });
-    let per_layer = m.stage("per_layer_embed", "", || per_layer_embeddings(&c, &m, &ids, &x));
+    let embeddings = |own| m.stage("per_layer_embed", "", || per_layer_embeddings(&c, own, &m, &ids, &x));
+    let per_layer = c.per_layer.as_ref().map(|own| (own, embeddings(own)));
     for (n, own) in c.layers.iter().enumerate() {
         let layer = format!("layers.{n}");
         x = m.stage(format!("{layer}.attn"), &layer, || {
@@ -182,11 +191,14 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
             let h = m.rms_norm("pre_feedforward_layernorm", &x, c.eps);
             let (gate, up) = (m.linear("mlp.gate_proj", &h, own.ffn), m.linear("mlp.up_proj", &h, own.ffn));
             let down = m.linear("mlp.down_proj", &m.gate(&gate, &up, GeluTanh), c.hidden);
-            let x = m.add(&x, &m.rms_norm("post_feedforward_layernorm", &down, c.eps));
-            let gate = m.linear("per_layer_input_gate", &x, c.per_layer);
-            let ple = m.flatten(&m.slice("per_layer_row", &per_layer, 1, n, 1));
-            let mixed = m.linear("per_layer_projection", &m.gate(&gate, &ple, GeluTanh), c.hidden);
-            m.scale_by("layer_scalar", &m.add(&x, &m.rms_norm("post_per_layer_input_norm", &mixed, c.eps)))
+            let mut x = m.add(&x, &m.rms_norm("post_feedforward_layernorm", &down, c.eps));
+            if let Some((own, embeddings)) = &per_layer {
+                let gate = m.linear("per_layer_input_gate", &x, own.width);
+                let ple = m.flatten(&m.slice("per_layer_row", embeddings, 1, n, 1));
+                let mixed = m.linear("per_layer_projection", &m.gate(&gate, &ple, GeluTanh), c.hidden);
+                x = m.add(&x, &m.rms_norm("post_per_layer_input_norm", &mixed, c.eps));
+            }
+            m.scale_by("layer_scalar", &x)
         });
     }
     let logits = m.stage("lm_head", "", || {
@@ -234,10 +246,10 @@ fn media(config: Config<'_>, files: &MediaFiles, programs: &Programs) -> Result<
 }
 
 /// `[T, layers, width]`: what the token says to each layer, and what its embedding says.
-fn per_layer_embeddings(c: &Gemma4, m: &Pen<'_>, ids: &Value, x: &Value) -> Value {
-    let (layers, width) = (c.layers.len(), c.per_layer);
+fn per_layer_embeddings(c: &Gemma4, own: &PerLayer, m: &Pen<'_>, ids: &Value, x: &Value) -> Value {
+    let (layers, width) = (c.layers.len(), own.width);
     let shape = vec![Dim::T, Dim::Fixed(layers), Dim::Fixed(width)];
-    let token = m.embed("embed_tokens_per_layer", ids, c.per_layer_rows, layers * width, (width as f32).sqrt());
+    let token = m.embed("embed_tokens_per_layer", ids, own.rows, layers * width, (width as f32).sqrt());
     let context = m.linear("per_layer_model_projection", x, layers * width);
     let context = m.reshape("context", &m.scale("scaled", &context, (c.hidden as f32).powf(-0.5)), shape.clone());
     let context = m.rms_norm("per_layer_projection_norm", &context, c.eps);

@@ -194,6 +194,28 @@ mod tests {
         assert!(error.contains("vision_tower.encoder.layers.0.self_attn.q_proj.input_min"), "{error}");
     }
 
+    /// Where transformers writes 0, or nothing, for what a model does not have.
+    #[test]
+    fn what_a_model_does_not_have_may_be_0() {
+        let written = |config: &Value| write(config).unwrap_or_else(|e| panic!("{e}")).programs;
+        let head = |layers: Value| {
+            let mut config = fixture("qwen3_5");
+            config["text_config"]["mtp_num_hidden_layers"] = layers;
+            written(&config).iter().any(|written| *written.program.name == *"mtp")
+        };
+        assert_eq!([json!(0), Value::Null, json!(1), json!(2)].map(head), [false, false, true, false]);
+        let mut config = fixture("qwen3_5");
+        config["text_config"].as_object_mut().unwrap().remove("mtp_num_hidden_layers");
+        assert_eq!(written(&config).iter().filter(|written| *written.program.name == *"mtp").count(), 0);
+
+        let mut config = fixture("gemma4");
+        let section = if config.get("text_config").is_some() { &mut config["text_config"] } else { &mut config };
+        section["hidden_size_per_layer_input"] = json!(0);
+        section["num_kv_shared_layers"] = json!(0);
+        let program = &written(&config)[0].program;
+        assert!(program.weights.keys().all(|name| !name.contains("per_layer")) && program.stages.len() > 3);
+    }
+
     #[test]
     fn wrong_towers_name_the_field() {
         let cases: &[(&str, &str, Value, &str)] = &[

@@ -313,7 +313,8 @@ impl<'m, 'o> Gate<'m, 'o> {
             limits = limits::of_what_is_broken(limits);
         }
         let label = bundle.manifest().precision.clone();
-        let standard = Standard { label, kind, class: class.name().into(), limits, tie: class.tie(), own_limits, only_measures, plain: None };
+        let standard =
+            Standard { label, kind, class: class.name().into(), limits, tie: class.tie(), own_limits, only_measures, plain: None };
         match self.plain {
             Some(plain) => standard.raised(plain),
             None => standard,

@@ -19,6 +19,11 @@ pub(super) fn page(parity: &Parity) -> String {
         escape(&parity.model),
         escape(&gate.result)
     );
+    body += "<dl class=\"plot\">";
+    for (question, answer) in questions(parity) {
+        let _ = write!(body, "<dt>{question}</dt><dd>{}</dd>", escape(&answer));
+    }
+    body += "</dl>";
     // Files of the first version tell of answers alone.
     let closeness = gate.closeness.as_ref();
     let share = closeness.map_or(gate.flips as f64 / gate.tokens.max(1) as f64, |c| c.flips as f64 / c.tokens.max(1) as f64);
@@ -41,12 +46,6 @@ pub(super) fn page(parity: &Parity) -> String {
         let _ = write!(body, "<div class=\"tile\"><b>{}</b><span>{label}</span><small>{}</small></div>", escape(&value), escape(note));
     }
     body += "</section>";
-    if let Some(covered) = gate.coverage() {
-        let _ = write!(body, "<p>Measured: {}.</p>", escape(&covered));
-    }
-    if let Some(limited) = &gate.limited {
-        let _ = write!(body, "<p class=\"note\">Not the whole suite: {}.</p>", escape(limited));
-    }
     section(
         &mut body,
         "Stages",
@@ -82,6 +81,34 @@ pub(super) fn page(parity: &Parity) -> String {
     )
 }
 
+/// What people ask first.
+fn questions(parity: &Parity) -> [(&'static str, String); 4] {
+    let gate = &parity.gate;
+    let (tokens, flips) = gate.closeness.as_ref().map_or((gate.tokens, gate.flips), |c| (c.tokens, c.flips));
+    let good = format!(
+        "{}: {flips} of {tokens} tokens are not the ones that the model chooses in f32. Mean KL {} says how far its probabilities are from there: 0 is equal, 0.01 hardly shows in a text, 0.5 does.",
+        if gate.passed { "Yes" } else { "No, not as good as its precision can be" },
+        number(gate.mean_kl)
+    );
+    let mut compared =
+        "With the same model computed in f32 throughout, the precision in which it is equal to Hugging Face transformers".to_owned();
+    if let Some(covered) = gate.coverage() {
+        let _ = write!(compared, ", on {covered}");
+    }
+    if let Some(limited) = &gate.limited {
+        let _ = write!(compared, ". That is not the whole suite: {limited}");
+    }
+    let megabytes = parity.stages.iter().map(|stage| stage.bytes).sum::<u64>() as f64 / 1e6;
+    let fast = format!(
+        "Speed is not measured here: `qhx bench` does that on your machine. Its weights take {megabytes:.0} MB. Each token reads them once (of experts only the chosen ones), so a bundle of half the bytes writes up to twice as fast."
+    );
+    let decided = match &parity.choices {
+        Some(choices) => format!("{}. Below is what was chosen for each stage.", choices.note),
+        None => format!("Nothing: all stages are stored and computed as `{}` says.", parity.precision),
+    };
+    [("Is it good?", good), ("Compared with what?", compared + "."), ("Is it fast?", fast), ("What was decided, and why?", decided)]
+}
+
 const STYLE: &str = "\
 :root{--back:#fbfaf7;--card:#fff;--ink:#22252b;--soft:#6b7280;--line:#e4e1d8;--accent:#2f6f8f;--pale:#e3edf1;--good:#2e7d4f;--warn:#d08a1d;--bad:#c0392b;--shade:#f6e9d0}\
 @media(prefers-color-scheme:dark){:root{--back:#15171b;--card:#1d2025;--ink:#e7e5df;--soft:#9aa1ab;--line:#31353c;--accent:#7fbcd6;--pale:#26343c;--good:#6fc48f;--warn:#e3ad55;--bad:#ef7a6c;--shade:#3a3020}}\
@@ -94,6 +121,7 @@ main{max-width:60rem;margin:0 auto;padding:2.5rem 1.25rem 4rem}h1{font-size:2rem
 section.plot{background:var(--card);border:1px solid var(--line);border-radius:.6rem;padding:1.1rem 1.2rem;margin:1rem 0}section.plot>p{margin:.1rem 0 .8rem;color:var(--soft);font-size:.9rem}\
 svg{display:block;width:100%;height:auto}svg text{fill:var(--soft);font:11px system-ui,sans-serif}.axis{stroke:var(--line)}.dot{fill:var(--accent)}.reach{stroke:var(--accent);opacity:.45}\
 .shade{fill:var(--shade)}.flip{fill:var(--warn)}.wrong{fill:var(--bad)}.cell{fill:var(--accent)}.note{color:var(--warn)}\
+dl.plot{background:var(--card);border:1px solid var(--line);border-radius:.6rem;padding:.6rem 1.2rem;margin:1.6rem 0 0}dt{font-weight:600;margin-top:.6rem}dd{margin:0 0 .6rem}\\
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.85rem;width:100%;font-variant-numeric:tabular-nums;margin:.4rem 0 1rem}th{color:var(--soft);font-weight:500;text-align:left}td,th{padding:.22rem .6rem .22rem 0;border-bottom:1px solid var(--line);white-space:nowrap}\
 td.r,th.r{text-align:right}footer{color:var(--soft);font-size:.85rem;margin-top:2rem}code{font-size:.9em}.key{font-size:.85rem;color:var(--soft);margin:.5rem 0 0}.key i{display:inline-block;width:.8em;height:.8em;border-radius:.2em;margin:0 .35em 0 .9em;vertical-align:-.05em}";
 

@@ -60,7 +60,7 @@ pub(super) fn sentence(standard: &Standard, found: &Closeness, outcome: &Outcome
     let mut text = format!("{}: {differ}, mean KL {kl}{limit_of_kl}", standard.label);
     let class = &found.class;
     if passed && standard.only_measures {
-        return text + ": what the file's own types cost";
+        return text + &format!(": what the file's own types cost ({class})");
     }
     if passed {
         text += &match (standard.own_limits, *flips) {
@@ -198,7 +198,7 @@ mod tests {
         let own_types = Standard { only_measures: true, ..standard("native", Class::Int8Activations, GateKind::Tolerant) };
         assert_eq!(
             few(&own_types, 3, 0, 0.005),
-            "native: 3.1 % of 96 tokens differ from the f32 model's choice, mean KL 0.005: what the file's own types cost"
+            "native: 3.1 % of 96 tokens differ from the f32 model's choice, mean KL 0.005: what the file's own types cost (int8 activations)"
         );
         assert_eq!([0, 7, 999, 1000, 1234567].map(grouped), ["0", "7", "999", "1,000", "1,234,567"]);
     }
