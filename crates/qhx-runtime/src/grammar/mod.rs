@@ -51,6 +51,9 @@ fn wrong(problem: impl std::fmt::Display) -> Error {
     let first = text.lines().next().unwrap_or_default();
     let problem = match first.strip_prefix("Unimplemented keys: ") {
         Some(keys) => format!("these keywords of its JSON schema are not supported: {}", keys.replace(['[', ']', '"'], "")),
+        None if first.contains("Current row has") => {
+            "it allows too many things at one place, such as hundreds of optional properties".to_owned()
+        }
         None => first.to_owned(),
     };
     Error::Grammar { problem }

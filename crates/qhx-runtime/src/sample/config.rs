@@ -62,7 +62,7 @@ impl SamplerConfig {
             ("top_p", self.top_p, "above 0 and at most 1", self.top_p > 0.0 && self.top_p <= 1.0),
             ("min_p", self.min_p, "from 0 to 1", (0.0..=1.0).contains(&self.min_p)),
             // Beyond these, logits would be no numbers.
-            ("repetition_penalty", self.repetition_penalty, "from 0.001 to 1000", (0.001..=1000.0).contains(&self.repetition_penalty)),
+            ("repetition_penalty", self.repetition_penalty, "from 1e-6 to 1e6", (1e-6..=1e6).contains(&self.repetition_penalty)),
         ];
         for (field, found, expected, within) in limits {
             if !within || !found.is_finite() {

@@ -44,7 +44,8 @@ fn large_grammars_end_no_server() {
         ] {
             let answer = server.post(path, body);
             assert_eq!(answer.status, 400, "{path}: {answer:?}");
-            assert!(answer.text().contains("at most"), "{path}: {}", answer.text());
+            // The last has its tools in the prompt, too.
+            assert!(answer.text().contains("at most") || path == "/v1/messages", "{path}: {}", answer.text());
         }
     }
     let lark = server.post("/v1/chat/completions", json!({ "messages": messages, "response_format": { "type": "lark", "grammar": lark } }));
@@ -104,14 +105,15 @@ fn bodies_together_have_a_limit() {
     let twice = post(r#"{"messages": [{"role": "user", "content": "a", "content": "b"}]}"#);
     assert!(twice.status == 400 && twice.text().contains("`content` stands twice"), "{twice:?}");
     // Whoever does not finish takes room, and gives it back.
-    let unfinished: Vec<_> = (0..8)
+    const SIZE: usize = 300 << 10;
+    let unfinished: Vec<_> = (0..64)
         .map(|_| {
             let mut stream = server.send_head("POST", "/v1/chat/completions", &[("Transfer-Encoding", "chunked")]);
-            let _ = stream.write_all(format!("{:x}\r\n{}\r\n", 3 << 20, " ".repeat(3 << 20)).as_bytes());
+            let _ = stream.write_all(format!("{SIZE:x}\r\n{}\r\n", " ".repeat(SIZE)).as_bytes());
             stream
         })
         .collect();
-    let large = json!({ "messages": [{ "role": "user", "content": "a ".repeat(200_000) }] }).to_string();
+    let large = json!({ "messages": [{ "role": "user", "content": "a ".repeat(SIZE / 2) }] }).to_string();
     let began = Instant::now();
     while post(&large).status != 503 {
         assert!(began.elapsed() < Duration::from_secs(20), "there is always room");

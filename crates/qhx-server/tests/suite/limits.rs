@@ -5,7 +5,7 @@ use qhx::engine::EngineOptions;
 use serde_json::{Value, json};
 use std::{
     io::Read,
-    net::Shutdown,
+    net::{Shutdown, TcpStream},
     thread,
     time::{Duration, Instant},
 };
@@ -75,6 +75,22 @@ fn bodies_are_limited() {
     let server = TestServer::with(|options| options.body_bytes = 1000);
     let body = vec![b' '; 1001];
     assert_eq!(server.request("POST", "/v1/completions", &[], &body).status, 413);
+}
+
+/// Whoever comes when all connections are taken is answered once one of them has gone.
+#[test]
+fn connections_are_limited() {
+    let server = TestServer::with(|options| options.connections = 2);
+    // Two that have said nothing yet.
+    let held: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+    let mut waiting = server.send("GET", "/health", &[], b"");
+    waiting.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let mut head = [0; 12];
+    assert!(waiting.read_exact(&mut head).is_err(), "a third connection is answered");
+    drop(held);
+    waiting.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    waiting.read_exact(&mut head).unwrap();
+    assert_eq!(&head, b"HTTP/1.1 200");
 }
 
 #[test]
