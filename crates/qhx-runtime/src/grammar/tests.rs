@@ -150,7 +150,7 @@ fn large_grammars_are_followed_or_refused() {
             ("a chain of 1,900 references", references(1900), None),
             ("a chain of 3,000 references", references(3000), Some("references, at most")),
             ("an object with 6,751 properties", wide(6751), None),
-            ("an object with 15,000 properties", wide(15_000), None),
+            ("an object with 7,900 properties", wide(7900), None),
             ("an object with 300 optional properties", optional(300), None),
             ("an object with 6,751 optional properties", optional(6751), Some("too many things at one place")),
             ("an object with 30,000 properties", wide(30_000), Some("JSON objects, at most")),
