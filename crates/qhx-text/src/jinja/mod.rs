@@ -28,6 +28,7 @@ mod operators;
 mod parser;
 mod predicates;
 mod print;
+mod text;
 mod value;
 
 pub(super) use budget::Limits;
@@ -38,6 +39,7 @@ use error::Failure;
 use interpreter::Interpreter;
 use parser::Parsed;
 use serde_json::Value as Json;
+use std::sync::atomic::AtomicBool;
 use value::Value;
 
 /// A compiled template.
@@ -48,24 +50,26 @@ pub(super) struct Template {
 }
 
 impl Template {
-    pub(super) fn new(source: &str) -> Result<Self, Error> {
+    /// Compiles a template, or says what is wrong and where.
+    pub(super) fn new(source: &str) -> Result<Self, String> {
         if source.len() > MAX_SOURCE_BYTES {
-            return Err(Error::Problem(format!("it has {} bytes, at most {MAX_SOURCE_BYTES} are compiled", source.len())));
+            return Err(format!("it has {} bytes, at most {MAX_SOURCE_BYTES} are compiled", source.len()));
         }
         let source = lexer::normalised(source);
-        let located = |(failure, at): (Failure, usize)| failure.located(&source, at);
+        let located = |(failure, at): (Failure, usize)| failure.located(&source, at).words();
         let parsed = lexer::tokens(&source).and_then(parser::parse).map_err(located)?;
         Ok(Self { parsed, source })
     }
 
-    /// Renders the template with these variables. `now` is the moment that `strftime_now` tells, in seconds since 1970.
+    /// Renders the template with these variables. `now` is the moment that `strftime_now` tells, in seconds since 1970. Stops soon after `cancel` is set.
     pub(super) fn render<'v>(
         &self,
         variables: impl IntoIterator<Item = (&'v str, &'v Json)>,
         limits: Limits,
         now: i64,
+        cancel: &AtomicBool,
     ) -> Result<String, Error> {
-        let mut interpreter = Interpreter::new(&self.parsed.symbols, limits, now);
+        let mut interpreter = Interpreter::new(&self.parsed.symbols, limits, now, cancel);
         let values = variables.into_iter().map(|(name, json)| Ok((name, Value::from_json(json)?)));
         let rendered = values.collect::<error::Result<Vec<_>>>().and_then(|variables| {
             let frame = interpreter.root_frame(variables);

@@ -38,7 +38,8 @@ impl Interpreter<'_> {
                 let mut unique = Vec::new();
                 for (key, item) in self.keyed(&value, attribute.as_ref(), case_sensitive, None)? {
                     let key = self.key(&key)?;
-                    self.budget.allocate(size_of_val(&key))?;
+                    self.budget.allocate(2 * size_of_val(&key))?;
+                    self.budget.steps(24)?;
                     if seen.insert(key) {
                         self.push(&mut unique, item)?;
                     }
@@ -59,7 +60,7 @@ impl Interpreter<'_> {
                         best = Some((key, item));
                     }
                 }
-                Ok(best.map_or_else(|| Value::missing(Missing::Other("the sequence is empty")), |(_, item)| item))
+                best.map_or_else(|| self.missing(Missing::Other("the sequence is empty")), |(_, item)| Ok(item))
             }
             "sum" => {
                 let [attribute, start] = arguments.bind(name, ["attribute", "start"], 0)?;
@@ -88,17 +89,17 @@ impl Interpreter<'_> {
             "count" | "length" => Ok(Value::Int(self.length(value)? as i128)),
             "first" => {
                 if let Value::Object(id) = value
-                    && let Object::Iterator(items) = self.get_mut(*id)
+                    && let Object::Iterator(items, _) = self.get_mut(id)
                 {
                     let first = items.pop_front();
-                    return Ok(first.unwrap_or_else(|| Value::missing(Missing::Other("the sequence is empty"))));
+                    return first.map_or_else(|| self.missing(Missing::Other("the sequence is empty")), Ok);
                 }
                 let first = match value {
                     Value::List(list) | Value::Tuple(list) => list.items.first().cloned(),
                     Value::Range(range) => range.get(0),
                     _ => self.items(value)?.into_iter().next(),
                 };
-                Ok(first.unwrap_or_else(|| Value::missing(Missing::Other("the sequence is empty"))))
+                first.map_or_else(|| self.missing(Missing::Other("the sequence is empty")), Ok)
             }
             "last" => {
                 if let Value::Object(_) = value {
@@ -108,7 +109,7 @@ impl Interpreter<'_> {
                     Value::List(list) | Value::Tuple(list) => list.items.last().cloned(),
                     _ => self.items(value)?.pop(),
                 };
-                Ok(last.unwrap_or_else(|| Value::missing(Missing::Other("the sequence is empty"))))
+                last.map_or_else(|| self.missing(Missing::Other("the sequence is empty")), Ok)
             }
             "list" => {
                 let items = self.items(value)?;
@@ -117,8 +118,8 @@ impl Interpreter<'_> {
             "reverse" => match value {
                 Value::Str(text) | Value::Safe(text) => {
                     self.budget.allocate(text.len())?;
-                    let reversed: String = text.chars().rev().collect();
-                    self.text(&reversed)
+                    self.budget.work(text.len())?;
+                    self.made(text.chars().rev().collect())
                 }
                 _ => {
                     let mut items = self.items(value)?;
@@ -148,7 +149,7 @@ impl Interpreter<'_> {
             Value::List(list) | Value::Tuple(list) => list.items.len(),
             Value::Dict(dict) | Value::View(_, dict) => dict.len(),
             Value::Range(range) => range.len(),
-            Value::Object(id) if matches!(self.get(*id), Object::Loop(_)) => match self.loop_attribute(*id, "length")? {
+            Value::Object(id) if matches!(self.get(id), Object::Loop(_)) => match self.loop_attribute(id, "length")? {
                 Some(length) => count(length.as_int().unwrap_or(0)),
                 None => 0,
             },
