@@ -335,6 +335,8 @@ fn large_sources() {
     let of = |count: usize, piece: &dyn Fn(usize) -> String| (0..count).map(piece).collect::<String>();
     let parameters = of(30_000, &|n| format!("x{n},"));
     let arguments = of(30_000, &|n| format!("x{}=1,", 29_999 - n));
+    let megabyte = of(130_000, &|n| format!("x{n},"));
+    let name = ".a".repeat(500_000);
     let templates = vec![
         ("a megabyte of text", "x".repeat(1 << 20)),
         ("many tags", "{{1}}".repeat(200_000)),
@@ -344,6 +346,13 @@ fn large_sources() {
         ("many variables", of(100_000, &|n| format!("{{{{x{n}}}}}"))),
         ("many assignments", of(50_000, &|n| format!("{{% set x{n} = 1 %}}"))),
         ("many arguments", format!("{{{{ dict({}) }}}}", of(50_000, &|n| format!("x{n}=1,")))),
+        ("a megabyte of parameters", format!("{{% macro m({megabyte}) %}}{{% endmacro %}}")),
+        ("a filter of many names", format!("{{{{ 1 | a{name} }}}}")),
+        ("a test of many names", format!("{{{{ 1 is a{name} }}}}")),
+        (
+            "names in many macros",
+            format!("{}{}{}", "{% macro m() %}".repeat(98), "{{caller}}".repeat(100_000), "{% endmacro %}".repeat(98)),
+        ),
         ("many parameters", format!("{{% macro m({parameters}) %}}{{% endmacro %}}{{{{ m({arguments}) }}}}")),
     ];
     bounded(templates.into_iter().map(|(name, source)| (name.to_owned(), source)).collect());

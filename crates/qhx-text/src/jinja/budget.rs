@@ -48,7 +48,7 @@ pub(crate) struct Limits {
 
 impl Limits {
     /// For a conversation of so many messages, JSON values and bytes of text. Some published templates look at all other messages for each message: they
-    /// take 7 steps for each pair.
+    /// take about 8 steps for each pair.
     pub(crate) fn for_conversation(messages: u64, values: u64, bytes: u64) -> Self {
         let pairs = messages.saturating_mul(messages);
         let steps = [values.saturating_mul(4_000), bytes.saturating_mul(16), pairs.saturating_mul(20)]

@@ -1,7 +1,7 @@
 //! Calls: functions that every template has, macros, methods.
 
 use super::arguments::{Arguments, integer, text};
-use super::ast::{CALLER, KWARGS, VARARGS};
+use super::ast::{CALLER, KWARGS, Symbol, VARARGS};
 use super::budget::{ITEM_BYTES, Paid};
 use super::error::{Failure, Result, fail};
 use super::interpreter::Interpreter;
@@ -9,6 +9,7 @@ use super::object::{Closure, Frame, Object, ObjectId};
 use super::text::Text;
 use super::value::{Dict, Missing, Range, Value};
 use crate::clock;
+use std::collections::BTreeMap;
 
 /// What `range` is bounded by in Jinja's sandbox.
 const MAX_RANGE: usize = 100_000;
@@ -224,13 +225,9 @@ impl<'t> Interpreter<'t> {
     /// A frame with the variables that a render is given.
     pub(super) fn root_frame(&self, variables: Vec<(&str, Value)>) -> std::rc::Rc<Frame> {
         let known = variables.into_iter().filter_map(|(name, value)| Some((self.symbols.find(name)?, value)));
-        let mut by_symbol: Vec<(_, Value)> = Vec::new();
-        for (symbol, value) in known {
-            // Later ones count.
-            by_symbol.retain(|(taken, _)| *taken != symbol);
-            by_symbol.push((symbol, value));
-        }
-        Frame::new(by_symbol, Paid::default(), None)
+        // Later ones count.
+        let by_symbol: BTreeMap<Symbol, Value> = known.collect();
+        Frame::new(by_symbol.into_iter().collect(), Paid::default(), None)
     }
 }
 

@@ -36,6 +36,7 @@ impl<'t> Interpreter<'t> {
         let mut completed = false;
         let mut first = true;
         while let Some(item) = self.next_item(id)? {
+            self.objects.reclaim();
             if let Object::Loop(state) = self.get_mut(id) {
                 state.index0 += usize::from(!std::mem::take(&mut first));
                 state.previous = state.current.replace(item.clone());

@@ -59,7 +59,7 @@ impl<'t> Objects<'t> {
     }
 
     /// Frees what no value refers to any more, and what that alone referred to.
-    fn reclaim(&mut self) {
+    pub(super) fn reclaim(&mut self) {
         loop {
             let unused = self.unused.borrow_mut().pop();
             let Some(number) = unused else { return };

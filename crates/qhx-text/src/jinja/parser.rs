@@ -139,14 +139,13 @@ impl Parser {
 
     /// A name that is read.
     fn mention(&mut self, name: &Arc<str>) -> Symbol {
-        for mentioned in &mut self.macros {
-            match &**name {
-                "caller" => mentioned.caller = true,
-                "kwargs" => mentioned.kwargs = true,
-                "varargs" => mentioned.varargs = true,
-                _ => {}
-            }
-        }
+        let mention: fn(&mut Mentioned) = match &**name {
+            "caller" => |mentioned| mentioned.caller = true,
+            "kwargs" => |mentioned| mentioned.kwargs = true,
+            "varargs" => |mentioned| mentioned.varargs = true,
+            _ => return self.symbols.number(name),
+        };
+        self.macros.iter_mut().for_each(mention);
         self.symbols.number(name)
     }
 }

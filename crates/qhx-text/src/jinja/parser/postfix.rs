@@ -134,10 +134,15 @@ impl Parser {
     }
 
     fn dotted_name(&mut self) -> Result<Arc<str>> {
-        let mut name = self.expect_name()?;
-        while self.skip(".") {
-            name = format!("{name}.{}", self.expect_name()?).into();
+        let first = self.expect_name()?;
+        if !self.is(".") {
+            return Ok(first);
         }
-        Ok(name)
+        let mut name = first.to_string();
+        while self.skip(".") {
+            name.push('.');
+            name.push_str(&self.expect_name()?);
+        }
+        Ok(name.into())
     }
 }
