@@ -43,7 +43,8 @@ mod windows;
 use clap::{Parser, error::ErrorKind};
 use failure::Failure;
 use interrupt::Interrupt;
-use std::{env, ffi::OsString, process::ExitCode};
+use qhx_runtime::text::guard;
+use std::{env, ffi::OsString, panic, process::ExitCode};
 
 /// Forges Hugging Face checkpoints and GGUF files into verified bundles, and runs them
 #[derive(Parser)]
@@ -58,6 +59,7 @@ struct Cli {
 
 /// `qhx`.
 pub fn qhx() -> ExitCode {
+    report_panics();
     let arguments: Vec<OsString> = env::args_os().collect();
     let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
@@ -71,11 +73,22 @@ pub fn qhx() -> ExitCode {
 
 /// `qhx_generate`.
 pub fn qhx_generate() -> ExitCode {
+    report_panics();
     let arguments: Vec<OsString> = env::args_os().skip(1).collect();
     match Interrupt::install().and_then(|interrupt| published::run(&arguments, &interrupt)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
+}
+
+/// Reports panics as Rust does, less those that a library turns into errors.
+fn report_panics() {
+    let report = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        if !guard::is_quiet() {
+            report(panic);
+        }
+    }));
 }
 
 /// Help and version are successes that clap prints; anything else is wrong usage.

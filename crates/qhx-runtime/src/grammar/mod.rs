@@ -11,7 +11,10 @@ mod words;
 
 pub(crate) use shape::Shape;
 
-use crate::{Constraint, Error, text::Tokenizer};
+use crate::{
+    Constraint, Error,
+    text::{Tokenizer, guard::caught},
+};
 use llguidance::{
     Matcher, ParserFactory,
     api::{GrammarWithLexer, TopLevelGrammar},
@@ -19,10 +22,7 @@ use llguidance::{
 };
 use schema::written;
 use serde_json::json;
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-};
+use std::sync::Arc;
 use words::Words;
 
 /// Tokens with more bytes are never chosen where a grammar is followed.
@@ -52,7 +52,7 @@ fn wrong(problem: impl std::fmt::Display) -> Error {
 
 /// The library reports some faults by panics.
 fn guarded<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(wrong("it cannot be compiled")))
+    caught(work).unwrap_or_else(|| Err(wrong("it cannot be compiled")))
 }
 
 impl Grammars {
