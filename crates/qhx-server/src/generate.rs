@@ -120,7 +120,7 @@ pub(crate) struct ChatJob {
 impl ChatJob {
     /// The conversation, with its media open.
     pub(crate) fn chat(&self, model: &Model, access: &MediaAccess) -> Result<Chat, ApiError> {
-        crate::messages::check(&self.messages, model.runtime().template().map_or("", |chat| chat.template.source()))?;
+        crate::messages::check(&self.messages, model.runtime().template().ok().map(|chat| &*chat.template))?;
         let mut messages = self.messages.clone();
         access.fetcher.inline(&mut messages)?;
         let json = json!({ "messages": messages, "tools": self.tools, "chat_template_kwargs": self.template_options });

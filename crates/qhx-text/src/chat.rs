@@ -252,6 +252,16 @@ impl ChatTemplate {
         &self.source
     }
 
+    /// Whether the template looks for a field of this name in what it is given: as an attribute, a subscript, with `get`, `in` or in a filter.
+    pub fn reads_field(&self, name: &str) -> bool {
+        self.template.reads_field(name)
+    }
+
+    /// Whether this stands between the template's tags or in one of its strings.
+    pub(super) fn has_text(&self, text: &str) -> bool {
+        self.template.has_text(text)
+    }
+
     /// The conversation as the template writes it, as `apply_chat_template(…, tokenize=False)` gives it; less its system turn if the chat says
     /// so.
     pub fn render<A>(&self, chat: &Chat<A>) -> Result<String, ChatError> {

@@ -37,8 +37,10 @@ pub(super) use error::Error;
 use budget::MAX_SOURCE_BYTES;
 use error::Failure;
 use interpreter::Interpreter;
+use lexer::{Placed, Token};
 use parser::Parsed;
 use serde_json::Value as Json;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use value::Value;
 
@@ -47,6 +49,8 @@ use value::Value;
 pub(super) struct Template {
     source: String,
     parsed: Parsed,
+    /// What stands between its tags, and its strings.
+    texts: Vec<Arc<str>>,
 }
 
 impl Template {
@@ -57,8 +61,24 @@ impl Template {
         }
         let source = lexer::normalised(source);
         let located = |(failure, at): (Failure, usize)| failure.located(&source, at).words();
-        let parsed = lexer::tokens(&source).and_then(parser::parse).map_err(located)?;
-        Ok(Self { parsed, source })
+        let tokens = lexer::tokens(&source).map_err(located)?;
+        let text = |placed: &Placed| match &placed.token {
+            Token::Text(text) | Token::Str(text) => Some(text.clone()),
+            _ => None,
+        };
+        let texts = tokens.iter().filter_map(text).collect();
+        let parsed = parser::parse(tokens).map_err(located)?;
+        Ok(Self { parsed, texts, source })
+    }
+
+    /// Whether it looks for an attribute or item of this name in some value.
+    pub(super) fn reads_field(&self, name: &str) -> bool {
+        self.parsed.fields.contains(name)
+    }
+
+    /// Whether this stands between its tags or in one of its strings.
+    pub(super) fn has_text(&self, text: &str) -> bool {
+        self.texts.iter().any(|own| own.contains(text))
     }
 
     /// Renders the template with these variables. `now` is the moment that `strftime_now` tells, in seconds since 1970. Stops soon after `cancel` is set.
