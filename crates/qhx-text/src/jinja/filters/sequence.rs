@@ -2,10 +2,11 @@
 
 use crate::jinja::arguments::{Arguments, count, integer, text};
 use crate::jinja::ast::Operator;
+use crate::jinja::budget::ENTRY_BYTES;
 use crate::jinja::error::{Result, fail};
 use crate::jinja::interpreter::Interpreter;
 use crate::jinja::object::Object;
-use crate::jinja::value::{Missing, Value, View};
+use crate::jinja::value::{Dict, Missing, Value, View};
 
 #[rustfmt::skip]
 pub(super) const NAMES: &[&str] = &[
@@ -34,13 +35,13 @@ impl Interpreter<'_> {
             "unique" => {
                 let [case_sensitive, attribute] = arguments.bind(name, ["case_sensitive", "attribute"], 0)?;
                 let case_sensitive = case_sensitive.is_some_and(|flag| self.truth(&flag));
-                let mut seen = std::collections::HashSet::new();
+                let mut seen = Dict::default();
                 let mut unique = Vec::new();
                 for (key, item) in self.keyed(&value, attribute.as_ref(), case_sensitive, None)? {
                     let key = self.key(&key)?;
-                    self.budget.allocate(2 * size_of_val(&key))?;
+                    self.budget.allocate(ENTRY_BYTES)?;
                     self.budget.steps(24)?;
-                    if seen.insert(key) {
+                    if seen.insert(Value::None, key, Value::None) {
                         self.push(&mut unique, item)?;
                     }
                 }
