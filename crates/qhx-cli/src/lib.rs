@@ -46,7 +46,8 @@ mod windows;
 use clap::{Parser, error::ErrorKind};
 use failure::Failure;
 use interrupt::Interrupt;
-use std::{env, ffi::OsString, io, process::ExitCode};
+use qhx_runtime::text::guard;
+use std::{env, ffi::OsString, io, panic, process::ExitCode};
 
 /// Forges Hugging Face checkpoints and GGUF files into verified bundles, and runs them
 #[derive(Parser)]
@@ -87,6 +88,13 @@ pub fn qhx_generate() -> ExitCode {
 fn prepare() {
     #[cfg(unix)]
     signals::install();
+    // Panics are reported as Rust does, less those that a library turns into errors.
+    let report = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        if !guard::is_quiet() {
+            report(panic);
+        }
+    }));
 }
 
 /// Help and version are successes that clap prints; anything else is wrong usage.

@@ -291,7 +291,7 @@ pub enum Error {
     },
     /// A conversation gave no prompt.
     #[error(transparent)]
-    Chat(#[from] ChatError),
+    Chat(ChatError),
     /// A grammar cannot be followed.
     #[error("the grammar cannot be used: {problem}")]
     Grammar {
@@ -357,6 +357,12 @@ impl Error {
             }
             other => Self::SharedCall(other.to_string()),
         }
+    }
+}
+
+impl From<ChatError> for Error {
+    fn from(error: ChatError) -> Self {
+        if error == ChatError::Cancelled { Self::Cancelled } else { Self::Chat(error) }
     }
 }
 

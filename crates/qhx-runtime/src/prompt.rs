@@ -1,7 +1,7 @@
 //! What is put in: ids, and the media that some of them stand for.
 
 use crate::{
-    Error, Language, MediaKind, Medium, ModelTemplate,
+    Cancel, Error, Language, MediaKind, Medium, ModelTemplate,
     text::{self, Chat, ChatError, Message, SpecialTokens, Tokenizer},
 };
 use serde_json::json;
@@ -108,6 +108,11 @@ impl Prompt {
 
     /// A conversation, by the model's chat template. Special tokens written out in messages stay text, unless a message is trusted.
     pub fn chat(model: &Language, chat: &Chat) -> Result<Self, Error> {
+        Self::chat_until(model, chat, &Cancel::new())
+    }
+
+    /// The same, until somebody cancels it: a template may take a second for a long conversation.
+    pub fn chat_until(model: &Language, chat: &Chat, cancel: &Cancel) -> Result<Self, Error> {
         let started = Instant::now();
         let tokenizer = model.tokenizer().ok_or(Error::NoTokenizer { what: "a conversation" })?;
         check_length(model, tokenizer, chat.text_bytes())?;
@@ -115,13 +120,13 @@ impl Prompt {
         for medium in &media {
             model.soft_rows(medium)?;
         }
-        let rendered = render(model, tokenizer, chat, &media)?;
+        let rendered = render(model, tokenizer, chat, &media, cancel)?;
         let mut prompt = Self::expanded(model, &rendered.ids, &media, started)?;
         prompt.is_chat = true;
         if model.is_recurrent() && chat.add_generation_prompt {
             // What begins the answer is often written otherwise once the answer is there.
             let without = Chat { add_generation_prompt: false, ..chat.clone() };
-            let without = render(model, tokenizer, &without, &media).and_then(|r| Self::expanded(model, &r.ids, &media, started));
+            let without = render(model, tokenizer, &without, &media, cancel).and_then(|r| Self::expanded(model, &r.ids, &media, started));
             prompt.stable_rows = without.map_or(0, |without| without.ids.iter().zip(&prompt.ids).take_while(|(a, b)| a == b).count());
             prompt.encode_time = started.elapsed();
         }
@@ -207,22 +212,22 @@ fn media_of(chat: &Chat) -> Result<Vec<Medium>, Error> {
 
 /// The conversation by the template: content as it is given or, where the template fails on that or does not write a placeholder for each medium, as
 /// one text.
-fn render(model: &Language, tokenizer: &Tokenizer, chat: &Chat, media: &[Medium]) -> Result<text::RenderedChat, Error> {
+fn render(model: &Language, tokenizer: &Tokenizer, chat: &Chat, media: &[Medium], cancel: &Cancel) -> Result<text::RenderedChat, Error> {
     let ModelTemplate { template, defaults } = model.template()?;
     let mut chat = chat.clone();
     for (name, value) in defaults {
         chat.options.entry(name).or_insert_with(|| value.clone());
     }
-    let rendered = template.prompt(&chat, tokenizer, SpecialTokens::AsText).map_err(Error::from);
+    let rendered = template.prompt_until(&chat, tokenizer, SpecialTokens::AsText, cancel.flag()).map_err(Error::from);
     let rendered = rendered.and_then(|rendered| check_counts(model, &rendered.ids, media).map(|()| rendered));
     rendered.or_else(|error| {
         // What is refused for its size or cost is not tried again.
-        if matches!(error, Error::Chat(ChatError::Endless { .. } | ChatError::Tokenizer(_))) {
+        if matches!(error, Error::Cancelled | Error::Chat(ChatError::Endless { .. } | ChatError::Tokenizer(_))) {
             return Err(error);
         }
         let token_of = |kind| tokenizer.id_to_token(model.placeholder(kind)?.token);
         let placeholder = |part: &str| MediaKind::of_part(part).and_then(token_of);
-        let flat = template.prompt_flat(&chat, tokenizer, SpecialTokens::AsText, &placeholder);
+        let flat = template.prompt_flat(&chat, tokenizer, SpecialTokens::AsText, &placeholder, cancel.flag());
         flat.ok().filter(|flat| check_counts(model, &flat.ids, media).is_ok()).ok_or(error)
     })
 }

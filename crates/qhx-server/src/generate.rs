@@ -121,7 +121,7 @@ impl ChatJob {
     /// The conversation, with its media open, and how it is answered.
     pub(crate) fn chat(self, model: &Model, access: &MediaAccess) -> Result<(Chat, Sampling), ApiError> {
         let Self { mut messages, tools, template_options, sampling, .. } = self;
-        crate::messages::check(&messages, model.runtime().template().map_or("", |chat| chat.template.source()))?;
+        crate::messages::check(&messages, model.runtime().template().ok().map(|chat| &*chat.template))?;
         access.fetcher.inline(&mut messages)?;
         // Moved, not copied: a request may be large.
         let fields = [

@@ -1,6 +1,7 @@
 //! Fields of messages: one that neither the server nor the model's template reads is refused by its name.
 
 use crate::error::ApiError;
+use qhx::text::ChatTemplate;
 use serde_json::{Map, Value};
 
 /// Fields of a message that are read, or only label it.
@@ -9,17 +10,18 @@ const MESSAGE: [&str; 6] = ["role", "content", "name", "tool_calls", "tool_call_
 const PART: [&str; 11] =
     ["type", "text", "image_url", "input_audio", "image", "audio", "audio_url", "path", "url", "cache_control", "detail"];
 
-/// Checks the messages of a conversation for a model whose template is this.
-pub(crate) fn check(messages: &[Value], template: &str) -> Result<(), ApiError> {
+/// Checks the messages of a conversation for a model whose template is this, if it has one.
+pub(crate) fn check(messages: &[Value], template: Option<&ChatTemplate>) -> Result<(), ApiError> {
+    let by_template = |name: &str| template.is_some_and(|template| template.reads_field(name));
     for (number, message) in messages.iter().enumerate() {
         let Some(fields) = message.as_object() else { continue };
         let place = format!("messages[{number}]");
-        let is_read = |name: &str| MESSAGE.contains(&name) || template.contains(name);
+        let is_read = |name: &str| MESSAGE.contains(&name) || by_template(name);
         check_fields(fields, &place, is_read)?;
         for (number, part) in message["content"].as_array().into_iter().flatten().enumerate() {
             let Some(fields) = part.as_object() else { continue };
             let place = format!("{place}.content[{number}]");
-            check_fields(fields, &place, |name| PART.contains(&name) || template.contains(name))?;
+            check_fields(fields, &place, |name| PART.contains(&name) || by_template(name))?;
             let detail = [&part["detail"], &part["image_url"]["detail"]].into_iter().find_map(Value::as_str);
             if detail.is_some_and(|detail| !["auto", "high"].contains(&detail)) {
                 return Err(ApiError::field(format!("{place}.image_url.detail"), "can only be `auto` or `high`"));
@@ -49,7 +51,8 @@ mod tests {
 
     #[test]
     fn fields_that_nobody_reads_are_named() {
-        let param = |message: Value| check(&[json!({ "role": "system", "content": "x" }), message], "{{ message.mood }}").err()?.param;
+        let template = ChatTemplate::new("{# no bold #}{{ message.mood ~ 'audio: loud' }}", []).unwrap();
+        let param = |message: Value| check(&[json!({ "role": "system", "content": "x" }), message], Some(&template)).err()?.param;
         // What the official clients send back of an answer.
         assert_eq!(param(json!({ "role": "assistant", "content": "Hi", "refusal": null, "annotations": [], "audio": null })), None);
         assert_eq!(param(json!({ "role": "user", "content": "Hi", "name": "Ann", "mood": "good" })), None);

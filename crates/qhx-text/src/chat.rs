@@ -4,6 +4,7 @@ use super::jinja::{self, Limits, Template};
 use super::{TokenizerError, clock, system_turn};
 use serde_json::{Map, Value, json};
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What a message can carry besides text: an image, a sound.
 pub trait Attachment {
@@ -57,6 +58,9 @@ pub struct ChatTemplate {
     tokens: Map<String, Value>,
 }
 
+/// For those who never cancel.
+pub(super) static NEVER: AtomicBool = AtomicBool::new(false);
+
 /// Why a conversation gave no prompt.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -85,6 +89,9 @@ pub enum ChatError {
         /// Which limit it reached, and where.
         limit: String,
     },
+    /// The caller stopped it.
+    #[error("cancelled")]
+    Cancelled,
     /// There is nothing to render.
     #[error("the conversation is empty; give at least one message")]
     NoMessages,
@@ -235,7 +242,7 @@ impl<A> Chat<A> {
 impl ChatTemplate {
     /// Compiles a template. `tokens` are the texts of special tokens under the names templates use (`bos_token`, `eos_token`).
     pub fn new<'a>(source: &str, tokens: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, ChatError> {
-        let template = Template::new(source).map_err(|error| ChatError::Template { problem: explained(error) })?;
+        let template = Template::new(source).map_err(|problem| ChatError::Template { problem })?;
         let tokens = tokens.into_iter().map(|(name, text)| (name.to_owned(), Value::from(text))).collect();
         Ok(Self { source: source.to_owned(), template, tokens })
     }
@@ -245,13 +252,32 @@ impl ChatTemplate {
         &self.source
     }
 
+    /// Whether the template looks for a field of this name in what it is given: as an attribute, a subscript, with `get`, `in` or in a filter.
+    pub fn reads_field(&self, name: &str) -> bool {
+        self.template.reads_field(name)
+    }
+
+    /// Whether this stands between the template's tags or in one of its strings.
+    pub(super) fn has_text(&self, text: &str) -> bool {
+        self.template.has_text(text)
+    }
+
     /// The conversation as the template writes it, as `apply_chat_template(…, tokenize=False)` gives it; less its system turn if the chat says
     /// so.
     pub fn render<A>(&self, chat: &Chat<A>) -> Result<String, ChatError> {
-        if chat.without_system { system_turn::render(self, &chat.text()) } else { self.render_as_given(chat) }
+        self.render_until(chat, &NEVER)
     }
 
-    pub(super) fn render_as_given<A>(&self, chat: &Chat<A>) -> Result<String, ChatError> {
+    /// The same, until `cancel` is set: then it soon ends with [`ChatError::Cancelled`].
+    pub fn render_until<A>(&self, chat: &Chat<A>, cancel: &AtomicBool) -> Result<String, ChatError> {
+        if !chat.without_system {
+            return self.render_as_given(chat, cancel);
+        }
+        let rendered = system_turn::render(self, &chat.text(), cancel);
+        if cancel.load(Ordering::Relaxed) { Err(ChatError::Cancelled) } else { rendered }
+    }
+
+    pub(super) fn render_as_given<A>(&self, chat: &Chat<A>, cancel: &AtomicBool) -> Result<String, ChatError> {
         if chat.messages.is_empty() {
             return Err(ChatError::NoMessages);
         }
@@ -266,22 +292,18 @@ impl ChatTemplate {
         let variables = [entries(&self.tokens), given.to_vec(), entries(&chat.options)].concat();
         let (values, bytes) = variables.iter().map(|(_, value)| size(value)).fold((0, 0), |sum, more| (sum.0 + more.0, sum.1 + more.1));
         let now = chat.now.unwrap_or_else(clock::now);
-        self.template.render(variables, Limits::for_conversation(values, bytes), now).map_err(|error| match error {
+        let limits = Limits::for_conversation(chat.messages.len() as u64, values, bytes);
+        self.template.render(variables, limits, now, cancel).map_err(|error| match error {
             jinja::Error::Problem(problem) => ChatError::Render { problem },
             jinja::Error::Raised(message) => ChatError::Refused { message },
             jinja::Error::Limit(limit) => ChatError::Endless { limit },
+            jinja::Error::Cancelled => ChatError::Cancelled,
         })
     }
 }
 
 fn entries(map: &Map<String, Value>) -> Vec<(&str, &Value)> {
     map.iter().map(|(name, value)| (name.as_str(), value)).collect()
-}
-
-fn explained(error: jinja::Error) -> String {
-    match error {
-        jinja::Error::Problem(text) | jinja::Error::Raised(text) | jinja::Error::Limit(text) => text,
-    }
 }
 
 impl std::fmt::Debug for ChatTemplate {

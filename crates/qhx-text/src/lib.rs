@@ -12,7 +12,7 @@ mod chat;
 mod check;
 mod clock;
 mod detokenize;
-mod guard;
+pub mod guard;
 mod jinja;
 mod prompt;
 pub mod reply;

@@ -8,9 +8,10 @@
 //! What a template decides by looking for special tokens in a message, it decides without seeing those marked. Messages that the program made
 //! from the model's own tokens can be exempted ([`Message::trusted`]).
 
-use super::chat::{Chat, ChatError, ChatTemplate, Message};
+use super::chat::{Chat, ChatError, ChatTemplate, Message, NEVER};
 use super::tokenizer::{SpecialTokens, Tokenizer};
 use serde_json::Value;
+use std::sync::atomic::AtomicBool;
 
 /// A rendered and encoded conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,10 +26,21 @@ impl ChatTemplate {
     /// Renders and encodes a conversation. `special` says what special tokens written out in messages, tools and documents become; the template's
     /// own are control tokens in any case.
     pub fn prompt<A>(&self, chat: &Chat<A>, tokenizer: &Tokenizer, special: SpecialTokens) -> Result<RenderedChat, ChatError> {
-        self.prompt_changed(chat.text(), tokenizer, special, |_| {})
+        self.prompt_until(chat, tokenizer, special, &NEVER)
     }
 
-    /// Like [`ChatTemplate::prompt`] for templates that know content as text only: each medium becomes the text that `placeholder` gives for its
+    /// The same, until `cancel` is set: then rendering soon ends with [`ChatError::Cancelled`].
+    pub fn prompt_until<A>(
+        &self,
+        chat: &Chat<A>,
+        tokenizer: &Tokenizer,
+        special: SpecialTokens,
+        cancel: &AtomicBool,
+    ) -> Result<RenderedChat, ChatError> {
+        self.prompt_changed(chat.text(), tokenizer, special, cancel, |_| {})
+    }
+
+    /// Like [`ChatTemplate::prompt_until`] for templates that know content as text only: each medium becomes the text that `placeholder` gives for its
     /// type, as a control token, with a line's end between it and what is next to it.
     pub fn prompt_flat<A>(
         &self,
@@ -36,8 +48,9 @@ impl ChatTemplate {
         tokenizer: &Tokenizer,
         special: SpecialTokens,
         placeholder: &dyn Fn(&str) -> Option<String>,
+        cancel: &AtomicBool,
     ) -> Result<RenderedChat, ChatError> {
-        self.prompt_changed(chat.text(), tokenizer, special, |chat| {
+        self.prompt_changed(chat.text(), tokenizer, special, cancel, |chat| {
             for message in &mut chat.messages {
                 if let Some(Value::Array(parts)) = message.fields_mut().get_mut("content") {
                     let part = |part: &Value| match part["text"].as_str() {
@@ -57,19 +70,20 @@ impl ChatTemplate {
         mut chat: Chat,
         tokenizer: &Tokenizer,
         special: SpecialTokens,
+        cancel: &AtomicBool,
         change: impl Fn(&mut Chat),
     ) -> Result<RenderedChat, ChatError> {
         if special == SpecialTokens::AsText {
             let marker = Marker::for_chat(&chat, tokenizer)?;
             if marker.mark_chat(&mut chat) > 0 {
                 change(&mut chat);
-                let (text, forged) = unmark(&self.render(&chat)?, marker.character);
+                let (text, forged) = unmark(&self.render_until(&chat, cancel)?, marker.character);
                 let ids = tokenizer.encode_except(&text, &forged)?;
                 return Ok(RenderedChat { text, ids });
             }
         }
         change(&mut chat);
-        let text = self.render(&chat)?;
+        let text = self.render_until(&chat, cancel)?;
         let ids = tokenizer.encode(&text, false, SpecialTokens::Parse)?;
         Ok(RenderedChat { text, ids })
     }

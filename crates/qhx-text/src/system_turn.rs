@@ -5,23 +5,24 @@
 //! text. It is cut only where it can be told exactly, by rendering probes and looking at what stands between their messages.
 
 use super::chat::{Chat, ChatError, ChatTemplate, Message};
+use std::sync::atomic::AtomicBool;
 
 /// The conversation without its system turn where that can be told exactly, otherwise with an empty one.
-pub(super) fn render(template: &ChatTemplate, chat: &Chat) -> Result<String, ChatError> {
+pub(super) fn render(template: &ChatTemplate, chat: &Chat, cancel: &AtomicBool) -> Result<String, ChatError> {
     let mut bare = chat.clone();
     bare.messages.retain(|message| message.role() != "system");
-    let without = template.render_as_given(&bare);
+    let without = template.render_as_given(&bare, cancel);
     // What takes too much is not tried again.
-    if matches!(without, Err(ChatError::Endless { .. })) {
+    if matches!(without, Err(ChatError::Endless { .. } | ChatError::Cancelled)) {
         return without;
     }
     let [system, first, second] = probes(&bare);
-    let Ok(with) = template.render_as_given(&with_system(&bare, &system)) else {
+    let Ok(with) = template.render_as_given(&with_system(&bare, &system), cancel) else {
         // The template takes no system messages: then it writes none either.
         return without;
     };
     if let (Some((before, after)), Ok(without)) = (split_once_only(&with, &system), &without) {
-        let between = Between::turns(template, &bare, [&system, &first, &second]);
+        let between = Between::turns(template, &bare, [&system, &first, &second], cancel);
         if let Some((head, rest)) = between.and_then(|between| between.cut(before, after))
             && without.starts_with(head)
             && without.ends_with(rest)
@@ -33,7 +34,7 @@ pub(super) fn render(template: &ChatTemplate, chat: &Chat) -> Result<String, Cha
             return Ok(without.clone());
         }
     }
-    template.render_as_given(&with_system(&bare, "")).or(without)
+    template.render_as_given(&with_system(&bare, ""), cancel).or(without)
 }
 
 /// What a template writes between two messages: the end of one turn and the beginning of the next.
@@ -45,11 +46,11 @@ struct Between {
 }
 
 impl Between {
-    fn turns(template: &ChatTemplate, chat: &Chat, [system, first, second]: [&str; 3]) -> Option<Self> {
+    fn turns(template: &ChatTemplate, chat: &Chat, [system, first, second]: [&str; 3], cancel: &AtomicBool) -> Option<Self> {
         let render = |messages: &[(&str, &str)]| {
             let messages = messages.iter().map(|(role, text)| message_like(chat, role, text)).collect();
             let probe = Chat { messages, tools: None, documents: None, ..chat.clone() };
-            template.render_as_given(&probe).ok()
+            template.render_as_given(&probe, cancel).ok()
         };
         let all = render(&[("user", first), ("system", system), ("user", second)])?;
         let users = render(&[("user", first), ("user", second)])?;

@@ -100,7 +100,7 @@ impl Model {
     }
 
     fn prepare(&self, request: ReplyRequest) -> Result<Prepared, Error> {
-        let ReplyRequest { mut chat, mut options, processors, .. } = request;
+        let ReplyRequest { mut chat, mut options, processors, cancel, .. } = request;
         if chat.messages.is_empty() {
             return Err(RunError::Chat(ChatError::NoMessages).into());
         }
@@ -118,7 +118,7 @@ impl Model {
         }
         // Some of them only, where the request says so.
         options.structure.tools = options.structure.tools.or_else(|| given.clone());
-        let prompt = Prompt::chat(self.runtime(), &chat)?;
+        let prompt = Prompt::chat_until(self.runtime(), &chat, &cancel)?;
         let reasoning = format.reasoning_at(&self.runtime().end_of_prompt(prompt.ids()));
         let parser = ReplyParser::new(&format, given.as_ref(), reasoning);
         options.shown_special.extend(self.runtime().special_marks());

@@ -63,6 +63,15 @@ fn truncated_safetensors() {
     }
 }
 
+/// The library that reads it panics, which is no fault of the program's to report.
+#[test]
+fn a_tokenizer_that_contradicts_itself() {
+    let folder = scratch();
+    let source = checkpoint(folder.path());
+    change_json(&source.join("tokenizer.json"), |file| file["pre_tokenizer"] = json!({ "type": "FixedLength", "length": 0 }));
+    refuse_forge(&source, &["its rules contradict themselves"]);
+}
+
 #[test]
 fn truncated_gguf() {
     let folder = scratch();

@@ -14,7 +14,10 @@ mod words;
 
 pub(crate) use shape::Shape;
 
-use crate::{Constraint, Error, text::Tokenizer};
+use crate::{
+    Constraint, Error,
+    text::{Tokenizer, guard::caught},
+};
 use compile::Compiled;
 use follower::Follower;
 use llguidance::{
@@ -24,10 +27,7 @@ use llguidance::{
 };
 use schema::written;
 use serde_json::json;
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-};
+use std::sync::Arc;
 use words::Words;
 
 /// Tokens with more bytes are never chosen where a grammar is followed.
@@ -61,7 +61,7 @@ fn wrong(problem: impl std::fmt::Display) -> Error {
 
 /// The library reports some faults by panics.
 fn guarded<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(wrong("it cannot be compiled")))
+    caught(work).unwrap_or_else(|| Err(wrong("it cannot be compiled")))
 }
 
 impl Grammars {

@@ -9,7 +9,7 @@ const MOST_BYTES: usize = 1 << 20;
 const DEEPEST: usize = 128;
 /// Values of all schemas of a grammar, those of them that are objects, and references.
 const MOST_VALUES: usize = 100_000;
-const MOST_OBJECTS: usize = 8_000;
+const MOST_OBJECTS: usize = 6_000;
 const MOST_REFERENCES: usize = 2_000;
 /// Lines in Lark's syntax: each begins a rule at most.
 const MOST_LINES: usize = 8_000;

@@ -121,6 +121,20 @@ fn extra_fields_and_options_reach_the_template_in_order() {
 }
 
 #[test]
+fn templates_tell_which_fields_they_read() {
+    let source = "{# note #}plain {% for m in messages if 'tested' in m %}{{ m.shown }}{{ m['item'] }}{{ m.get('got', 'default') | trim }}{{ m.strip() }}\
+        {{ m.outer.inner[-1] }}{{ -m.number is divisibleby m.divisor }}{% set ns.written = role == 'value' %}{{ 'absent' not in m }}{% endfor %}\
+        {{ messages | selectattr('kind.of', 'equalto', 'x') | map(attribute='mapped') | join(',') }}{{ variable }}";
+    let template = ChatTemplate::new(source, []).unwrap();
+    for name in ["tested", "shown", "item", "got", "outer", "inner", "number", "divisor", "absent", "kind", "of", "mapped"] {
+        assert!(template.reads_field(name), "{name}");
+    }
+    for name in ["note", "plain", "default", "strip", "trim", "get", "written", "value", "role", "equalto", "x", "m", "variable", ",", ""] {
+        assert!(!template.reads_field(name), "{name}");
+    }
+}
+
+#[test]
 fn errors_say_what_is_wrong() {
     let error = render(NO_SYSTEM, &Chat::new(vec![Message::new("system", "x")])).unwrap_err();
     assert_eq!(error, ChatError::Refused { message: "System role not supported".into() });

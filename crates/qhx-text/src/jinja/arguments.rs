@@ -1,13 +1,13 @@
 //! What a call is given.
 
 use super::error::{Result, fail};
+use super::text::Text;
 use super::value::Value;
-use std::sync::Arc;
 
 #[derive(Default)]
 pub(super) struct Arguments {
     pub(super) positional: Vec<Value>,
-    pub(super) named: Vec<(Arc<str>, Value)>,
+    pub(super) named: Vec<(Text, Value)>,
 }
 
 impl Arguments {
@@ -48,7 +48,7 @@ impl Arguments {
 }
 
 /// An argument that must be a text.
-pub(super) fn text(callee: &str, value: Option<&Value>) -> Result<Arc<str>> {
+pub(super) fn text(callee: &str, value: Option<&Value>) -> Result<Text> {
     match value {
         Some(Value::Str(text) | Value::Safe(text)) => Ok(text.clone()),
         Some(other) => fail!("{callee} expects a text, not a value of type '{}'", other.type_name()),
@@ -57,7 +57,7 @@ pub(super) fn text(callee: &str, value: Option<&Value>) -> Result<Arc<str>> {
 }
 
 /// A text, where one is given that is not none.
-pub(super) fn optional_text(callee: &str, value: Option<&Value>) -> Result<Option<Arc<str>>> {
+pub(super) fn optional_text(callee: &str, value: Option<&Value>) -> Result<Option<Text>> {
     match value {
         None | Some(Value::None) => Ok(None),
         value => text(callee, value).map(Some),

@@ -91,7 +91,7 @@ impl Interpreter<'_> {
 
     /// How two values stand to each other; nothing where a number is not a number.
     fn order(&mut self, a: &Value, b: &Value, operator: &str) -> Result<Option<Ordering>> {
-        self.budget.steps(1)?;
+        self.budget.steps(2)?;
         match (a, b) {
             (Value::Undefined(missing), _) | (_, Value::Undefined(missing)) => fail!("{}", missing.words()),
             (Value::Str(a) | Value::Safe(a), Value::Str(b) | Value::Safe(b)) => {
@@ -130,10 +130,10 @@ impl Interpreter<'_> {
                 Ok(place.is_some_and(|place| place % step == 0 && (0..range.len() as i128).contains(&(place / step))))
             }
             Value::List(list) | Value::Tuple(list) => self.any_equal(&list.items, item),
-            Value::Object(id) if matches!(self.get(*id), Object::Iterator(_)) => {
+            Value::Object(id) if matches!(self.get(id), Object::Iterator(..)) => {
                 // Reads no further than it has to.
                 loop {
-                    let next = if let Object::Iterator(items) = self.get_mut(*id) { items.pop_front() } else { None };
+                    let next = if let Object::Iterator(items, _) = self.get_mut(id) { items.pop_front() } else { None };
                     let Some(next) = next else { return Ok(false) };
                     if self.equal(&next, item)? {
                         return Ok(true);

@@ -9,6 +9,8 @@ pub(super) enum Failure {
     Raised(String),
     /// The template needs more than it is granted.
     Limit(String),
+    /// The caller no longer wants the text.
+    Cancelled,
 }
 
 pub(super) type Result<T> = std::result::Result<T, Failure>;
@@ -22,6 +24,8 @@ pub(crate) enum Error {
     Raised(String),
     /// Which limit was reached, and in which line.
     Limit(String),
+    /// The caller no longer wants the text.
+    Cancelled,
 }
 
 /// Longest text of a template's own that an error repeats, in characters.
@@ -40,6 +44,17 @@ impl Failure {
             Self::Problem(text) => Error::Problem(format!("{} ({})", shortened(&text), place(source, at))),
             Self::Limit(text) => Error::Limit(format!("{text} ({})", place(source, at))),
             Self::Raised(text) => Error::Raised(shortened(&text)),
+            Self::Cancelled => Error::Cancelled,
+        }
+    }
+}
+
+impl Error {
+    /// What it says.
+    pub(super) fn words(self) -> String {
+        match self {
+            Self::Problem(text) | Self::Raised(text) | Self::Limit(text) => text,
+            Self::Cancelled => "cancelled".to_owned(),
         }
     }
 }

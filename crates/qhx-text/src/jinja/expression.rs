@@ -6,16 +6,16 @@ use super::error::{Result, fail};
 use super::functions::Function;
 use super::interpreter::Interpreter;
 use super::object::{Frame, Object};
+use super::text::Text;
 use super::value::{Dict, Missing, Value};
 use std::rc::Rc;
-use std::sync::Arc;
 
 impl<'t> Interpreter<'t> {
     pub(super) fn evaluate(&mut self, expression: &'t Expression, frame: &Rc<Frame>) -> Result<Value> {
         self.budget.steps(1)?;
         self.budget.enter()?;
         self.at = expression.at as usize;
-        let value = self.value_of(&expression.kind, frame)?;
+        let value = self.scoped(|this| this.value_of(&expression.kind, frame))?;
         self.budget.leave();
         Ok(value)
     }
@@ -27,13 +27,15 @@ impl<'t> Interpreter<'t> {
                 Literal::Bool(value) => Value::Bool(*value),
                 Literal::Int(value) => Value::Int(*value),
                 Literal::Float(value) => Value::Float(*value),
-                Literal::Str(text) => Value::Str(text.clone()),
+                Literal::Str(text) => Value::Str(text.into()),
             }),
             Kind::Name(name) => {
                 let variable = self.variable(frame, *name)?;
                 let name = self.symbols.name(*name);
-                let found = variable.or_else(|| Function::named(name).map(Value::Function));
-                Ok(found.unwrap_or_else(|| Value::missing(Missing::Name(name.clone()))))
+                match variable.or_else(|| Function::named(name).map(Value::Function)) {
+                    Some(found) => Ok(found),
+                    None => self.missing(Missing::Name(name.clone())),
+                }
             }
             Kind::List(items) => {
                 let items = self.all(items, frame)?;
@@ -54,12 +56,17 @@ impl<'t> Interpreter<'t> {
                 Ok(value)
             }
             Kind::Concat(parts) => {
-                let mut text = String::new();
-                for part in parts {
-                    let value = self.evaluate(part, frame)?;
-                    self.print(&value, &mut text)?;
+                let values = self.all(parts, frame)?;
+                let bytes = values.iter().filter_map(Value::as_str).map(str::len).sum();
+                self.budget.allocate(bytes)?;
+                let mut text = String::with_capacity(bytes);
+                for value in &values {
+                    match value.as_str() {
+                        Some(paid) => text.push_str(paid),
+                        None => self.print(value, &mut text)?,
+                    }
                 }
-                self.text(&text)
+                self.made(text)
             }
             Kind::Compare { first, rest } => self.comparisons(first, rest, frame),
             Kind::Not { negated, value } => {
@@ -85,7 +92,7 @@ impl<'t> Interpreter<'t> {
                 }
                 match otherwise {
                     Some(value) => self.evaluate(value, frame),
-                    None => Ok(Value::missing(Missing::Other("the inline `if` is false and has no `else`"))),
+                    None => self.missing(Missing::Other("the inline `if` is false and has no `else`")),
                 }
             }
             Kind::Postfix { value, steps } => {
@@ -144,11 +151,15 @@ impl<'t> Interpreter<'t> {
     /// A value with one more thing behind it.
     pub(super) fn step(&mut self, value: Value, step: &'t Step, frame: &Rc<Frame>) -> Result<Value> {
         self.budget.steps(1)?;
+        self.scoped(|this| this.value_behind(value, step, frame))
+    }
+
+    fn value_behind(&mut self, value: Value, step: &'t Step, frame: &Rc<Frame>) -> Result<Value> {
         let at = step.at as usize;
         match &step.kind {
             StepKind::Attribute(name) => {
                 self.at = at;
-                self.attribute(&value, name)
+                self.attribute(&value, &name.into())
             }
             StepKind::Item(item) => {
                 let item = self.evaluate(item, frame)?;
@@ -191,7 +202,7 @@ impl<'t> Interpreter<'t> {
         }
         for (name, value) in &list.named {
             let value = self.evaluate(value, frame)?;
-            self.name_argument(&mut arguments, name.clone(), value)?;
+            self.name_argument(&mut arguments, name.into(), value)?;
         }
         if let Some(spread) = &list.spread_named {
             let Value::Dict(dict) = self.evaluate(spread, frame)? else { fail!("what stands behind `**` must be a dict") };
@@ -203,8 +214,8 @@ impl<'t> Interpreter<'t> {
         Ok(arguments)
     }
 
-    fn name_argument(&mut self, arguments: &mut Arguments, name: Arc<str>, value: Value) -> Result<()> {
-        self.budget.allocate(size_of::<(Arc<str>, Value)>())?;
+    fn name_argument(&mut self, arguments: &mut Arguments, name: Text, value: Value) -> Result<()> {
+        self.budget.allocate(size_of::<(Text, Value)>())?;
         self.budget.steps(arguments.named.len())?;
         if arguments.named.iter().any(|(taken, _)| *taken == name) {
             fail!("the argument '{name}' is given twice");
@@ -231,13 +242,14 @@ impl<'t> Interpreter<'t> {
     /// What an error calls a value's type.
     pub(super) fn type_of(&self, value: &Value) -> &'static str {
         match value {
-            Value::Object(id) => match self.get(*id) {
+            Value::Object(id) => match self.get(id) {
                 Object::Namespace(_) => "namespace",
                 Object::Macro(_) => "macro",
                 Object::Loop(_) => "loop",
-                Object::Iterator(_) => "iterator",
+                Object::Iterator(..) => "iterator",
                 Object::Cycler { .. } => "cycler",
                 Object::Joiner { .. } => "joiner",
+                Object::Gone => "object",
             },
             _ => value.type_name(),
         }

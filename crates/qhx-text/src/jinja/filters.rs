@@ -22,19 +22,22 @@ impl Interpreter<'_> {
     pub(super) fn filter(&mut self, name: &str, value: Value, arguments: Arguments) -> Result<Value> {
         // A filter may call others: `map('map', …)`.
         self.budget.enter()?;
-        let result = if text::NAMES.contains(&name) {
-            self.text_filter(name, value, arguments)
-        } else if sequence::NAMES.contains(&name) {
-            self.sequence_filter(name, value, arguments)
-        } else if select::NAMES.contains(&name) {
-            self.select_filter(name, &value, arguments)
-        } else if number::NAMES.contains(&name) {
-            self.number_filter(name, &value, arguments)
-        } else if UNSUPPORTED.contains(&name) {
-            fail!("the filter '{name}' is not supported")
-        } else {
-            fail!("there is no filter '{name}'")
-        };
+        self.budget.steps(6)?;
+        let result = self.scoped(|this| {
+            if text::NAMES.contains(&name) {
+                this.text_filter(name, value, arguments)
+            } else if sequence::NAMES.contains(&name) {
+                this.sequence_filter(name, value, arguments)
+            } else if select::NAMES.contains(&name) {
+                this.select_filter(name, &value, arguments)
+            } else if number::NAMES.contains(&name) {
+                this.number_filter(name, &value, arguments)
+            } else if UNSUPPORTED.contains(&name) {
+                fail!("the filter '{name}' is not supported")
+            } else {
+                fail!("there is no filter '{name}'")
+            }
+        });
         self.budget.leave();
         result
     }

@@ -1,12 +1,15 @@
 //! Calls: functions that every template has, macros, methods.
 
 use super::arguments::{Arguments, integer, text};
-use super::ast::{CALLER, KWARGS, VARARGS};
+use super::ast::{CALLER, KWARGS, Symbol, VARARGS};
+use super::budget::{ITEM_BYTES, Paid};
 use super::error::{Failure, Result, fail};
 use super::interpreter::Interpreter;
 use super::object::{Closure, Frame, Object, ObjectId};
+use super::text::Text;
 use super::value::{Dict, Missing, Range, Value};
 use crate::clock;
+use std::collections::BTreeMap;
 
 /// What `range` is bounded by in Jinja's sandbox.
 const MAX_RANGE: usize = 100_000;
@@ -51,13 +54,13 @@ impl<'t> Interpreter<'t> {
             Value::Undefined(missing) => fail!("{}, so it cannot be called", missing.words()),
             Value::Function(function) => self.call_function(*function, arguments),
             Value::Method(method) => self.method(&method.0, &method.1, arguments),
-            Value::Object(id) => match self.get(*id) {
+            Value::Object(id) => match self.get(id) {
                 Object::Macro(closure) => {
                     let closure = closure.clone();
                     self.call_macro(&closure, arguments)
                 }
-                Object::Loop(_) => self.call_loop(*id, arguments),
-                Object::Joiner { .. } => self.call_joiner(*id, arguments),
+                Object::Loop(_) => self.call_loop(id, arguments),
+                Object::Joiner { .. } => self.call_joiner(id, arguments),
                 _ => fail!("a value of type '{}' cannot be called", self.type_of(callee)),
             },
             _ => fail!("a value of type '{}' cannot be called", self.type_of(callee)),
@@ -84,7 +87,9 @@ impl<'t> Interpreter<'t> {
                 if arguments.positional.is_empty() {
                     fail!("cycler needs at least one value");
                 }
-                self.object(Object::Cycler { items: arguments.positional, next: 0 })
+                let mut paid = Paid::default();
+                self.budget.pay(&mut paid, arguments.positional.capacity().saturating_mul(ITEM_BYTES))?;
+                self.object(Object::Cycler { items: arguments.positional, next: 0, _paid: paid })
             }
             Function::Joiner => {
                 let [separator] = arguments.bind(name, ["sep"], 0)?;
@@ -100,8 +105,8 @@ impl<'t> Interpreter<'t> {
                 let format = text(name, format.as_ref())?;
                 // No code stands for more than ten characters.
                 self.budget.allocate(format.len().saturating_mul(10))?;
-                let text = clock::format(self.now, &format);
-                self.text(&text)
+                self.budget.work(format.len().saturating_mul(10))?;
+                self.made(clock::format(self.now, &format))
             }
             Function::Lipsum => fail!("the function 'lipsum' is not supported"),
         }
@@ -148,8 +153,8 @@ impl<'t> Interpreter<'t> {
         for (symbol, default) in parameters {
             explicit_caller |= *symbol == CALLER;
             self.budget.steps(1 + named.len() / 4)?;
-            let by_name = |named: &mut Vec<(_, Value)>| {
-                let place = named.iter().position(|(given, _)| given == self.symbols.name(*symbol))?;
+            let by_name = |named: &mut Vec<(Text, Value)>| {
+                let place = named.iter().position(|(given, _)| **given == **self.symbols.name(*symbol))?;
                 Some(named.remove(place).1)
             };
             match positional.next().or_else(|| by_name(&mut named)) {
@@ -158,10 +163,12 @@ impl<'t> Interpreter<'t> {
             }
         }
         if definition.uses_caller && !explicit_caller {
-            let place = named.iter().position(|(given, _)| given == self.symbols.name(CALLER));
+            let place = named.iter().position(|(given, _)| **given == **self.symbols.name(CALLER));
             let caller = place.map(|place| named.remove(place).1);
-            let caller =
-                caller.unwrap_or_else(|| Value::missing(Missing::Other("no caller is defined: the macro is not used with `call`")));
+            let caller = match caller {
+                Some(caller) => caller,
+                None => self.missing(Missing::Other("no caller is defined: the macro is not used with `call`"))?,
+            };
             self.set_variable(&inner, CALLER, caller)?;
         }
         if definition.uses_kwargs {
@@ -181,16 +188,16 @@ impl<'t> Interpreter<'t> {
         for (symbol, default) in missing {
             let value = match default {
                 Some(default) => self.evaluate(default, &inner)?,
-                None => Value::missing(Missing::Name(self.symbols.name(symbol).clone())),
+                None => self.missing(Missing::Name(self.symbols.name(symbol).clone()))?,
             };
             self.set_variable(&inner, symbol, value)?;
         }
-        let (text, _) = self.capture(|this| this.run(&definition.body, &inner))?;
+        let (output, _) = self.capture(|this| this.run(&definition.body, &inner))?;
         self.budget.leave();
-        self.text(&text)
+        self.made(output.text)
     }
 
-    fn call_joiner(&mut self, id: ObjectId, arguments: Arguments) -> Result<Value> {
+    fn call_joiner(&mut self, id: &ObjectId, arguments: Arguments) -> Result<Value> {
         arguments.none("joiner")?;
         match self.get_mut(id) {
             Object::Joiner { separator, used: true } => Ok(separator.clone()),
@@ -203,9 +210,9 @@ impl<'t> Interpreter<'t> {
     }
 
     /// `next` and `reset` of a cycler.
-    pub(super) fn cycler_method(&mut self, id: ObjectId, name: &str, arguments: Arguments) -> Result<Value> {
+    pub(super) fn cycler_method(&mut self, id: &ObjectId, name: &str, arguments: Arguments) -> Result<Value> {
         arguments.none(name)?;
-        let Object::Cycler { items, next } = self.get_mut(id) else { fail!("a cycler is expected") };
+        let Object::Cycler { items, next, .. } = self.get_mut(id) else { fail!("a cycler is expected") };
         if name == "reset" {
             *next = 0;
             return Ok(Value::None);
@@ -218,13 +225,9 @@ impl<'t> Interpreter<'t> {
     /// A frame with the variables that a render is given.
     pub(super) fn root_frame(&self, variables: Vec<(&str, Value)>) -> std::rc::Rc<Frame> {
         let known = variables.into_iter().filter_map(|(name, value)| Some((self.symbols.find(name)?, value)));
-        let mut by_symbol: Vec<(_, Value)> = Vec::new();
-        for (symbol, value) in known {
-            // Later ones count.
-            by_symbol.retain(|(taken, _)| *taken != symbol);
-            by_symbol.push((symbol, value));
-        }
-        Frame::new(by_symbol, None)
+        // Later ones count.
+        let by_symbol: BTreeMap<Symbol, Value> = known.collect();
+        Frame::new(by_symbol.into_iter().collect(), Paid::default(), None)
     }
 }
 

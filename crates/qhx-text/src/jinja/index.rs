@@ -5,13 +5,12 @@ use super::error::{Failure, Result, fail};
 use super::interpreter::Interpreter;
 use super::methods;
 use super::object::Object;
+use super::text::Text;
 use super::value::{Key, Missing, Range, Value};
-use std::rc::Rc;
-use std::sync::Arc;
 
 impl Interpreter<'_> {
     /// `value.name`: an attribute, else an item of that name.
-    pub(super) fn attribute(&mut self, value: &Value, name: &Arc<str>) -> Result<Value> {
+    pub(super) fn attribute(&mut self, value: &Value, name: &Text) -> Result<Value> {
         if let Some(found) = self.own_attribute(value, name)? {
             return Ok(found);
         }
@@ -20,7 +19,7 @@ impl Interpreter<'_> {
         {
             return Ok(found.clone());
         }
-        Ok(Value::missing(Missing::Attribute { of: self.type_of(value), name: name.clone() }))
+        self.missing(Missing::Attribute { of: self.type_of(value), name: name.clone() })
     }
 
     /// `value[item]`: an item, else an attribute of that name.
@@ -35,9 +34,9 @@ impl Interpreter<'_> {
             Value::Str(name) | Value::Safe(name) => {
                 let of = self.type_of(value);
                 let found = self.own_attribute(value, name)?;
-                Ok(found.unwrap_or_else(|| Value::missing(Missing::Attribute { of, name: name.clone() })))
+                found.map_or_else(|| self.missing(Missing::Attribute { of, name: name.clone() }), Ok)
             }
-            _ => Ok(Value::missing(Missing::Item { of: self.type_of(value) })),
+            _ => self.missing(Missing::Item { of: self.type_of(value) }),
         }
     }
 
@@ -66,7 +65,7 @@ impl Interpreter<'_> {
     }
 
     /// An attribute that the value's type has: methods, and the attributes of objects.
-    pub(super) fn own_attribute(&mut self, value: &Value, name: &Arc<str>) -> Result<Option<Value>> {
+    pub(super) fn own_attribute(&mut self, value: &Value, name: &Text) -> Result<Option<Value>> {
         if let Value::Undefined(missing) = value {
             fail!("{}", missing.words());
         }
@@ -74,17 +73,17 @@ impl Interpreter<'_> {
         if name.starts_with('_') {
             // Names of the language's inside stay inside; other names with an underscore are just not there.
             let inside = name.starts_with("__") && !matches!(value, Value::Object(_));
-            return Ok(inside.then(|| Value::missing(Missing::Unsafe { of, name: name.clone() })));
+            return inside.then(|| self.missing(Missing::Unsafe { of, name: name.clone() })).transpose();
         }
         if let Value::Object(id) = value {
-            let found = match self.get(*id) {
+            let found = match self.get(id) {
                 Object::Namespace(entries) => entries.get(&Key::Str(name.clone())).cloned(),
-                Object::Loop(_) => self.loop_attribute(*id, name)?,
-                Object::Macro(closure) if **name == *"name" => Some(Value::Str(closure.definition.name.clone())),
-                Object::Cycler { items, next } if **name == *"current" => items.get(*next).cloned(),
+                Object::Loop(_) => self.loop_attribute(id, name)?,
+                Object::Macro(closure) if **name == *"name" => Some(Value::Str((&closure.definition.name).into())),
+                Object::Cycler { items, next, .. } if **name == *"current" => items.get(*next).cloned(),
                 _ => None,
             };
-            if found.is_some() || matches!(self.get(*id), Object::Namespace(_)) {
+            if found.is_some() || matches!(self.get(id), Object::Namespace(_)) {
                 return Ok(found);
             }
         }
@@ -95,11 +94,8 @@ impl Interpreter<'_> {
             return Ok(list.items.get(place).cloned());
         }
         Ok(match methods::find(of, name) {
-            methods::Found::Method => {
-                self.budget.allocate(OBJECT_BYTES)?;
-                Some(Value::Method(Rc::new((value.clone(), name.clone()))))
-            }
-            methods::Found::Unsafe => Some(Value::missing(Missing::Unsafe { of, name: name.clone() })),
+            methods::Found::Method => Some(Value::Method(self.budget.keep((value.clone(), name.clone()), OBJECT_BYTES)?)),
+            methods::Found::Unsafe => Some(self.missing(Missing::Unsafe { of, name: name.clone() })?),
             methods::Found::Unsupported => fail!("the attribute '{name}' of '{of}' objects is not supported"),
             methods::Found::Nothing => None,
         })
@@ -131,6 +127,7 @@ impl Interpreter<'_> {
             }
             Value::Str(text) | Value::Safe(text) => {
                 self.budget.allocate(text.len())?;
+                self.budget.work(text.len())?;
                 let length = if text.is_ascii() { text.len() } else { text.chars().count() };
                 let cut = cut(length);
                 let part: String = if step == 1 {
@@ -140,7 +137,7 @@ impl Interpreter<'_> {
                     let characters: Vec<char> = text.chars().collect();
                     cut.places().map(|place| characters[place]).collect()
                 };
-                self.text(&part)
+                self.made(part)
             }
             Value::Range(range) => {
                 let cut = cut(range.len());

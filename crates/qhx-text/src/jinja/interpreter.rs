@@ -1,25 +1,33 @@
 //! Running a template's statements.
 
 use super::ast::{Body, CALLER, Expression, Kind, Macro, Statement, Step, StepKind, Symbol, Symbols, Target};
-use super::budget::{Budget, ENTRY_BYTES, Limits, MAX_OUTPUT_BYTES, OBJECT_BYTES};
+use super::budget::{Budget, ENTRY_BYTES, Limits, MAX_OUTPUT_BYTES, Paid};
 use super::error::{Failure, Result, fail};
-use super::object::{Closure, Frame, Object};
+use super::object::{Closure, Frame, Object, Objects};
 use super::value::{Key, Value};
 use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// One render of a template.
 pub(super) struct Interpreter<'t> {
-    pub(super) budget: Budget,
-    pub(super) objects: Vec<Object<'t>>,
+    pub(super) budget: Budget<'t>,
+    pub(super) objects: Objects<'t>,
     pub(super) symbols: &'t Symbols,
     /// The byte of the source that is being evaluated.
     pub(super) at: usize,
     /// The moment that `strftime_now` tells, in seconds since 1970.
     pub(super) now: i64,
     /// What has been written in the innermost block whose text becomes a value, or else for good.
-    output: String,
+    output: Output,
+}
+
+/// Text that has been written, and what was paid for it.
+#[derive(Default)]
+pub(super) struct Output {
+    pub(super) text: String,
+    paid: Paid,
 }
 
 /// How a body ended.
@@ -31,21 +39,21 @@ pub(super) enum Flow {
 }
 
 impl<'t> Interpreter<'t> {
-    pub(super) fn new(symbols: &'t Symbols, limits: Limits, now: i64) -> Self {
-        Self { budget: Budget::new(limits), objects: Vec::new(), symbols, at: 0, now, output: String::new() }
+    pub(super) fn new(symbols: &'t Symbols, limits: Limits, now: i64, cancel: &'t AtomicBool) -> Self {
+        Self { budget: Budget::new(limits, cancel), objects: Objects::default(), symbols, at: 0, now, output: Output::default() }
     }
 
     /// Renders a whole template.
     pub(super) fn render(&mut self, body: &'t Body, frame: &Rc<Frame>) -> Result<String> {
         self.run(body, frame)?;
-        Ok(std::mem::take(&mut self.output))
+        Ok(std::mem::take(&mut self.output).text)
     }
 
     pub(super) fn run(&mut self, body: &'t Body, frame: &Rc<Frame>) -> Result<Flow> {
         self.budget.enter()?;
         for statement in body {
             self.budget.steps(1)?;
-            let flow = self.statement(statement, frame)?;
+            let flow = self.scoped(|this| this.statement(statement, frame))?;
             if flow != Flow::Next {
                 self.budget.leave();
                 return Ok(flow);
@@ -53,6 +61,14 @@ impl<'t> Interpreter<'t> {
         }
         self.budget.leave();
         Ok(Flow::Next)
+    }
+
+    /// What `work` gives, which was paid for as what it is. What `work` needs for a while is given back.
+    pub(super) fn scoped<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let scratch = self.budget.scratch();
+        let result = work(self)?;
+        self.budget.give_back(scratch);
+        Ok(result)
     }
 
     fn statement(&mut self, statement: &'t Statement, frame: &Rc<Frame>) -> Result<Flow> {
@@ -111,18 +127,14 @@ impl<'t> Interpreter<'t> {
         Ok(Flow::Next)
     }
 
-    pub(super) fn inner_frame(&mut self, frame: &Rc<Frame>) -> Result<Rc<Frame>> {
-        self.budget.allocate(OBJECT_BYTES)?;
-        Ok(Frame::inside(frame))
-    }
-
     /// Writes text to the output.
     fn write(&mut self, text: &str) -> Result<()> {
-        self.budget.allocate(text.len())?;
-        if text.len() > MAX_OUTPUT_BYTES.saturating_sub(self.output.len()) {
+        self.budget.pay(&mut self.output.paid, text.len())?;
+        self.budget.copy(text.len())?;
+        if text.len() > MAX_OUTPUT_BYTES.saturating_sub(self.output.text.len()) {
             return Err(Failure::Limit(format!("{} MiB of text", MAX_OUTPUT_BYTES >> 20)));
         }
-        self.output.push_str(text);
+        self.output.text.push_str(text);
         Ok(())
     }
 
@@ -137,7 +149,7 @@ impl<'t> Interpreter<'t> {
     }
 
     /// What `work` writes, as a text of its own.
-    pub(super) fn capture<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<(String, T)> {
+    pub(super) fn capture<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<(Output, T)> {
         let outer = std::mem::take(&mut self.output);
         let result = work(self)?;
         Ok((std::mem::replace(&mut self.output, outer), result))
@@ -146,8 +158,8 @@ impl<'t> Interpreter<'t> {
     /// What a body inside this frame writes, unless a `break` or `continue` leaves it.
     fn captured(&mut self, body: &'t Body, frame: &Rc<Frame>) -> Result<ControlFlow<Flow, Value>> {
         let inner = self.inner_frame(frame)?;
-        let (text, flow) = self.capture(|this| this.run(body, &inner))?;
-        Ok(if flow == Flow::Next { ControlFlow::Continue(self.text(&text)?) } else { ControlFlow::Break(flow) })
+        let (output, flow) = self.capture(|this| this.run(body, &inner))?;
+        Ok(if flow == Flow::Next { ControlFlow::Continue(self.made(output.text)?) } else { ControlFlow::Break(flow) })
     }
 
     fn filtered(&mut self, mut value: Value, filters: &'t [Step], frame: &Rc<Frame>) -> Result<Value> {
@@ -170,7 +182,7 @@ impl<'t> Interpreter<'t> {
         }
         let mut arguments = self.arguments(arguments, frame)?;
         let caller = self.closure(caller, frame)?;
-        arguments.named.push((self.symbols.name(CALLER).clone(), caller));
+        arguments.named.push((self.symbols.name(CALLER).into(), caller));
         self.at = *at as usize;
         let value = self.call(&callee, arguments)?;
         self.write_value(&value)
@@ -180,13 +192,13 @@ impl<'t> Interpreter<'t> {
         match target {
             Target::Name(name) => self.set_variable(frame, *name, value),
             Target::Attribute { namespace, attribute } => self.assign_attribute(*namespace, attribute, value, frame),
-            Target::Tuple(targets) => {
-                let items = self.items(&value)?;
+            Target::Tuple(targets) => self.scoped(|this| {
+                let items = this.items(&value)?;
                 if items.len() != targets.len() {
                     fail!("{} values cannot be unpacked into {} variables", items.len(), targets.len());
                 }
-                targets.iter().zip(items).try_for_each(|(target, item)| self.assign(target, item, frame))
-            }
+                targets.iter().zip(items).try_for_each(|(target, item)| this.assign(target, item, frame))
+            }),
         }
     }
 
@@ -196,10 +208,11 @@ impl<'t> Interpreter<'t> {
             fail!("a namespace cannot have the attribute '{attribute}': names with an underscore in front are not allowed");
         }
         match holder {
-            Some(Value::Object(id)) if matches!(self.get(id), Object::Namespace(_)) => {
-                self.budget.allocate(ENTRY_BYTES)?;
-                if let Object::Namespace(entries) = self.get_mut(id) {
-                    entries.insert(Value::Str(attribute.clone()), Key::Str(attribute.clone()), value);
+            Some(Value::Object(id)) if matches!(self.get(&id), Object::Namespace(_)) => {
+                if let Object::Namespace(entries) = self.objects.get_mut(&id)
+                    && entries.insert(Value::Str(attribute.into()), Key::Str(attribute.into()), value)
+                {
+                    self.budget.pay(&mut entries.paid, ENTRY_BYTES)?;
                 }
                 Ok(())
             }

@@ -7,16 +7,16 @@ use super::arguments::{Arguments, count, integer, text};
 use super::error::{Result, fail};
 use super::interpreter::Interpreter;
 use super::print::float;
+use super::text::Text;
 use super::value::{Dict, Value};
-use std::sync::Arc;
 
 /// How `json.dumps` was asked to write.
 struct Style {
     escape_non_ascii: bool,
     /// One level of indentation; without it everything stands on one line.
     indent: Option<String>,
-    item_separator: Arc<str>,
-    key_separator: Arc<str>,
+    item_separator: Text,
+    key_separator: Text,
     sort_keys: bool,
 }
 
@@ -41,7 +41,7 @@ impl Interpreter<'_> {
         };
         let mut json = String::new();
         self.write_json(value, &style, 0, &mut json)?;
-        self.text(&json)
+        self.made(json)
     }
 
     fn indentation(&mut self, indent: Option<Value>) -> Result<Option<String>> {
@@ -124,6 +124,7 @@ impl Interpreter<'_> {
 
     fn write_json_string(&mut self, string: &str, style: &Style, json: &mut String) -> Result<()> {
         self.budget.allocate(string.len() + 2)?;
+        self.budget.work(string.len())?;
         json.push('"');
         for character in string.chars() {
             match character {

@@ -2,6 +2,7 @@
 
 use super::arguments::Arguments;
 use super::ast::{For, LOOP};
+use super::budget::{ITEM_BYTES, Paid};
 use super::error::{Result, fail};
 use super::interpreter::{Flow, Interpreter};
 use super::object::{Frame, Loop, Object, ObjectId, Source};
@@ -23,6 +24,7 @@ impl<'t> Interpreter<'t> {
             frame: frame.clone(),
             source,
             ahead: VecDeque::new(),
+            ahead_paid: Paid::default(),
             index0: 0,
             length,
             previous: None,
@@ -30,17 +32,17 @@ impl<'t> Interpreter<'t> {
             changed: None,
             depth0,
         };
-        let this = self.object(Object::Loop(state))?;
-        let Value::Object(id) = this else { fail!("a loop is an object") };
+        let id = &self.new_object(Object::Loop(state))?;
         let mut completed = false;
         let mut first = true;
         while let Some(item) = self.next_item(id)? {
+            self.objects.reclaim();
             if let Object::Loop(state) = self.get_mut(id) {
                 state.index0 += usize::from(!std::mem::take(&mut first));
                 state.previous = state.current.replace(item.clone());
             }
             let inner = self.inner_frame(frame)?;
-            self.set_variable(&inner, LOOP, this.clone())?;
+            self.set_variable(&inner, LOOP, Value::Object(id.clone()))?;
             self.assign(&definition.target, item, &inner)?;
             match self.run(&definition.body, &inner)? {
                 Flow::Next => completed = true,
@@ -61,7 +63,7 @@ impl<'t> Interpreter<'t> {
     }
 
     /// The body of a recursive loop for other items, as a text.
-    pub(super) fn call_loop(&mut self, id: ObjectId, arguments: Arguments) -> Result<Value> {
+    pub(super) fn call_loop(&mut self, id: &ObjectId, arguments: Arguments) -> Result<Value> {
         let [iterable] = arguments.bind("loop", ["iterable"], 1)?;
         let Object::Loop(state) = self.get(id) else { fail!("a loop is expected") };
         let (definition, frame, depth) = (state.definition, state.frame.clone(), state.depth0 + 1);
@@ -70,9 +72,9 @@ impl<'t> Interpreter<'t> {
         }
         let iterable = iterable.unwrap_or(Value::None);
         self.budget.enter()?;
-        let (text, _) = self.capture(|this| this.iterate(definition, &iterable, &frame, depth))?;
+        let (output, _) = self.capture(|this| this.iterate(definition, &iterable, &frame, depth))?;
         self.budget.leave();
-        self.text(&text)
+        self.made(output.text)
     }
 
     /// The items of an iterable value one by one, and how many there are if that is known.
@@ -80,7 +82,7 @@ impl<'t> Interpreter<'t> {
         Ok(match value {
             Value::List(list) | Value::Tuple(list) => (Source::List { list: list.clone(), next: 0 }, Some(list.items.len())),
             Value::Range(range) => (Source::Range { range: *range, next: 0 }, Some(range.len())),
-            Value::Object(id) if matches!(self.get(*id), Object::Iterator(_)) => (Source::Iterator(*id), None),
+            Value::Object(id) if matches!(self.get(id), Object::Iterator(..)) => (Source::Iterator(id.clone()), None),
             _ => {
                 let items = self.items(value)?;
                 let length = items.len();
@@ -89,7 +91,7 @@ impl<'t> Interpreter<'t> {
         })
     }
 
-    fn next_item(&mut self, id: ObjectId) -> Result<Option<Value>> {
+    fn next_item(&mut self, id: &ObjectId) -> Result<Option<Value>> {
         let Object::Loop(state) = self.get_mut(id) else { return Ok(None) };
         match state.ahead.pop_front() {
             Some(item) => Ok(Some(item)),
@@ -98,7 +100,7 @@ impl<'t> Interpreter<'t> {
     }
 
     /// The next item that the loop's condition lets through.
-    fn next_of_source(&mut self, id: ObjectId) -> Result<Option<Value>> {
+    fn next_of_source(&mut self, id: &ObjectId) -> Result<Option<Value>> {
         loop {
             self.budget.steps(1)?;
             let Object::Loop(state) = self.get_mut(id) else { return Ok(None) };
@@ -114,8 +116,8 @@ impl<'t> Interpreter<'t> {
                 }
                 Source::Items(items) => items.pop_front(),
                 Source::Iterator(iterator) => {
-                    let iterator = *iterator;
-                    if let Object::Iterator(items) = self.get_mut(iterator) { items.pop_front() } else { None }
+                    let iterator = iterator.clone();
+                    if let Object::Iterator(items, _) = self.get_mut(&iterator) { items.pop_front() } else { None }
                 }
             };
             let (Some(item), Some(condition)) = (&item, &definition.condition) else { return Ok(item) };
@@ -129,7 +131,7 @@ impl<'t> Interpreter<'t> {
     }
 
     /// The item after the current one.
-    fn peek(&mut self, id: ObjectId) -> Result<Option<Value>> {
+    fn peek(&mut self, id: &ObjectId) -> Result<Option<Value>> {
         let Object::Loop(state) = self.get(id) else { return Ok(None) };
         if let Some(item) = state.ahead.front() {
             return Ok(Some(item.clone()));
@@ -141,25 +143,27 @@ impl<'t> Interpreter<'t> {
         Ok(next)
     }
 
-    fn loop_length(&mut self, id: ObjectId) -> Result<usize> {
+    fn loop_length(&mut self, id: &ObjectId) -> Result<usize> {
         let Object::Loop(state) = self.get(id) else { return Ok(0) };
         if let Some(length) = state.length {
             return Ok(length);
         }
+        let mut paid = Paid::default();
         while let Some(item) = self.next_of_source(id)? {
-            self.budget.allocate(super::budget::ITEM_BYTES)?;
+            self.budget.pay(&mut paid, ITEM_BYTES)?;
             if let Object::Loop(state) = self.get_mut(id) {
                 state.ahead.push_back(item);
             }
         }
         let Object::Loop(state) = self.get_mut(id) else { return Ok(0) };
+        state.ahead_paid = paid;
         let length = state.index0 + 1 + state.ahead.len();
         state.length = Some(length);
         Ok(length)
     }
 
     /// An attribute of `loop`.
-    pub(super) fn loop_attribute(&mut self, id: ObjectId, name: &str) -> Result<Option<Value>> {
+    pub(super) fn loop_attribute(&mut self, id: &ObjectId, name: &str) -> Result<Option<Value>> {
         let Object::Loop(state) = self.get(id) else { return Ok(None) };
         let (index0, depth0) = (state.index0, state.depth0);
         let number = |value: usize| Ok(Some(Value::Int(value as i128)));
@@ -175,18 +179,18 @@ impl<'t> Interpreter<'t> {
             "last" => Ok(Some(Value::Bool(self.peek(id)?.is_none()))),
             "previtem" => {
                 let previous = state.previous.clone().filter(|_| index0 > 0);
-                Ok(Some(previous.unwrap_or_else(|| Value::missing(Missing::Other("there is no previous item")))))
+                Ok(Some(previous.map_or_else(|| self.missing(Missing::Other("there is no previous item")), Ok)?))
             }
             "nextitem" => {
                 let next = self.peek(id)?;
-                Ok(Some(next.unwrap_or_else(|| Value::missing(Missing::Other("there is no next item")))))
+                Ok(Some(next.map_or_else(|| self.missing(Missing::Other("there is no next item")), Ok)?))
             }
             _ => Ok(None),
         }
     }
 
     /// `loop.cycle` and `loop.changed`.
-    pub(super) fn loop_method(&mut self, id: ObjectId, name: &str, arguments: Arguments) -> Result<Value> {
+    pub(super) fn loop_method(&mut self, id: &ObjectId, name: &str, arguments: Arguments) -> Result<Value> {
         let Object::Loop(state) = self.get(id) else { fail!("a loop is expected") };
         let (index0, before) = (state.index0, state.changed.clone());
         arguments.without_names(name)?;
@@ -245,8 +249,12 @@ impl<'t> Interpreter<'t> {
                 items.extend((0..range.len()).filter_map(|index| range.get(index)));
                 Ok(items)
             }
-            Value::Object(id) => match self.get_mut(*id) {
-                Object::Iterator(items) => Ok(std::mem::take(items).into()),
+            Value::Object(id) => match self.get_mut(id) {
+                Object::Iterator(items, paid) => {
+                    let (items, _paid) = (std::mem::take(items), std::mem::take(paid));
+                    self.budget.allocate_many(items.len(), ITEM_BYTES)?;
+                    Ok(items.into())
+                }
                 _ => fail!("{} cannot be iterated over", self.type_of(value)),
             },
             Value::None | Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::Function(_) | Value::Method(_) => {

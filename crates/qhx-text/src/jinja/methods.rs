@@ -87,12 +87,12 @@ impl Interpreter<'_> {
                     _ => Value::Int(value.as_int().unwrap_or(0)),
                 })
             }
-            Value::Object(id) => self.object_method(*id, value, name, arguments),
+            Value::Object(id) => self.object_method(id, value, name, arguments),
             _ => fail!("a value of type '{}' has no method '{name}'", self.type_of(value)),
         }
     }
 
-    fn object_method(&mut self, id: ObjectId, value: &Value, name: &str, arguments: Arguments) -> Result<Value> {
+    fn object_method(&mut self, id: &ObjectId, value: &Value, name: &str, arguments: Arguments) -> Result<Value> {
         match self.type_of(value) {
             "loop" => self.loop_method(id, name, arguments),
             "cycler" => self.cycler_method(id, name, arguments),

@@ -28,6 +28,7 @@ mod operators;
 mod parser;
 mod predicates;
 mod print;
+mod text;
 mod value;
 
 pub(super) use budget::Limits;
@@ -36,8 +37,11 @@ pub(super) use error::Error;
 use budget::MAX_SOURCE_BYTES;
 use error::Failure;
 use interpreter::Interpreter;
+use lexer::{Placed, Token};
 use parser::Parsed;
 use serde_json::Value as Json;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use value::Value;
 
 /// A compiled template.
@@ -45,27 +49,47 @@ use value::Value;
 pub(super) struct Template {
     source: String,
     parsed: Parsed,
+    /// What stands between its tags, and its strings.
+    texts: Vec<Arc<str>>,
 }
 
 impl Template {
-    pub(super) fn new(source: &str) -> Result<Self, Error> {
+    /// Compiles a template, or says what is wrong and where.
+    pub(super) fn new(source: &str) -> Result<Self, String> {
         if source.len() > MAX_SOURCE_BYTES {
-            return Err(Error::Problem(format!("it has {} bytes, at most {MAX_SOURCE_BYTES} are compiled", source.len())));
+            return Err(format!("it has {} bytes, at most {MAX_SOURCE_BYTES} are compiled", source.len()));
         }
         let source = lexer::normalised(source);
-        let located = |(failure, at): (Failure, usize)| failure.located(&source, at);
-        let parsed = lexer::tokens(&source).and_then(parser::parse).map_err(located)?;
-        Ok(Self { parsed, source })
+        let located = |(failure, at): (Failure, usize)| failure.located(&source, at).words();
+        let tokens = lexer::tokens(&source).map_err(located)?;
+        let text = |placed: &Placed| match &placed.token {
+            Token::Text(text) | Token::Str(text) => Some(text.clone()),
+            _ => None,
+        };
+        let texts = tokens.iter().filter_map(text).collect();
+        let parsed = parser::parse(tokens).map_err(located)?;
+        Ok(Self { parsed, texts, source })
     }
 
-    /// Renders the template with these variables. `now` is the moment that `strftime_now` tells, in seconds since 1970.
+    /// Whether it looks for an attribute or item of this name in some value.
+    pub(super) fn reads_field(&self, name: &str) -> bool {
+        self.parsed.fields.contains(name)
+    }
+
+    /// Whether this stands between its tags or in one of its strings.
+    pub(super) fn has_text(&self, text: &str) -> bool {
+        self.texts.iter().any(|own| own.contains(text))
+    }
+
+    /// Renders the template with these variables. `now` is the moment that `strftime_now` tells, in seconds since 1970. Stops soon after `cancel` is set.
     pub(super) fn render<'v>(
         &self,
         variables: impl IntoIterator<Item = (&'v str, &'v Json)>,
         limits: Limits,
         now: i64,
+        cancel: &AtomicBool,
     ) -> Result<String, Error> {
-        let mut interpreter = Interpreter::new(&self.parsed.symbols, limits, now);
+        let mut interpreter = Interpreter::new(&self.parsed.symbols, limits, now, cancel);
         let values = variables.into_iter().map(|(name, json)| Ok((name, Value::from_json(json)?)));
         let rendered = values.collect::<error::Result<Vec<_>>>().and_then(|variables| {
             let frame = interpreter.root_frame(variables);

@@ -7,6 +7,10 @@ use super::value::Value;
 
 impl Interpreter<'_> {
     pub(super) fn arithmetic(&mut self, operator: Operator, left: &Value, right: &Value) -> Result<Value> {
+        self.scoped(|this| this.arithmetic_within(operator, left, right))
+    }
+
+    fn arithmetic_within(&mut self, operator: Operator, left: &Value, right: &Value) -> Result<Value> {
         for value in [left, right] {
             if let Value::Undefined(missing) = value {
                 fail!("{}", missing.words());
@@ -26,7 +30,7 @@ impl Interpreter<'_> {
             (Operator::Multiply, _, _) if repeated(left, right).is_some() => self.repeat(left, right),
             (Operator::Remainder, Value::Str(format), _) => {
                 let text = self.percent_format(format, right)?;
-                self.text(&text)
+                self.made(text)
             }
             _ => match (left.as_int(), right.as_int()) {
                 (Some(a), Some(b)) => integers(operator, a, b),
@@ -55,8 +59,7 @@ impl Interpreter<'_> {
 
     fn joined(&mut self, a: &str, b: &str) -> Result<Value> {
         self.budget.allocate(a.len() + b.len())?;
-        let text = [a, b].concat();
-        self.text(&text)
+        self.made([a, b].concat())
     }
 
     fn joined_safe(&mut self, left: &Value, right: &Value) -> Result<Value> {
@@ -68,8 +71,7 @@ impl Interpreter<'_> {
                 _ => fail!("`+` does not work on 'str' and '{}'", self.type_of(value)),
             }
         }
-        self.budget.allocate(text.len())?;
-        Ok(Value::Safe(text.into()))
+        self.safe(text)
     }
 
     fn joined_items(&mut self, a: &[Value], b: &[Value]) -> Result<Vec<Value>> {
@@ -87,7 +89,7 @@ impl Interpreter<'_> {
                 self.budget.allocate_many(count, text.len())?;
                 // An empty text is never worth a loop.
                 let text = if text.is_empty() { String::new() } else { text.repeat(count) };
-                self.text(&text)
+                self.made(text)
             }
             _ => {
                 let list = value.as_items().unwrap_or_default();

@@ -8,6 +8,7 @@ use super::ast::{Body, Symbol, Symbols};
 use super::budget::MAX_NESTING;
 use super::error::{Failure, Result, fail};
 use super::lexer::{Placed, Token};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// A parsed template.
@@ -15,13 +16,24 @@ use std::sync::Arc;
 pub(super) struct Parsed {
     pub(super) body: Body,
     pub(super) symbols: Symbols,
+    /// The names of all attributes and items that it looks for in values.
+    pub(super) fields: HashSet<Arc<str>>,
 }
 
 /// Parses a template's tokens, or says what is wrong and at which byte.
 pub(super) fn parse(tokens: Vec<Placed>) -> std::result::Result<Parsed, (Failure, usize)> {
-    let mut parser = Parser { tokens, next: 0, symbols: Symbols::new(), nesting: 0, loops: 0, can_break: false, macros: Vec::new() };
+    let mut parser = Parser {
+        tokens,
+        next: 0,
+        symbols: Symbols::new(),
+        fields: HashSet::new(),
+        nesting: 0,
+        loops: 0,
+        can_break: false,
+        macros: Vec::new(),
+    };
     match parser.body(&[]) {
-        Ok(body) => Ok(Parsed { body, symbols: parser.symbols }),
+        Ok(body) => Ok(Parsed { body, symbols: parser.symbols, fields: parser.fields }),
         Err(failure) => Err((failure, parser.at())),
     }
 }
@@ -30,6 +42,7 @@ struct Parser {
     tokens: Vec<Placed>,
     next: usize,
     symbols: Symbols,
+    fields: HashSet<Arc<str>>,
     nesting: usize,
     /// How many loops are open.
     loops: usize,
@@ -139,14 +152,13 @@ impl Parser {
 
     /// A name that is read.
     fn mention(&mut self, name: &Arc<str>) -> Symbol {
-        for mentioned in &mut self.macros {
-            match &**name {
-                "caller" => mentioned.caller = true,
-                "kwargs" => mentioned.kwargs = true,
-                "varargs" => mentioned.varargs = true,
-                _ => {}
-            }
-        }
+        let mention: fn(&mut Mentioned) = match &**name {
+            "caller" => |mentioned| mentioned.caller = true,
+            "kwargs" => |mentioned| mentioned.kwargs = true,
+            "varargs" => |mentioned| mentioned.varargs = true,
+            _ => return self.symbols.number(name),
+        };
+        self.macros.iter_mut().for_each(mention);
         self.symbols.number(name)
     }
 }

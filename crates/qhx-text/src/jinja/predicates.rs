@@ -10,6 +10,10 @@ use super::value::Value;
 
 impl Interpreter<'_> {
     pub(super) fn test(&mut self, name: &str, value: &Value, arguments: Arguments) -> Result<bool> {
+        self.scoped(|this| this.test_within(name, value, arguments))
+    }
+
+    fn test_within(&mut self, name: &str, value: &Value, arguments: Arguments) -> Result<bool> {
         let comparison = match name {
             "eq" | "equalto" | "==" => Some(Comparison::Equal),
             "ne" | "!=" => Some(Comparison::NotEqual),
@@ -61,12 +65,12 @@ impl Interpreter<'_> {
             }
             "iterable" => match value {
                 Value::None | Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::Function(_) | Value::Method(_) => false,
-                Value::Object(id) => matches!(self.get(*id), Object::Iterator(_) | Object::Loop(_)),
+                Value::Object(id) => matches!(self.get(id), Object::Iterator(..) | Object::Loop(_)),
                 _ => true,
             },
             "callable" => match value {
                 Value::Undefined(_) | Value::Function(_) | Value::Method(_) => true,
-                Value::Object(id) => matches!(self.get(*id), Object::Macro(_) | Object::Loop(_) | Object::Joiner { .. }),
+                Value::Object(id) => matches!(self.get(id), Object::Macro(_) | Object::Loop(_) | Object::Joiner { .. }),
                 _ => false,
             },
             "even" => self.remainder(value, 2, 0)?,

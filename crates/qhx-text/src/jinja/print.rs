@@ -21,8 +21,8 @@ impl Interpreter<'_> {
         match value {
             Value::Undefined(_) => Ok(()),
             Value::Str(string) | Value::Safe(string) => self.append(text, string),
-            Value::Object(id) => match self.get(*id) {
-                Object::Joiner { .. } | Object::Cycler { .. } | Object::Iterator(_) => {
+            Value::Object(id) => match self.get(id) {
+                Object::Joiner { .. } | Object::Cycler { .. } | Object::Iterator(..) => {
                     Err(Failure::Problem(format!("a value of type '{}' cannot be printed", self.type_of(value))))
                 }
                 _ => self.represent(value, text),
@@ -68,22 +68,22 @@ impl Interpreter<'_> {
             }
             Value::Range(range) if range.step == 1 => self.append(text, &format!("range({}, {})", range.start, range.stop)),
             Value::Range(range) => self.append(text, &format!("range({}, {}, {})", range.start, range.stop, range.step)),
-            Value::Object(id) => self.represent_object(*id, text, within),
+            Value::Object(id) => self.represent_object(id, text, within),
             Value::Function(function) => self.append(text, &format!("<function {}>", function.name())),
             Value::Method(method) => self.append(text, &format!("<built-in method {} of {} object>", method.1, method.0.type_name())),
         }
     }
 
-    fn represent_object(&mut self, id: ObjectId, text: &mut String, within: &mut Vec<ObjectId>) -> Result<()> {
+    fn represent_object(&mut self, id: &ObjectId, text: &mut String, within: &mut Vec<ObjectId>) -> Result<()> {
         match self.get(id) {
-            Object::Namespace(_) if within.contains(&id) => self.append(text, "<Namespace {...}>"),
+            Object::Namespace(_) if within.contains(id) => self.append(text, "<Namespace {...}>"),
             Object::Namespace(entries) => {
                 let entries = entries.entries().to_vec();
                 self.budget.allocate_many(entries.len(), size_of::<(Value, Value)>())?;
                 if within.len() >= MAX_NAMESPACES {
                     return Err(Failure::Limit(format!("{MAX_NAMESPACES} namespaces in each other")));
                 }
-                within.push(id);
+                within.push(id.clone());
                 self.append(text, "<Namespace {")?;
                 self.represent_pairs(&entries, text, within)?;
                 within.pop();
@@ -98,7 +98,7 @@ impl Interpreter<'_> {
                 self.append(text, &format!("<LoopContext {index}/{length}>"))
             }
             _ => {
-                let name = self.type_of(&Value::Object(id));
+                let name = self.type_of(&Value::Object(id.clone()));
                 Err(Failure::Problem(format!("a value of type '{name}' cannot be printed")))
             }
         }
@@ -132,6 +132,7 @@ impl Interpreter<'_> {
     fn represent_string(&mut self, string: &str, text: &mut String) -> Result<()> {
         // No character becomes more than ten bytes per byte of its own.
         self.budget.allocate(string.len() + 2)?;
+        self.budget.work(string.len())?;
         let quote = if string.contains('\'') && !string.contains('"') { '"' } else { '\'' };
         text.push(quote);
         for character in string.chars() {

@@ -2,11 +2,12 @@
 //!
 //! All values but objects are immutable and hold no object, only its number: so nothing can contain itself, and lists and dicts know how deep they are.
 
-use super::budget::{ENTRY_BYTES, ITEM_BYTES, MAX_VALUE_DEPTH, OBJECT_BYTES};
+use super::budget::{ENTRY_BYTES, ITEM_BYTES, Kept, MAX_VALUE_DEPTH, OBJECT_BYTES, Paid};
 use super::error::{Failure, Result, fail};
 use super::functions::Function;
 use super::interpreter::Interpreter;
 use super::object::ObjectId;
+use super::text::Text;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,14 +15,14 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub(super) enum Value {
     /// What does not exist, with the words for it.
-    Undefined(Rc<Missing>),
+    Undefined(Rc<Kept<Missing>>),
     None,
     Bool(bool),
     Int(i128),
     Float(f64),
-    Str(Arc<str>),
+    Str(Text),
     /// A text that was marked as safe HTML. Adding to it escapes what is added.
-    Safe(Arc<str>),
+    Safe(Text),
     List(Rc<List>),
     Tuple(Rc<List>),
     Dict(Rc<Dict>),
@@ -32,7 +33,7 @@ pub(super) enum Value {
     Object(ObjectId),
     Function(Function),
     /// A method and the value it belongs to.
-    Method(Rc<(Value, Arc<str>)>),
+    Method(Rc<Kept<(Value, Text)>>),
 }
 
 /// Why something is undefined.
@@ -41,7 +42,7 @@ pub(super) enum Missing {
     Name(Arc<str>),
     Attribute {
         of: &'static str,
-        name: Arc<str>,
+        name: Text,
     },
     Item {
         of: &'static str,
@@ -49,7 +50,7 @@ pub(super) enum Missing {
     /// Python has it, and the sandbox does not give it out.
     Unsafe {
         of: &'static str,
-        name: Arc<str>,
+        name: Text,
     },
     Other(&'static str),
 }
@@ -61,6 +62,7 @@ pub(super) struct List {
     depth: u16,
     /// Whether it is what `groupby` gives, whose two items have names.
     pub(super) is_group: bool,
+    _paid: Paid,
 }
 
 /// Entries in the order in which their keys came.
@@ -69,6 +71,7 @@ pub(super) struct Dict {
     entries: Vec<(Value, Value)>,
     places: HashMap<Key, usize>,
     depth: u16,
+    pub(super) paid: Paid,
 }
 
 /// A value as a key: values that are equal in Python have equal keys.
@@ -79,7 +82,7 @@ pub(super) enum Key {
     Int(i128),
     /// The bits of a number that is not whole.
     Float(u64),
-    Str(Arc<str>),
+    Str(Text),
     Tuple(Vec<Key>),
     Object(ObjectId),
     Range(Range),
@@ -127,16 +130,16 @@ impl Dict {
         self.places.get(key).map(|place| &self.entries[*place].1)
     }
 
-    /// Sets an entry; a key that is already there keeps its place.
-    pub(super) fn insert(&mut self, key: Value, by: Key, value: Value) {
+    /// Sets an entry; a key that is already there keeps its place. Says whether it was not there.
+    pub(super) fn insert(&mut self, key: Value, by: Key, value: Value) -> bool {
         self.depth = self.depth.max(key.depth()).max(value.depth());
-        match self.places.get(&by) {
-            Some(&place) => self.entries[place].1 = value,
-            None => {
-                self.places.insert(by, self.entries.len());
-                self.entries.push((key, value));
-            }
+        if let Some(&place) = self.places.get(&by) {
+            self.entries[place].1 = value;
+            return false;
         }
+        self.places.insert(by, self.entries.len());
+        self.entries.push((key, value));
+        true
     }
 }
 
@@ -202,10 +205,6 @@ impl Value {
         }
     }
 
-    pub(super) fn missing(missing: Missing) -> Self {
-        Self::Undefined(Rc::new(missing))
-    }
-
     /// A JSON value as a template sees it. Nothing is charged: it is the caller's.
     pub(crate) fn from_json(json: &serde_json::Value) -> Result<Self> {
         Ok(match json {
@@ -217,11 +216,13 @@ impl Value {
                 (None, None) => Self::Float(number.as_f64().unwrap_or(f64::NAN)),
             },
             serde_json::Value::String(text) => Self::Str(text.as_str().into()),
-            serde_json::Value::Array(items) => list(items.iter().map(Self::from_json).collect::<Result<_>>()?, Self::List)?,
+            serde_json::Value::Array(items) => {
+                list(items.iter().map(Self::from_json).collect::<Result<_>>()?, false, Paid::default(), Self::List)?
+            }
             serde_json::Value::Object(entries) => {
                 let mut dict = Dict::default();
                 for (name, value) in entries {
-                    let name: Arc<str> = name.as_str().into();
+                    let name: Text = name.as_str().into();
                     dict.insert(Self::Str(name.clone()), Key::Str(name), Self::from_json(value)?);
                 }
                 checked(Self::Dict(Rc::new(dict)))?
@@ -250,17 +251,37 @@ fn checked(value: Value) -> Result<Value> {
     Ok(value)
 }
 
-fn list(items: Vec<Value>, kind: impl Fn(Rc<List>) -> Value) -> Result<Value> {
+fn list(items: Vec<Value>, is_group: bool, paid: Paid, kind: impl Fn(Rc<List>) -> Value) -> Result<Value> {
     let depth = items.iter().map(Value::depth).max().unwrap_or(0) + 1;
-    checked(kind(Rc::new(List { items, depth, is_group: false })))
+    checked(kind(Rc::new(List { items, depth, is_group, _paid: paid })))
 }
 
 /// Making values: each is paid for before it is made.
 impl Interpreter<'_> {
     /// A text.
     pub(super) fn text(&mut self, text: &str) -> Result<Value> {
-        self.budget.allocate(text.len() + OBJECT_BYTES)?;
-        Ok(Value::Str(text.into()))
+        self.budget.allocate(text.len())?;
+        self.made(text.to_owned())
+    }
+
+    /// A text that was paid for when it was put together.
+    pub(super) fn made(&mut self, text: String) -> Result<Value> {
+        Ok(Value::Str(self.kept(text)?))
+    }
+
+    /// The same as a text that is safe HTML.
+    pub(super) fn safe(&mut self, text: String) -> Result<Value> {
+        Ok(Value::Safe(self.kept(text)?))
+    }
+
+    fn kept(&mut self, text: String) -> Result<Text> {
+        let bytes = text.len() + OBJECT_BYTES;
+        Ok(Text::Made(self.budget.keep(text.into_boxed_str(), bytes)?))
+    }
+
+    /// What is undefined.
+    pub(super) fn missing(&mut self, missing: Missing) -> Result<Value> {
+        Ok(Value::Undefined(self.budget.keep(missing, OBJECT_BYTES)?))
     }
 
     /// Puts a piece behind a text that is being made.
@@ -292,39 +313,41 @@ impl Interpreter<'_> {
 
     /// A list of items that were paid for when they were put together.
     pub(super) fn list(&mut self, items: Vec<Value>) -> Result<Value> {
-        self.budget.allocate(OBJECT_BYTES)?;
-        self.budget.steps(items.len())?;
-        list(items, Value::List)
+        let paid = self.paid_for(&items)?;
+        list(items, false, paid, Value::List)
     }
 
     /// The same as a tuple.
     pub(super) fn tuple(&mut self, items: Vec<Value>) -> Result<Value> {
-        self.budget.allocate(OBJECT_BYTES)?;
+        let paid = self.paid_for(&items)?;
+        list(items, false, paid, Value::Tuple)
+    }
+
+    fn paid_for(&mut self, items: &Vec<Value>) -> Result<Paid> {
+        let mut paid = Paid::default();
+        self.budget.pay(&mut paid, OBJECT_BYTES + items.capacity().saturating_mul(ITEM_BYTES))?;
         self.budget.steps(items.len())?;
-        list(items, Value::Tuple)
+        Ok(paid)
     }
 
     /// The two items that `groupby` gives for a group.
     pub(super) fn group(&mut self, key: Value, items: Value) -> Result<Value> {
-        self.budget.allocate(OBJECT_BYTES + 2 * ITEM_BYTES)?;
-        list(vec![key, items], |list| {
-            Value::Tuple(match Rc::try_unwrap(list) {
-                Ok(list) => Rc::new(List { is_group: true, ..list }),
-                Err(shared) => shared,
-            })
-        })
+        let items = vec![key, items];
+        let paid = self.paid_for(&items)?;
+        list(items, true, paid, Value::Tuple)
     }
 
     /// Sets an entry of a dict that is being made.
     pub(super) fn insert(&mut self, dict: &mut Dict, key: Value, value: Value) -> Result<()> {
         let by = self.key(&key)?;
-        self.budget.allocate(ENTRY_BYTES)?;
-        dict.insert(key, by, value);
+        if dict.insert(key, by, value) {
+            self.budget.pay(&mut dict.paid, ENTRY_BYTES)?;
+        }
         Ok(())
     }
 
-    pub(super) fn dict(&mut self, dict: Dict) -> Result<Value> {
-        self.budget.allocate(OBJECT_BYTES)?;
+    pub(super) fn dict(&mut self, mut dict: Dict) -> Result<Value> {
+        self.budget.pay(&mut dict.paid, OBJECT_BYTES)?;
         checked(Value::Dict(Rc::new(dict)))
     }
 
@@ -344,9 +367,14 @@ impl Interpreter<'_> {
             }
             Value::Tuple(tuple) => {
                 self.budget.allocate_many(tuple.items.len(), size_of::<Key>())?;
-                Key::Tuple(tuple.items.iter().map(|item| self.key(item)).collect::<Result<_>>()?)
+                let mut keys = Vec::with_capacity(tuple.items.len());
+                for item in &tuple.items {
+                    self.budget.steps(2)?;
+                    keys.push(self.key(item)?);
+                }
+                Key::Tuple(keys)
             }
-            Value::Object(object) => Key::Object(*object),
+            Value::Object(object) => Key::Object(object.clone()),
             Value::Range(range) => Key::Range(*range),
             Value::Function(function) => Key::Function(*function),
             Value::List(_) | Value::Dict(_) | Value::View(..) | Value::Method(_) => {

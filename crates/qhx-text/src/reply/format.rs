@@ -70,8 +70,7 @@ impl ReplyFormat {
 
     /// As a template has it.
     pub fn of(template: &ChatTemplate) -> Self {
-        let source = template.source();
-        let has = |(open, close): &&(&str, &str)| source.contains(open) && source.contains(close);
+        let has = |(open, close): &&(&str, &str)| template.has_text(open) && template.has_text(close);
         let reasoning = REASONING.iter().find(has).map(|(open, close)| Marks::new(open, close));
         // Some templates take the arguments as an object, some as a text.
         let as_object = json!({ KEY: VALUE });
@@ -146,7 +145,8 @@ mod tests {
         <function={{ c.function.name }}>\n{% for k, v in c.function.arguments | items %}<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}";
     /// Braces with quotes of their own.
     const BRACES: &str = "{% for m in messages %}<|turn>{{ m.role }}\n{% for c in m.tool_calls or [] %}<|tool_call>call:{{ c.function.name }}{{ '{' }}\
-        {%- for k, v in c.function.arguments | items %}{{ k }}:<|\"|>{{ v }}<|\"|>{% endfor %}{{ '}' }}<tool_call|>{% endfor %}<turn|>\n{% endfor %}{# <|channel>thought <channel|> #}";
+        {%- for k, v in c.function.arguments | items %}{{ k }}:<|\"|>{{ v }}<|\"|>{% endfor %}{{ '}' }}<tool_call|>{% endfor %}<turn|>\n{% endfor %}\
+        {# <think> </think> #}{{ '<|channel>thought\n<channel|>' if thinking }}";
 
     fn format(source: &str) -> ReplyFormat {
         ReplyFormat::of(&ChatTemplate::new(source, []).unwrap())

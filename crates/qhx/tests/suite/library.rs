@@ -2,7 +2,7 @@
 
 #![cfg(feature = "builtin")]
 
-use qhx::{Cancel, DeviceChoice, Error, FinishReason, LogitBias, Model, ModelOptions, OpenEvent, Places};
+use qhx::{Cancel, DeviceChoice, Error, FinishReason, LogitBias, Model, ModelOptions, OpenEvent, Places, ReplyRequest, text};
 use std::path::{Path, PathBuf};
 
 fn fixture(name: &str) -> PathBuf {
@@ -80,6 +80,16 @@ fn answers_can_be_stopped_from_elsewhere() {
     assert!((3..150).contains(&answer.ids.len()), "{}", answer.ids.len());
     cancel.clear();
     assert_ne!(chat.ask("What is the capital of Spain?").unwrap().finish_reason, FinishReason::Cancelled);
+}
+
+#[test]
+fn a_conversation_that_nobody_waits_for_is_not_rendered() {
+    let request = || ReplyRequest::new(text::Chat::new(vec![text::Message::new("user", "Tell me a story.")]));
+    let stopped = request();
+    stopped.cancel.cancel();
+    let model = builtin();
+    assert!(model.count_tokens(request()).is_ok());
+    assert!(model.count_tokens(stopped).err().is_some_and(|error| error.is_cancelled()));
 }
 
 #[test]

@@ -6,7 +6,6 @@ use crate::jinja::arguments::{Arguments, text};
 use crate::jinja::error::{Result, fail};
 use crate::jinja::interpreter::Interpreter;
 use crate::jinja::value::{Missing, Value};
-use std::sync::Arc;
 
 pub(super) const NAMES: &[&str] = &["attr", "map", "reject", "rejectattr", "select", "selectattr"];
 
@@ -18,7 +17,7 @@ impl Interpreter<'_> {
                 let attribute = text(name, attribute.as_ref())?;
                 let of = self.type_of(value);
                 let found = self.own_attribute(value, &attribute)?;
-                Ok(found.unwrap_or_else(|| Value::missing(Missing::Attribute { of, name: attribute })))
+                found.map_or_else(|| self.missing(Missing::Attribute { of, name: attribute }), Ok)
             }
             "map" => self.mapped(value, arguments),
             _ => self.selected(name, value, arguments),
@@ -92,7 +91,7 @@ impl Interpreter<'_> {
         }
     }
 
-    fn path_of(&mut self, text: &Arc<str>) -> Result<Vec<Value>> {
+    fn path_of(&mut self, text: &str) -> Result<Vec<Value>> {
         let mut path = Vec::new();
         for part in text.split('.') {
             let is_index = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
@@ -155,7 +154,7 @@ impl Interpreter<'_> {
         match attribute {
             Some(Value::Str(text) | Value::Safe(text)) => {
                 for part in text.split(',') {
-                    paths.push(self.path_of(&part.into())?);
+                    paths.push(self.path_of(part)?);
                 }
             }
             other => paths.push(self.path(other)?),

@@ -2,10 +2,11 @@
 
 use crate::jinja::arguments::{Arguments, count, integer, text};
 use crate::jinja::ast::Operator;
+use crate::jinja::budget::ENTRY_BYTES;
 use crate::jinja::error::{Result, fail};
 use crate::jinja::interpreter::Interpreter;
 use crate::jinja::object::Object;
-use crate::jinja::value::{Missing, Value, View};
+use crate::jinja::value::{Dict, Missing, Value, View};
 
 #[rustfmt::skip]
 pub(super) const NAMES: &[&str] = &[
@@ -34,12 +35,13 @@ impl Interpreter<'_> {
             "unique" => {
                 let [case_sensitive, attribute] = arguments.bind(name, ["case_sensitive", "attribute"], 0)?;
                 let case_sensitive = case_sensitive.is_some_and(|flag| self.truth(&flag));
-                let mut seen = std::collections::HashSet::new();
+                let mut seen = Dict::default();
                 let mut unique = Vec::new();
                 for (key, item) in self.keyed(&value, attribute.as_ref(), case_sensitive, None)? {
                     let key = self.key(&key)?;
-                    self.budget.allocate(size_of_val(&key))?;
-                    if seen.insert(key) {
+                    self.budget.allocate(ENTRY_BYTES)?;
+                    self.budget.steps(24)?;
+                    if seen.insert(Value::None, key, Value::None) {
                         self.push(&mut unique, item)?;
                     }
                 }
@@ -59,7 +61,7 @@ impl Interpreter<'_> {
                         best = Some((key, item));
                     }
                 }
-                Ok(best.map_or_else(|| Value::missing(Missing::Other("the sequence is empty")), |(_, item)| item))
+                best.map_or_else(|| self.missing(Missing::Other("the sequence is empty")), |(_, item)| Ok(item))
             }
             "sum" => {
                 let [attribute, start] = arguments.bind(name, ["attribute", "start"], 0)?;
@@ -88,17 +90,17 @@ impl Interpreter<'_> {
             "count" | "length" => Ok(Value::Int(self.length(value)? as i128)),
             "first" => {
                 if let Value::Object(id) = value
-                    && let Object::Iterator(items) = self.get_mut(*id)
+                    && let Object::Iterator(items, _) = self.get_mut(id)
                 {
                     let first = items.pop_front();
-                    return Ok(first.unwrap_or_else(|| Value::missing(Missing::Other("the sequence is empty"))));
+                    return first.map_or_else(|| self.missing(Missing::Other("the sequence is empty")), Ok);
                 }
                 let first = match value {
                     Value::List(list) | Value::Tuple(list) => list.items.first().cloned(),
                     Value::Range(range) => range.get(0),
                     _ => self.items(value)?.into_iter().next(),
                 };
-                Ok(first.unwrap_or_else(|| Value::missing(Missing::Other("the sequence is empty"))))
+                first.map_or_else(|| self.missing(Missing::Other("the sequence is empty")), Ok)
             }
             "last" => {
                 if let Value::Object(_) = value {
@@ -108,7 +110,7 @@ impl Interpreter<'_> {
                     Value::List(list) | Value::Tuple(list) => list.items.last().cloned(),
                     _ => self.items(value)?.pop(),
                 };
-                Ok(last.unwrap_or_else(|| Value::missing(Missing::Other("the sequence is empty"))))
+                last.map_or_else(|| self.missing(Missing::Other("the sequence is empty")), Ok)
             }
             "list" => {
                 let items = self.items(value)?;
@@ -117,8 +119,8 @@ impl Interpreter<'_> {
             "reverse" => match value {
                 Value::Str(text) | Value::Safe(text) => {
                     self.budget.allocate(text.len())?;
-                    let reversed: String = text.chars().rev().collect();
-                    self.text(&reversed)
+                    self.budget.work(text.len())?;
+                    self.made(text.chars().rev().collect())
                 }
                 _ => {
                     let mut items = self.items(value)?;
@@ -148,7 +150,7 @@ impl Interpreter<'_> {
             Value::List(list) | Value::Tuple(list) => list.items.len(),
             Value::Dict(dict) | Value::View(_, dict) => dict.len(),
             Value::Range(range) => range.len(),
-            Value::Object(id) if matches!(self.get(*id), Object::Loop(_)) => match self.loop_attribute(*id, "length")? {
+            Value::Object(id) if matches!(self.get(id), Object::Loop(_)) => match self.loop_attribute(id, "length")? {
                 Some(length) => count(length.as_int().unwrap_or(0)),
                 None => 0,
             },

@@ -35,7 +35,7 @@ impl Interpreter<'_> {
                 };
                 let format = self.string_of(&value)?;
                 let formatted = self.percent_format(&format, &values)?;
-                self.text(&formatted)
+                self.made(formatted)
             }
             "urlencode" => {
                 arguments.none(name)?;
@@ -68,7 +68,7 @@ impl Interpreter<'_> {
             "center" => {
                 let [width] = arguments.bind(name, ["width"], 0)?;
                 let arguments = Arguments { positional: vec![width.unwrap_or(Value::Int(80))], named: Vec::new() };
-                self.string_method(&this.into(), name, arguments)
+                self.string_method(this, name, arguments)
             }
             _ => {
                 arguments.none(name)?;
@@ -76,6 +76,7 @@ impl Interpreter<'_> {
                     "title" => self.titled(this),
                     "upper" | "lower" | "capitalize" => self.in_case(this, name),
                     "wordcount" => {
+                        self.budget.work(this.len().saturating_mul(4))?;
                         let is_word = |c: &char| c.is_alphanumeric() || *c == '_';
                         let before = std::iter::once(' ').chain(this.chars());
                         let starts = before.zip(this.chars()).filter(|(before, c)| is_word(c) && !is_word(before));
@@ -84,11 +85,11 @@ impl Interpreter<'_> {
                     "e" | "escape" if !safe => {
                         let mut escaped = String::new();
                         self.append_escaped(&mut escaped, this)?;
-                        Ok(Value::Safe(escaped.into()))
+                        self.safe(escaped)
                     }
                     "e" | "escape" | "safe" => {
                         self.budget.allocate(this.len())?;
-                        Ok(Value::Safe(this.into()))
+                        self.safe(this.to_owned())
                     }
                     _ => self.text(this),
                 }
@@ -99,6 +100,7 @@ impl Interpreter<'_> {
     /// Words begin behind blanks, hyphens and opening brackets, unlike those of the method of this name.
     fn titled(&mut self, this: &str) -> Result<Value> {
         self.budget.allocate(this.len().saturating_mul(3))?;
+        self.budget.work(this.len().saturating_mul(6))?;
         let mut title = String::with_capacity(this.len());
         let mut starting = true;
         for character in this.chars() {
@@ -109,11 +111,12 @@ impl Interpreter<'_> {
             }
             starting = is_python_space(character) || matches!(character, '-' | '(' | '{' | '[' | '<');
         }
-        self.text(&title)
+        self.made(title)
     }
 
     /// Appends a text with the characters of HTML escaped.
     pub(in crate::jinja) fn append_escaped(&mut self, escaped: &mut String, plain: &str) -> Result<()> {
+        self.budget.work(plain.len())?;
         let mut rest = plain;
         while let Some(at) = rest.find(['&', '<', '>', '"', '\'']) {
             self.append(escaped, &rest[..at])?;
@@ -140,7 +143,7 @@ impl Interpreter<'_> {
             self.append(&mut joined, if place > 0 { &separator } else { "" })?;
             self.print(&item, &mut joined)?;
         }
-        self.text(&joined)
+        self.made(joined)
     }
 
     fn indented(&mut self, value: &Value, arguments: Arguments) -> Result<Value> {
@@ -156,6 +159,7 @@ impl Interpreter<'_> {
         let [first, blank] = [first, blank].map(|flag| flag.is_some_and(|flag| self.truth(&flag)));
         let mut this = text("indent", Some(value))?.to_string();
         self.budget.allocate(this.len() + 1)?;
+        self.budget.work(this.len())?;
         this.push('\n');
         let mut result = String::new();
         for (place, line) in lines(&this, false).enumerate() {
@@ -165,7 +169,7 @@ impl Interpreter<'_> {
             }
             self.append(&mut result, line)?;
         }
-        self.text(&result)
+        self.made(result)
     }
 
     fn truncated(&mut self, value: &Value, arguments: Arguments) -> Result<Value> {
@@ -184,7 +188,7 @@ impl Interpreter<'_> {
         let mut result = String::new();
         self.append(&mut result, cut)?;
         self.append(&mut result, &end)?;
-        self.text(&result)
+        self.made(result)
     }
 
     fn url_encoded(&mut self, value: &Value) -> Result<Value> {
@@ -206,7 +210,7 @@ impl Interpreter<'_> {
             }
             _ => self.append_url(&mut encoded, value, false)?,
         }
-        self.text(&encoded)
+        self.made(encoded)
     }
 
     fn append_url(&mut self, encoded: &mut String, value: &Value, in_query: bool) -> Result<()> {
@@ -217,7 +221,10 @@ impl Interpreter<'_> {
                 }
                 b'/' if !in_query => self.append(encoded, "/")?,
                 b' ' if in_query => self.append(encoded, "+")?,
-                _ => self.append(encoded, &format!("%{byte:02X}"))?,
+                _ => {
+                    self.budget.steps(8)?;
+                    self.append(encoded, &format!("%{byte:02X}"))?;
+                }
             }
         }
         Ok(())
@@ -248,6 +255,6 @@ impl Interpreter<'_> {
             }
             self.append(&mut attributes, "\"")?;
         }
-        self.text(&attributes)
+        self.made(attributes)
     }
 }

@@ -68,12 +68,12 @@ impl Interpreter<'_> {
             None => {}
             Some("s") => {
                 let string = self.string_of(&value)?;
-                value = self.text(&string)?;
+                value = self.made(string)?;
             }
             Some("r") => {
                 let mut string = String::new();
                 self.represent(&value, &mut string)?;
-                value = self.text(&string)?;
+                value = self.made(string)?;
             }
             Some(other) => fail!("format: the conversion '!{other}' is not supported"),
         }
@@ -121,7 +121,7 @@ impl Interpreter<'_> {
                 };
                 let item = match item.parse() {
                     Ok(index) => Value::Int(index),
-                    Err(_) => Value::Str(item.into()),
+                    Err(_) => self.text(item)?,
                 };
                 value = self.item(&value, &item)?;
                 rest = behind;

@@ -5,7 +5,6 @@ use crate::jinja::error::{Result, fail};
 use crate::jinja::interpreter::Interpreter;
 use crate::jinja::print::is_python_space;
 use crate::jinja::value::{Dict, Value};
-use std::sync::Arc;
 
 #[rustfmt::skip]
 pub(super) const METHODS: &[&str] = &[
@@ -16,7 +15,7 @@ pub(super) const METHODS: &[&str] = &[
 ];
 
 impl Interpreter<'_> {
-    pub(in crate::jinja) fn string_method(&mut self, this: &Arc<str>, name: &str, arguments: Arguments) -> Result<Value> {
+    pub(in crate::jinja) fn string_method(&mut self, this: &str, name: &str, arguments: Arguments) -> Result<Value> {
         self.budget.work(this.len())?;
         match name {
             "upper" | "lower" | "casefold" | "title" | "capitalize" | "swapcase" => {
@@ -60,18 +59,18 @@ impl Interpreter<'_> {
                     self.append(&mut joined, if place > 0 { this } else { "" })?;
                     self.append(&mut joined, &item)?;
                 }
-                self.text(&joined)
+                self.made(joined)
             }
             "find" | "rfind" | "index" | "rindex" | "count" => self.found(this, name, arguments),
             "format" => {
                 let formatted = self.brace_format(this, &arguments)?;
-                self.text(&formatted)
+                self.made(formatted)
             }
             "format_map" => {
                 let [mapping] = arguments.bind(name, ["mapping"], 1)?;
                 let Some(Value::Dict(mapping)) = mapping else { fail!("format_map expects a dict") };
                 let formatted = self.brace_format(this, &named_by(&mapping)?)?;
-                self.text(&formatted)
+                self.made(formatted)
             }
             "zfill" | "center" | "ljust" | "rjust" => self.padded(this, name, arguments),
             "partition" | "rpartition" => {
@@ -109,6 +108,7 @@ impl Interpreter<'_> {
     pub(in crate::jinja) fn in_case(&mut self, this: &str, case: &str) -> Result<Value> {
         // A character's other case takes at most three times its bytes.
         self.budget.allocate(this.len().saturating_mul(3))?;
+        self.budget.work(this.len().saturating_mul(5))?;
         let text = match case {
             "upper" => this.to_uppercase(),
             "lower" => this.to_lowercase(),
@@ -135,7 +135,7 @@ impl Interpreter<'_> {
                 title
             }
         };
-        self.text(&text)
+        self.made(text)
     }
 
     pub(in crate::jinja) fn stripped(&mut self, this: &str, characters: Option<&str>, left: bool, right: bool) -> Result<Value> {
@@ -198,7 +198,7 @@ impl Interpreter<'_> {
             rest = at + found.len();
         }
         self.append(&mut result, &this[rest..])?;
-        self.text(&result)
+        self.made(result)
     }
 
     fn found(&mut self, this: &str, name: &str, arguments: Arguments) -> Result<Value> {
@@ -246,7 +246,7 @@ impl Interpreter<'_> {
         self.append_repeated(&mut padded, if name == "zfill" { '0' } else { fill }, left)?;
         self.append(&mut padded, rest)?;
         self.append_repeated(&mut padded, fill, missing - left)?;
-        self.text(&padded)
+        self.made(padded)
     }
 
     fn tabs_expanded(&mut self, this: &str, arguments: Arguments) -> Result<Value> {
@@ -266,7 +266,7 @@ impl Interpreter<'_> {
                 }
             }
         }
-        self.text(&expanded)
+        self.made(expanded)
     }
 }
 

@@ -93,13 +93,18 @@ impl Parser {
                 Between::Concat => {
                     push(left, right, at, Kind::Concat, |kind| if let Kind::Concat(values) = kind { Some(values) } else { None })
                 }
-                Between::Compare(comparison) => match left.kind {
-                    Kind::Compare { first, mut rest } if comparing => {
-                        rest.push((comparison, right));
-                        Expression { at, kind: Kind::Compare { first, rest } }
+                Between::Compare(comparison) => {
+                    if matches!(comparison, Comparison::In | Comparison::NotIn) {
+                        self.note_literal(Some(&left));
                     }
-                    _ => Expression { at, kind: Kind::Compare { first: Box::new(left), rest: vec![(comparison, right)] } },
-                },
+                    match left.kind {
+                        Kind::Compare { first, mut rest } if comparing => {
+                            rest.push((comparison, right));
+                            Expression { at, kind: Kind::Compare { first, rest } }
+                        }
+                        _ => Expression { at, kind: Kind::Compare { first: Box::new(left), rest: vec![(comparison, right)] } },
+                    }
+                }
                 Between::Arithmetic(operator) => match left.kind {
                     Kind::Arithmetic { first, mut rest } => {
                         rest.push((operator, right));
@@ -167,6 +172,7 @@ impl Parser {
         let mut value = self.primary()?;
         let mut steps = self.postfix()?;
         if !minus.is_empty() {
+            self.note_fields(&steps);
             let signed = Box::new(with_steps(value, steps));
             value = Expression { at, kind: Kind::Signs { minus, value: signed } };
             steps = Vec::new();
@@ -180,6 +186,7 @@ impl Parser {
             } else if self.is("(") {
                 StepKind::Call(self.arguments()?)
             } else {
+                self.note_fields(&steps);
                 return Ok(with_steps(value, steps));
             };
             steps.push(Step { at, kind });

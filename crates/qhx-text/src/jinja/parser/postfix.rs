@@ -7,6 +7,16 @@ use crate::jinja::error::{Failure, Result, fail};
 use crate::jinja::lexer::Token;
 use std::sync::Arc;
 
+/// Filters whose first argument is the name of an attribute.
+const BY_ATTRIBUTE: [&str; 4] = ["attr", "groupby", "rejectattr", "selectattr"];
+
+fn literal(expression: &Expression) -> Option<&Arc<str>> {
+    match &expression.kind {
+        Kind::Literal(Literal::Str(text)) => Some(text),
+        _ => None,
+    }
+}
+
 impl Parser {
     /// Attributes, subscripts and calls behind a value.
     pub(super) fn postfix(&mut self) -> Result<Vec<Step>> {
@@ -35,6 +45,34 @@ impl Parser {
             };
             steps.push(Step { at, kind });
         }
+    }
+
+    /// Notes which fields the steps behind a value look for.
+    pub(super) fn note_fields(&mut self, steps: &[Step]) {
+        for (place, step) in steps.iter().enumerate() {
+            let called = matches!(steps.get(place + 1), Some(Step { kind: StepKind::Call(_), .. }));
+            match &step.kind {
+                StepKind::Attribute(name) if !called => self.fields.extend([name.clone()]),
+                StepKind::Attribute(name) if **name == *"get" => {
+                    if let Some(Step { kind: StepKind::Call(arguments), .. }) = steps.get(place + 1) {
+                        self.note_literal(arguments.positional.first());
+                    }
+                }
+                StepKind::Item(item) => self.note_literal(Some(item)),
+                StepKind::Filter(name, arguments) => {
+                    let first = arguments.positional.first().filter(|_| BY_ATTRIBUTE.contains(&&**name));
+                    let named = arguments.named.iter().find(|(name, _)| **name == *"attribute").map(|(_, value)| value);
+                    for path in [first, named].into_iter().flatten().filter_map(literal) {
+                        self.fields.extend(path.split(['.', ',']).map(Arc::from));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    pub(super) fn note_literal(&mut self, field: Option<&Expression>) {
+        self.fields.extend(field.and_then(literal).cloned());
     }
 
     fn subscript(&mut self) -> Result<StepKind> {
@@ -128,16 +166,22 @@ impl Parser {
         {
             let value = self.primary()?;
             let steps = self.postfix()?;
+            self.note_fields(&steps);
             arguments.positional.push(with_steps(value, steps));
         }
         Ok(StepKind::Test { name, arguments, negated })
     }
 
     fn dotted_name(&mut self) -> Result<Arc<str>> {
-        let mut name = self.expect_name()?;
-        while self.skip(".") {
-            name = format!("{name}.{}", self.expect_name()?).into();
+        let first = self.expect_name()?;
+        if !self.is(".") {
+            return Ok(first);
         }
-        Ok(name)
+        let mut name = first.to_string();
+        while self.skip(".") {
+            name.push('.');
+            name.push_str(&self.expect_name()?);
+        }
+        Ok(name.into())
     }
 }

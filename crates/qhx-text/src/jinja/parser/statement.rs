@@ -196,12 +196,14 @@ impl Parser {
     fn parameters(&mut self) -> Result<Parameters> {
         self.expect("(")?;
         let mut parameters = Parameters::new();
+        let mut with_default = false;
         while !self.is(")") {
             let Target::Name(name) = self.single_target(false)? else { return self.unexpected("the name of a parameter") };
             let default = if self.skip("=") { Some(self.expression()?) } else { None };
-            if default.is_none() && parameters.iter().any(|(_, default)| default.is_some()) {
+            if with_default && default.is_none() {
                 fail!("a parameter without a default stands behind one with a default");
             }
+            with_default = default.is_some();
             parameters.push((name, default));
             if !self.skip(",") {
                 break;
