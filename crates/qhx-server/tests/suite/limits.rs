@@ -4,7 +4,7 @@ use crate::common::TestServer;
 use qhx::engine::EngineOptions;
 use serde_json::{Value, json};
 use std::{
-    io::{Read, Write},
+    io::Read,
     net::Shutdown,
     thread,
     time::{Duration, Instant},
@@ -76,14 +76,28 @@ fn bodies_are_limited() {
     let body = vec![b' '; 1001];
     assert_eq!(server.request("POST", "/v1/completions", &[], &body).status, 413);
     // One that says it is small, and is not, in chunks.
-    let mut stream = server.send("POST", "/v1/completions", &[("Transfer-Encoding", "chunked")], b"");
-    for _ in 0..10 {
-        let _ = stream.write_all(format!("c8\r\n{}\r\n", " ".repeat(200)).as_bytes());
+    let chunk = |bytes: usize| format!("{bytes:x}\r\n{}\r\n", " ".repeat(bytes));
+    let request = br#"{"prompt": "Once", "max_tokens": 1}"#;
+    let small = format!("{:x}\r\n{}\r\n", request.len(), String::from_utf8_lossy(request));
+    let room = 1000 - request.len();
+    for (chunks, expected) in [
+        (chunk(200).repeat(10), 413),
+        (chunk(1001), 413),
+        (format!("{small}{}", chunk(room + 1)), 413),
+        (format!("{small}{}", chunk(1).repeat(room + 1)), 413),
+        // As much as may be.
+        (format!("{small}{}", chunk(room)), 200),
+    ] {
+        assert_eq!(status_in_chunks(&server, &format!("{chunks}0\r\n\r\n")), expected, "{chunks:.80}");
     }
-    let _ = stream.write_all(b"0\r\n\r\n");
-    let mut answer = String::new();
-    let _ = stream.read_to_string(&mut answer);
-    assert!(answer.starts_with("HTTP/1.1 413") || answer.starts_with("HTTP/1.1 400"), "{answer}");
+}
+
+/// The status that a body in chunks gets.
+fn status_in_chunks(server: &TestServer, chunks: &str) -> u16 {
+    let mut stream = server.send("POST", "/v1/completions", &[("Transfer-Encoding", "chunked")], chunks.as_bytes());
+    let mut head = [0; 12];
+    stream.read_exact(&mut head).unwrap();
+    std::str::from_utf8(&head).unwrap().strip_prefix("HTTP/1.1 ").unwrap().parse().unwrap()
 }
 
 #[test]

@@ -66,7 +66,11 @@ impl TestServer {
     pub(crate) fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {}\r\n", body.len());
+        let mut head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
+        // A body in chunks has no length beforehand.
+        if !headers.iter().any(|(name, _)| *name == "Transfer-Encoding") {
+            head += &format!("Content-Length: {}\r\n", body.len());
+        }
         if !headers.iter().any(|(name, _)| *name == "Host") {
             head += &format!("Host: {}\r\n", self.address);
         }
