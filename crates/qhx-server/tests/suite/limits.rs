@@ -100,6 +100,16 @@ fn status_in_chunks(server: &TestServer, chunks: &str) -> u16 {
     std::str::from_utf8(&head).unwrap().strip_prefix("HTTP/1.1 ").unwrap().parse().unwrap()
 }
 
+/// Chunks that are none are the client's mistake, and no matter of size.
+#[test]
+fn broken_chunks_are_told_from_large_ones() {
+    let server = TestServer::with(|options| options.body_bytes = 1000);
+    for chunks in ["xyz\r\n", "-1\r\n{}\r\n0\r\n\r\n", "2\r\n{}{}\r\n0\r\n\r\n", "10000000000000000\r\n", "2\r\n{}\r\n\r\n"] {
+        assert_eq!(status_in_chunks(&server, chunks), 400, "{chunks:?}");
+    }
+    server.wait_until_idle();
+}
+
 #[test]
 fn too_many_requests_are_told_to_come_again() {
     let server = TestServer::with(|options| {
