@@ -151,6 +151,31 @@ mod tests {
         assert!((stretched[63] / plain[63] - 0.125).abs() < 1e-6);
     }
 
+    /// Llama 3.1's own numbers, worked out beside this code: frequencies of short waves are kept, those of long ones divided by 8, and the shorter a wave between them,
+    /// the more of its frequency is kept.
+    #[test]
+    fn llama3_blends_from_high_frequencies_to_low_ones() {
+        let config = json!({"rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}});
+        let rotary = RopeConfig::of(Config::new(&config)).plain(128).unwrap();
+        let found = &rotary.variants[0].inv_freq;
+        for (place, expected) in [
+            (1, 8.146172339e-1),
+            (28, 3.211445995e-3),
+            (29, 2.166570764e-3),
+            (30, 1.371893568e-3),
+            (31, 8.567514129e-4),
+            (32, 5.248461610e-4),
+            (33, 3.126937504e-4),
+            (34, 1.785078128e-4),
+            (35, 9.556212354e-5),
+            (63, 3.068925989e-7),
+        ] {
+            assert!((f64::from(found[place]) / expected - 1.0).abs() < 1e-5, "frequency {place}: {} instead of {expected}", found[place]);
+        }
+        assert!(found.is_sorted_by(|a, b| a > b), "{found:?}");
+    }
+
     #[test]
     fn divisors_give_the_frequencies_of_the_rule_that_made_them() {
         let rule = json!({"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,

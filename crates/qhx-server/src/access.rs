@@ -118,6 +118,83 @@ fn is_local_name(host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        ServerOptions,
+        app::{router, routes},
+    };
+    use axum::{Router, body::Body, http::Method};
+    use hyper::service::Service;
+    use hyper_util::service::TowerToHyperService;
+    use tokio::runtime::{Builder, Runtime};
+
+    /// What may be asked without a key, and nothing else: whoever opens another path says so here.
+    const NEEDS_NO_KEY: [&str; 5] = ["/", "/page.css", "/page.js", "/markdown.js", "/health"];
+
+    /// All that answers requests, with the key `right` and without a connection or a model.
+    struct Answering {
+        service: TowerToHyperService<Router>,
+        threads: Runtime,
+    }
+
+    impl Answering {
+        fn new() -> Self {
+            let options = ServerOptions { keys: vec!["right".into()], models: vec!["no model".into()], ..ServerOptions::default() };
+            let app = Arc::new(App::new(options, qhx::Cancel::new()));
+            Self { service: TowerToHyperService::new(router(app)), threads: Builder::new_current_thread().enable_all().build().unwrap() }
+        }
+
+        fn ask(&self, method: &Method, path: &str, headers: &[(&str, &str)]) -> StatusCode {
+            let mut request = Request::builder().method(method).uri(path).header(header::HOST, "localhost");
+            for (name, value) in headers {
+                request = request.header(*name, *value);
+            }
+            self.threads.block_on(self.service.call(request.body(Body::empty()).unwrap())).unwrap().status()
+        }
+    }
+
+    #[test]
+    fn every_path_needs_a_key_but_those_that_are_open() {
+        let server = Answering::new();
+        let nearly: [&[(&str, &str)]; 9] = [
+            &[],
+            &[("authorization", "Bearer wrong")],
+            &[("authorization", "Bearer righ")],
+            &[("authorization", "Bearer ")],
+            &[("authorization", "right")],
+            &[("authorization", "Basic right")],
+            &[("x-api-key", "wrong")],
+            &[("x-api-key", "")],
+            &[("cookie", "x-api-key=right")],
+        ];
+        for (path, own, _) in routes() {
+            let is_open = NEEDS_NO_KEY.contains(&path);
+            let path = path.replace("{*name}", "builtin");
+            for method in [&own, &Method::HEAD, &Method::OPTIONS, &Method::PUT] {
+                for headers in nearly {
+                    let refused = server.ask(method, &path, headers) == StatusCode::UNAUTHORIZED;
+                    assert_eq!(refused, !is_open, "{method} {path} with {headers:?}");
+                }
+            }
+            for headers in [("authorization", "Bearer right"), ("x-api-key", "right")] {
+                let status = server.ask(&own, &path, &[headers]);
+                assert!(![StatusCode::UNAUTHORIZED, StatusCode::METHOD_NOT_ALLOWED].contains(&status), "{own} {path}: {status}");
+            }
+        }
+        assert!(NEEDS_NO_KEY.iter().all(|open| routes().iter().any(|(path, ..)| path == open)));
+    }
+
+    /// What only looks like an open path, and what is nowhere.
+    #[test]
+    fn paths_that_are_not_there_need_a_key_too() {
+        let server = Answering::new();
+        for path in ["/nothing", "/health/", "//health", "/%68ealth", "/HEALTH", "/health/../metrics", "/page.css/..", "/metrics?key=right"]
+        {
+            for method in [Method::GET, Method::POST] {
+                assert_eq!(server.ask(&method, path, &[]), StatusCode::UNAUTHORIZED, "{method} {path}");
+            }
+        }
+        assert_eq!(server.ask(&Method::GET, "/nothing", &[("x-api-key", "right")]), StatusCode::NOT_FOUND);
+    }
 
     #[test]
     fn keys_are_known_by_their_hashes() {

@@ -15,10 +15,11 @@ use crate::{
 use axum::{
     Router,
     extract::{DefaultBodyLimit, Request, State},
-    http::StatusCode,
+    handler::Handler,
+    http::{Method, StatusCode},
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::{self, MethodRouter},
 };
 use qhx::{Cancel, messages::FileAccess};
 use std::{
@@ -98,38 +99,56 @@ pub(crate) fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
+/// A path (`{*name}` stands for all that follows), how it is asked, and what answers.
+pub(crate) type Route = (&'static str, Method, MethodRouter<Arc<App>>);
+
+fn get<H: Handler<T, Arc<App>>, T: 'static>(path: &'static str, handler: H) -> Route {
+    (path, Method::GET, routing::get(handler))
+}
+
+fn post<H: Handler<T, Arc<App>>, T: 'static>(path: &'static str, handler: H) -> Route {
+    (path, Method::POST, routing::post(handler))
+}
+
 /// All paths.
+pub(crate) fn routes() -> Vec<Route> {
+    vec![
+        get("/", page::index),
+        get("/page.css", page::style),
+        get("/page.js", page::script),
+        get("/markdown.js", page::markdown),
+        get("/health", health::health),
+        get("/metrics", about::metrics),
+        get("/slots", about::slots),
+        get("/loads", about::loads),
+        get("/server_info", about::server_info),
+        post("/verify", about::verify),
+        get("/version", about::version),
+        get("/v1/models", openai::models::list),
+        get("/v1/models/{*name}", openai::models::one),
+        post("/v1/chat/completions", openai::chat::answer),
+        post("/v1/completions", openai::completions::answer),
+        post("/v1/responses", openai::responses::answer),
+        post("/v1/audio/transcriptions", openai::transcriptions::answer),
+        post("/v1/messages", anthropic::answer),
+        post("/v1/messages/count_tokens", anthropic::count),
+        post("/api/chat", ollama::chat),
+        post("/api/generate", ollama::generate),
+        get("/api/tags", ollama::tags),
+        post("/api/show", ollama::show),
+        get("/api/ps", ollama::ps),
+        get("/api/version", ollama::version),
+        post("/tokenize", tokens::tokenize),
+        post("/detokenize", tokens::detokenize),
+        get("/tokenizer_info", tokens::tokenizer_info),
+        get("/openapi.json", openapi::openapi),
+    ]
+}
+
+/// What answers all requests.
 pub(crate) fn router(app: Arc<App>) -> Router {
-    Router::new()
-        .route("/", get(page::index))
-        .route("/page.css", get(page::style))
-        .route("/page.js", get(page::script))
-        .route("/markdown.js", get(page::markdown))
-        .route("/health", get(health::health))
-        .route("/metrics", get(about::metrics))
-        .route("/slots", get(about::slots))
-        .route("/loads", get(about::loads))
-        .route("/server_info", get(about::server_info))
-        .route("/verify", post(about::verify))
-        .route("/version", get(about::version))
-        .route("/v1/models", get(openai::models::list))
-        .route("/v1/models/{*name}", get(openai::models::one))
-        .route("/v1/chat/completions", post(openai::chat::answer))
-        .route("/v1/completions", post(openai::completions::answer))
-        .route("/v1/responses", post(openai::responses::answer))
-        .route("/v1/audio/transcriptions", post(openai::transcriptions::answer))
-        .route("/v1/messages", post(anthropic::answer))
-        .route("/v1/messages/count_tokens", post(anthropic::count))
-        .route("/api/chat", post(ollama::chat))
-        .route("/api/generate", post(ollama::generate))
-        .route("/api/tags", get(ollama::tags))
-        .route("/api/show", post(ollama::show))
-        .route("/api/ps", get(ollama::ps))
-        .route("/api/version", get(ollama::version))
-        .route("/tokenize", post(tokens::tokenize))
-        .route("/detokenize", post(tokens::detokenize))
-        .route("/tokenizer_info", get(tokens::tokenizer_info))
-        .route("/openapi.json", get(openapi::openapi))
+    let paths = routes().into_iter().fold(Router::new(), |router, (path, _, answers)| router.route(path, answers));
+    paths
         .fallback(nothing_here)
         .method_not_allowed_fallback(wrong_method)
         // Bodies have a limit of our own.

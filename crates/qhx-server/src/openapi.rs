@@ -164,3 +164,26 @@ pub(crate) async fn openapi() -> Json<Value> {
         "security": [{}, { "key": [] }],
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::app::routes;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_path_is_described() {
+        let threads = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let Json(description) = threads.block_on(openapi());
+        let paths = description["paths"].as_object().unwrap().iter();
+        let described: BTreeSet<String> = paths
+            .flat_map(|(path, methods)| methods.as_object().unwrap().keys().map(move |method| format!("{method} {path}")))
+            .filter(|described| !described.starts_with("parameters "))
+            .collect();
+        // The page, and the description itself.
+        let others = ["/", "/page.css", "/page.js", "/markdown.js", "/openapi.json"];
+        let routes = routes().into_iter().filter(|(path, ..)| !others.contains(path));
+        let there = routes.map(|(path, method, _)| format!("{method} {path}").to_lowercase().replace("{*", "{"));
+        assert_eq!(described, there.collect::<BTreeSet<String>>());
+    }
+}

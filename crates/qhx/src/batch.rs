@@ -275,3 +275,44 @@ impl Lines {
 fn failed(what: &'static str, path: &Path, source: io::Error) -> BatchError {
     BatchError::File { what, place: path.display().to_string(), source }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is answered of these answers, and what is left of the file once another line is written.
+    fn resumed(text: &[u8]) -> (Vec<Value>, String) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("answers.jsonl");
+        std::fs::write(&path, text).unwrap();
+        let (mut file, answered) = resume(&path).unwrap();
+        file.write_all(b"next\n").unwrap();
+        (answered, std::fs::read_to_string(&path).unwrap())
+    }
+
+    #[test]
+    fn whole_answers_are_kept() {
+        assert_eq!(resumed(b""), (vec![], "next\n".into()));
+        let whole = "{\"id\":1}\n\n{\"id\":\"b\"}\n";
+        assert_eq!(resumed(whole.as_bytes()), (vec![json!(1), json!("b")], format!("{whole}next\n")));
+    }
+
+    /// A line counts once its end is written: until then more of it may be missing than can be seen.
+    #[test]
+    fn a_torn_answer_is_given_again_even_if_it_is_valid_json() {
+        let torn = [&br#"{"id":2}"#[..], br#"{"id":2,"text":"a"} "#, br#"{"id":2,"te"#, br#"{"text":"a"}"#, b"2", b"\xc3"];
+        for torn in torn {
+            let text = [b"{\"id\":1}\n", torn].concat();
+            assert_eq!(resumed(&text), (vec![json!(1)], "{\"id\":1}\nnext\n".into()), "{}", String::from_utf8_lossy(torn));
+        }
+    }
+
+    /// Nothing behind a damaged line is an answer: the order would be lost.
+    #[test]
+    fn answers_behind_a_damaged_one_are_given_again() {
+        for damaged in ["{\"id\":2\n", "{}\n", "\0\0\n"] {
+            let text = format!("{{\"id\":1}}\n{damaged}{{\"id\":3}}\n");
+            assert_eq!(resumed(text.as_bytes()), (vec![json!(1)], "{\"id\":1}\nnext\n".into()), "{damaged}");
+        }
+    }
+}

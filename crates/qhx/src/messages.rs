@@ -320,7 +320,12 @@ mod tests {
         std::fs::write(folder.path().join("secret.png"), "x").unwrap();
         let below = FileAccess::Below(inside.clone());
         assert!(below.allowed("a.png".into()).unwrap().ends_with("in/a.png"));
-        for outside in ["../secret.png", "/etc/passwd", "missing.png"] {
+        // A folder beside it whose name begins with its name is another folder.
+        let beside = folder.path().join("in-other");
+        std::fs::create_dir(&beside).unwrap();
+        std::fs::write(beside.join("a.png"), "x").unwrap();
+        let whole_path = beside.join("a.png").display().to_string();
+        for outside in ["../secret.png", "/etc/passwd", "missing.png", "../in-other/a.png", &whole_path] {
             assert!(matches!(below.allowed(outside.into()), Err(PartProblem::Forbidden { .. })), "{outside}");
         }
         assert!(FileAccess::None.allowed(inside.join("a.png")).is_err() && FileAccess::All.allowed("x".into()).is_ok());

@@ -98,3 +98,41 @@ fn reading_checks_what_it_reads() {
     let error = bundle.read(&path("qhx.json")).unwrap_err().to_string();
     assert!(error.contains("not listed"), "{error}");
 }
+
+/// Whatever a file is called and is for, and however large it is: contexts of a processor, graphs, tokenizers, templates.
+#[test]
+fn large_files_of_every_kind_are_checked() {
+    const SMALL: usize = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let folder = crate::targets::write_target(&dir.path().join("model"));
+    let manifest_file = folder.join("tiny-vlm.json");
+    let manifest = Manifest::from_json(&fs::read_to_string(&manifest_file).unwrap()).unwrap();
+    let is_program = |file: &BundlePath| manifest.programs.values().any(|program| program.file == *file);
+    // Programs and weights have a content that is read at once; weights are damaged above.
+    let files: Vec<BundlePath> =
+        manifest.files.keys().filter(|file| !is_program(file) && !manifest.weights.contains(file)).cloned().collect();
+    assert!(files.iter().any(|file| file.as_str().ends_with(".bin")), "{files:?}");
+    for file in &files {
+        let place = folder.join(file.as_str());
+        let before = fs::read(&place).unwrap();
+        for size in [SMALL - 1, SMALL, SMALL + 1, 2 * SMALL + 1] {
+            let mut content = Random(size as u64).bytes(size);
+            let mut large = manifest.clone();
+            large.files.insert(file.clone(), manifest::FileEntry { bytes: size as u64, sha256: Digest::of(&content) });
+            fs::write(&manifest_file, large.to_json().unwrap()).unwrap();
+            let mut open = |change: Option<usize>, verify| {
+                change.into_iter().for_each(|at| content[at] ^= 1);
+                fs::write(&place, &content).unwrap();
+                change.into_iter().for_each(|at| content[at] ^= 1);
+                Bundle::open_with(&manifest_file, &OpenOptions { verify, cache_dir: None, cancel: None }).map(drop)
+            };
+            open(None, Verify::Once).unwrap();
+            for (at, verify) in [(0, Verify::Once), (size / 2, Verify::Always), (size - 1, Verify::Once)] {
+                let found = open(Some(at), verify);
+                let told = matches!(&found, Err(BundleError::Sum { file: damaged, .. }) if damaged == file.as_str());
+                assert!(told, "byte {at} of {size} of {file}, {verify:?}: {found:?}");
+            }
+        }
+        fs::write(&place, before).unwrap();
+    }
+}

@@ -333,6 +333,127 @@ mod tests {
         }
     }
 
+    /// Flips, mean KL, 99 % KL, and the margin and share of flips at wide margins, of the rows of a table in `docs/precision.md`: those of the classes, then those of
+    /// what routers add.
+    fn published() -> Vec<[f64; 5]> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/precision.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        let number = |cell: &str| {
+            let digits = cell.trim().trim_start_matches('+');
+            match digits.strip_suffix('%') {
+                Some(percent) => percent.parse::<f64>().unwrap() / 100.0,
+                None => digits.parse().unwrap(),
+            }
+        };
+        let table = text.lines().skip_while(|line| !line.starts_with("| class | flips")).skip(2).take_while(|line| line.starts_with('|'));
+        let row = |line: &str| {
+            let cells: Vec<&str> = line.split('|').skip(2).collect();
+            let [flips, mean_kl, p99_kl, wide, _] = cells[..] else { panic!("{line}") };
+            let (margin, share) = wide.split_once(':').unwrap_or(("0", wide));
+            let share = if share.trim() == "none" { 0.0 } else { number(share) };
+            [number(flips), number(mean_kl), number(p99_kl), number(margin), share]
+        };
+        table.map(row).collect()
+    }
+
+    /// A limit that changes is a promise that changes: it is written down twice.
+    #[test]
+    fn limits_are_those_that_are_published() {
+        let published = published();
+        assert_eq!(published.len(), Class::ALL.len() + 2);
+        for (place, class) in Class::ALL.into_iter().enumerate() {
+            for has_router in [false, true] {
+                let limits = class.limits(has_router);
+                let WideFlips { margin, share } = limits.wide_flips.unwrap();
+                let found = [limits.flips, limits.mean_kl, limits.p99_kl.unwrap(), f64::from(margin), share];
+                let leaps = match class {
+                    _ if !has_router => [0.0; 5],
+                    Class::F32 => [0.0; 5],
+                    Class::F16 | Class::F16Arithmetic => published[Class::ALL.len()],
+                    _ => published[Class::ALL.len() + 1],
+                };
+                for (column, name) in ["flips", "mean KL", "99 % KL", "margin", "flips at wide margins"].into_iter().enumerate() {
+                    let expected = published[place][column] + leaps[column];
+                    assert!(
+                        (found[column] - expected).abs() <= 1e-6 * expected,
+                        "{}, router: {has_router}: {name} {} instead of {expected}",
+                        class.name(),
+                        found[column]
+                    );
+                }
+            }
+        }
+        assert_eq!(Class::ALL.map(Class::tie), [0.001, 0.05, 0.05, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+    }
+
+    /// Over so many tokens that chance explains nothing, what is at a limit passes, and what is a little above it does not; one limit at a time.
+    #[test]
+    fn each_limit_of_each_class_is_kept_to() {
+        const TOKENS: usize = 100_000_000;
+        let count = |share: f64| (share * TOKENS as f64).round() as usize;
+        for (class, has_router) in Class::ALL.into_iter().flat_map(|class| [(class, false), (class, true)]) {
+            let limits = class.limits(has_router);
+            let share = limits.wide_flips.unwrap().share;
+            let at = Closeness {
+                class: class.name().into(),
+                tokens: TOKENS,
+                flips: count(limits.flips),
+                wide_flips: count(share),
+                mean_kl: limits.mean_kl,
+                mean_kl_error: 0.0,
+                p99_kl: limits.p99_kl.unwrap(),
+                above_p99: count(0.01),
+                limits,
+                plain: None,
+            };
+            assert_eq!(exceeded(&at, 0), [""; 0], "{} at its limits", class.name());
+            let above = |count: usize| count + count / 20 + 1;
+            for (found, told) in [
+                (Closeness { flips: above(at.flips), ..at.clone() }, "of tokens differ (limit"),
+                (Closeness { mean_kl: at.mean_kl * 1.05, ..at.clone() }, "mean KL"),
+                (Closeness { above_p99: above(at.above_p99), ..at.clone() }, "99 % KL"),
+                (Closeness { wide_flips: above(at.wide_flips), ..at.clone() }, "best two logits were more than"),
+            ] {
+                let problems = exceeded(&found, 0);
+                assert!(problems.len() == 1 && problems[0].contains(told), "{}: {told}: {problems:?}", class.name());
+            }
+            // Ties are taken off the flips, and off nothing else.
+            assert_eq!(exceeded(&Closeness { flips: above(at.flips), ..at.clone() }, at.flips / 20 + 1), [""; 0], "{}", class.name());
+            // What the error of the mean explains is no excess; a hair more is.
+            let unsure = |times: f64| Closeness { mean_kl: at.mean_kl * 2.0, mean_kl_error: at.mean_kl * times / CONFIDENCE, ..at.clone() };
+            assert!(exceeded(&unsure(1.01), 0).is_empty() && exceeded(&unsure(0.99), 0).len() == 1, "{}", class.name());
+        }
+    }
+
+    /// Bits per number, whether weights lost something, and integer activations: where one class ends and the next begins.
+    #[test]
+    fn classes_begin_at_their_bits() {
+        let class = |bits: f64, integer: f64, calibrated: bool| {
+            let sums = Sums { numbers: 1000.0, bits: bits * 1000.0, integer: integer * 1000.0, quantised: true, ..Sums::default() };
+            sums.class(calibrated)
+        };
+        for (bits, expected) in [(8.0, Class::Int8), (7.0, Class::Int8), (6.99, Class::Bits6), (5.5, Class::Bits6), (5.49, Class::Bits5)] {
+            assert_eq!(class(bits, 0.0, false), expected, "{bits} bits");
+        }
+        for (bits, calibrated, expected) in
+            [(4.6, true, Class::Bits5), (4.59, true, Class::Bits4Calibrated), (4.59, false, Class::Bits4), (2.0, false, Class::Bits4)]
+        {
+            assert_eq!(class(bits, 1.0, calibrated), expected, "{bits} bits");
+        }
+        // A tenth of integer activations is none, a little more is.
+        assert_eq!(
+            [0.0, 0.1, 0.11, 1.0].map(|share| class(8.0, share, false)),
+            [Class::Int8, Class::Int8, Class::Int8Both, Class::Int8Both]
+        );
+        let lossless =
+            |rounded, f16_state, integer| Sums { numbers: 1.0, bits: 8.0, integer, rounded, f16_state, ..Sums::default() }.class(true);
+        assert_eq!(
+            [lossless(false, false, 0.0), lossless(true, false, 0.0), lossless(false, true, 0.0)],
+            [Class::F32, Class::F16, Class::F16]
+        );
+        assert_eq!(lossless(true, true, 1.0), Class::Int8Activations);
+    }
+
     #[test]
     fn limits_are_raised_to_what_plain_rounding_loses() {
         let limits = Class::Int8.limits(false);

@@ -91,6 +91,48 @@ fn contexts_are_as_small_as_wished_but_never_too_many() {
     }
 }
 
+/// However many contexts a program would take, a plan has no more than can be loaded, or there is none.
+#[test]
+fn no_plan_has_one_context_too_many() {
+    let (mut whole, mut refused) = (0, 0);
+    for model in sessions() {
+        let parts = parts_bytes(&model, 1000);
+        let room = parts.iter().max().unwrap() * 2;
+        let slots = plan(&model, &[1, 32], &NpuOptions { limits: limits(1 << 30), ..Default::default() }).unwrap().contexts[0].slot_bytes;
+        for contexts in 1..=parts.len() + 1 {
+            let limits = limits(room + slots).map(|limits| Limits { contexts, ..limits });
+            let options = NpuOptions { part_bytes: 1000, context_bytes: room, limits, ..Default::default() };
+            match plan(&model, &[1, 32], &options) {
+                Ok(plan) => {
+                    assert!(
+                        plan.contexts.len() <= contexts,
+                        "{}: {} contexts where {contexts} can be loaded",
+                        model.name,
+                        plan.contexts.len()
+                    );
+                    whole += 1;
+                }
+                Err(error) => {
+                    let beside = error.contains("keys and values of 64 rows take");
+                    assert!(beside || error.contains(&format!("into {contexts} contexts")), "{}: {error}", model.name);
+                    refused += 1;
+                }
+            }
+        }
+    }
+    assert!(whole > 0 && refused > 0, "{whole} plans, {refused} refused");
+}
+
+/// What is known of the processors: a larger number here is a phone that restarts.
+#[test]
+fn the_limits_of_the_processors() {
+    let of = |risky_graphs| Limits { context_bytes: 3_500_000_000, contexts: 8, risky_graphs, vtcm_mb: 8 };
+    assert_eq!([Arch::V79, Arch::V81].map(Limits::of), [of(None), of(Some(64))]);
+    assert_eq!(Arch::ALL.map(Arch::vtcm_mb), [8, 8]);
+    let options = NpuOptions::default();
+    assert!(options.most_contexts == 8 && options.context_bytes < 3_500_000_000 && !options.allow_risky, "{options:?}");
+}
+
 fn parts_bytes(model: &TinyModel, part_bytes: u64) -> Vec<u64> {
     let graphs = parts(&model.program, part_bytes).into_iter().filter(|part| part.work != Work::Host);
     graphs.map(|part| constant_bytes(&model.program, &part)).collect()

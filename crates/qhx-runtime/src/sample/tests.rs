@@ -110,6 +110,52 @@ fn top_k_takes_lower_ids_among_equals() {
     assert_eq!(drawn.into_iter().collect::<Vec<_>>(), [0, 1, 5]);
 }
 
+/// The ids that are ever drawn.
+fn drawn(sampler: &mut Sampler, logits: &[f32]) -> Vec<u32> {
+    let drawn: std::collections::BTreeSet<u32> = (0..500).map(|n| sampler.sample(logits, &[], n).unwrap()).collect();
+    drawn.into_iter().collect()
+}
+
+/// The set that reaches `p` exactly is large enough, and of equal tokens those with lower ids are in it.
+#[test]
+fn top_p_stops_where_it_is_reached_and_takes_lower_ids_among_equals() {
+    let equals = [1.0; 8];
+    for (top_p, expected) in [(0.125, 1), (0.25, 2), (0.26, 3), (0.5, 4), (0.875, 7), (0.88, 8)] {
+        let mut of_all = sampler(|c| c.top_p = top_p);
+        assert_eq!(drawn(&mut of_all, &equals), (0..expected).collect::<Vec<u32>>(), "top-p {top_p}");
+        let mut of_eight = sampler(|c| (c.top_p, c.top_k) = (top_p, 8));
+        let top: Vec<(u32, f32)> = (0..8).map(|id| (id, 1.0)).collect();
+        let drawn: std::collections::BTreeSet<u32> = (0..500).map(|n| of_eight.sample_top(&top, n).unwrap()).collect();
+        assert_eq!(drawn.len(), expected as usize, "top-p {top_p}");
+    }
+}
+
+/// Each of the filters has its say, whichever others are set.
+#[test]
+fn min_p_holds_beside_the_other_filters() {
+    // 1, 1/2, 1/4, 1/8 and 1/16 times as probable as the first.
+    let logits: Vec<f32> = (0..5).map(|n| -(n as f32) * std::f32::consts::LN_2).collect();
+    let top: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+    for (top_k, top_p, min_p, expected) in [
+        (0, 1.0, 0.2, 3),
+        (4, 1.0, 0.2, 3),
+        (2, 1.0, 0.2, 2),
+        (4, 0.95, 0.2, 3),
+        (4, 0.5, 0.2, 1),
+        (4, 0.95, 0.1, 4),
+        (0, 0.95, 0.3, 2),
+        (4, 1.0, 1.0, 1),
+    ] {
+        let mut sampler = sampler(|c| (c.top_k, c.top_p, c.min_p) = (top_k, top_p, min_p));
+        let name = format!("top-k {top_k}, top-p {top_p}, min-p {min_p}");
+        assert_eq!(drawn(&mut sampler, &logits), (0..expected).collect::<Vec<u32>>(), "{name}");
+        if top_k > 0 {
+            let drawn: std::collections::BTreeSet<u32> = (0..500).map(|n| sampler.sample_top(&top[..top_k], n).unwrap()).collect();
+            assert_eq!(drawn.len(), expected as usize, "{name}, of the largest alone");
+        }
+    }
+}
+
 #[test]
 fn frequencies_follow_the_probabilities() {
     let logits: Vec<f32> = [0.5f32, 0.3, 0.15, 0.05].iter().map(|p| p.ln()).collect();

@@ -1,6 +1,6 @@
 //! The engine on tiny models with every kind of state, on a device that misbehaves on request.
 
-use crate::common::{KINDS, Kind, VOCABULARY, devices::Troubled, ids, parts};
+use crate::common::{EOS, KINDS, Kind, VOCABULARY, devices::Troubled, ids, parts};
 use qhx_runtime::{
     Cancel, Error, GenerateOptions, LoadOptions, LogitProcessor, Model, Prompt,
     engine::{Engine, EngineOptions, Request},
@@ -11,6 +11,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
+        mpsc,
     },
     task::{Context, Poll, Wake, Waker},
     time::Duration,
@@ -94,6 +95,124 @@ fn scopes_share_nothing() {
         engine.submit(request).unwrap().finish().unwrap().kept_rows
     };
     assert_eq!([ask(1, false), ask(1, false), ask(2, false), ask(1, true), ask(2, false)], [0, 29, 0, 0, 29]);
+}
+
+/// Stops the engine at the first choice for an answer: says that it is there, and goes on when it is told to.
+struct Gate {
+    reached: mpsc::Sender<()>,
+    go_on: mpsc::Receiver<()>,
+    passed: bool,
+}
+
+impl Gate {
+    /// The gate, what tells that it is reached, and what opens it.
+    fn new() -> (Self, mpsc::Receiver<()>, mpsc::Sender<()>) {
+        let ((reached, is_reached), (open, go_on)) = (mpsc::channel(), mpsc::channel());
+        (Self { reached, go_on, passed: false }, is_reached, open)
+    }
+}
+
+impl LogitProcessor for Gate {
+    fn process(&mut self, _: &[u32], _: &mut [f32]) {
+        if !std::mem::replace(&mut self.passed, true) {
+            // A test that has failed meanwhile is waiting for nothing.
+            let _ = self.reached.send(());
+            let _ = self.go_on.recv();
+        }
+    }
+}
+
+/// What a running answer has computed is read by requests of its scope only, as is what is kept of one that has ended.
+#[test]
+fn scopes_share_nothing_with_what_is_running() {
+    for (running, asking, expected) in [
+        ((1, false), (1, false), 29),
+        ((1, false), (2, false), 0),
+        ((0, false), (1, false), 0),
+        ((1, true), (1, false), 0),
+        ((1, false), (1, true), 0),
+    ] {
+        let (_, _, engine) = troubled(Kind::Dense);
+        let ask = |(scope, alone): (u64, bool)| {
+            let mut request = request(&ids(1, 30));
+            (request.scope, request.alone) = (scope, alone);
+            request
+        };
+        let (gate, is_reached, open) = Gate::new();
+        let first = engine.submit(ask(running).with_processor(gate)).unwrap();
+        is_reached.recv().unwrap();
+        // The engine stands still with all rows of the prompt computed: the next is begun while this one runs.
+        let second = engine.submit(ask(asking)).unwrap();
+        open.send(()).unwrap();
+        assert_eq!(second.finish().unwrap().kept_rows, expected, "{asking:?} while {running:?} runs (scope, alone)");
+        first.finish().unwrap();
+    }
+}
+
+/// A request waits for rows that another is computing only if it may have them: else the wait would tell what the other asks.
+#[test]
+fn nobody_waits_for_the_prompt_of_another_scope() {
+    for (scope, active, reused) in [(1, 1, 49), (2, 2, 0)] {
+        let (_, _, engine) = troubled(Kind::Dense);
+        let ask = |scope: u64| {
+            let mut request = request(&ids(1, 50));
+            request.scope = scope;
+            request
+        };
+        // While the engine stands still for another answer, both come: neither prompt is computed when the second could begin.
+        let ((gate, is_reached, open), mut before) = (Gate::new(), request(&[1, 2]));
+        before.options.max_new = 1;
+        let before = engine.submit(before.with_processor(gate)).unwrap();
+        is_reached.recv().unwrap();
+        let (gate, is_computed, go_on) = Gate::new();
+        let (first, second) = (engine.submit(ask(1).with_processor(gate)).unwrap(), engine.submit(ask(scope)).unwrap());
+        open.send(()).unwrap();
+        is_computed.recv().unwrap();
+        assert_eq!(engine.stats().active, active, "scope {scope} beside scope 1");
+        go_on.send(()).unwrap();
+        assert_eq!([first, second].map(|answer| answer.finish().unwrap().kept_rows), [0, reused], "scope {scope} beside scope 1");
+        before.finish().unwrap();
+    }
+}
+
+/// Tells when an answer is begun.
+struct Begun(mpsc::Sender<usize>, usize);
+
+impl LogitProcessor for Begun {
+    fn process(&mut self, _: &[u32], _: &mut [f32]) {
+        // A test that has failed meanwhile does not listen.
+        let _ = self.0.send(self.1);
+    }
+}
+
+#[test]
+fn who_comes_first_is_answered_first() {
+    for sessions in [1, 2] {
+        let options = LoadOptions { chunk: 8, context: Some(CONTEXT), sessions, ..LoadOptions::default() };
+        let model = Model::on_device(parts(Kind::Dense), Arc::new(Troubled::default()), &options).unwrap();
+        let engine = Engine::start(model, EngineOptions::default()).unwrap();
+        // They all come while the engine stands still for another answer.
+        let (gate, is_reached, open) = Gate::new();
+        let before = engine.submit(request(&[1, 2]).with_processor(gate)).unwrap();
+        is_reached.recv().unwrap();
+        let (begun, heard) = mpsc::channel();
+        let ask = |number: usize| {
+            // Of one length, and with nothing in common.
+            let prompt: Vec<u32> = (0..6).map(|place| (number as u32 + place) % EOS).collect();
+            engine.submit(request(&prompt).with_processor(Begun(begun.clone(), number))).unwrap()
+        };
+        let answers: Vec<_> = (0..8).map(ask).collect();
+        drop(begun);
+        open.send(()).unwrap();
+        answers.into_iter().chain([before]).for_each(|answer| drop(answer.finish().unwrap()));
+        let mut order: Vec<usize> = Vec::new();
+        for number in heard {
+            if !order.contains(&number) {
+                order.push(number);
+            }
+        }
+        assert_eq!(order, [0, 1, 2, 3, 4, 5, 6, 7], "{sessions} at once");
+    }
 }
 
 struct Broken;

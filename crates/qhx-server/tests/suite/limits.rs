@@ -75,6 +75,39 @@ fn bodies_are_limited() {
     let server = TestServer::with(|options| options.body_bytes = 1000);
     let body = vec![b' '; 1001];
     assert_eq!(server.request("POST", "/v1/completions", &[], &body).status, 413);
+    // One that says it is small, and is not, in chunks.
+    let chunk = |bytes: usize| format!("{bytes:x}\r\n{}\r\n", " ".repeat(bytes));
+    let request = br#"{"prompt": "Once", "max_tokens": 1}"#;
+    let small = format!("{:x}\r\n{}\r\n", request.len(), String::from_utf8_lossy(request));
+    let room = 1000 - request.len();
+    for (chunks, expected) in [
+        (chunk(200).repeat(10), 413),
+        (chunk(1001), 413),
+        (format!("{small}{}", chunk(room + 1)), 413),
+        (format!("{small}{}", chunk(1).repeat(room + 1)), 413),
+        // As much as may be.
+        (format!("{small}{}", chunk(room)), 200),
+    ] {
+        assert_eq!(status_in_chunks(&server, &format!("{chunks}0\r\n\r\n")), expected, "{chunks:.80}");
+    }
+}
+
+/// The status that a body in chunks gets.
+fn status_in_chunks(server: &TestServer, chunks: &str) -> u16 {
+    let mut stream = server.send("POST", "/v1/completions", &[("Transfer-Encoding", "chunked")], chunks.as_bytes());
+    let mut head = [0; 12];
+    stream.read_exact(&mut head).unwrap();
+    std::str::from_utf8(&head).unwrap().strip_prefix("HTTP/1.1 ").unwrap().parse().unwrap()
+}
+
+/// Chunks that are none are the client's mistake, and no matter of size.
+#[test]
+fn broken_chunks_are_told_from_large_ones() {
+    let server = TestServer::with(|options| options.body_bytes = 1000);
+    for chunks in ["xyz\r\n", "-1\r\n{}\r\n0\r\n\r\n", "2\r\n{}{}\r\n0\r\n\r\n", "10000000000000000\r\n", "2\r\n{}\r\n\r\n"] {
+        assert_eq!(status_in_chunks(&server, chunks), 400, "{chunks:?}");
+    }
+    server.wait_until_idle();
 }
 
 /// Whoever comes when all connections are taken is answered once one of them has gone.

@@ -83,6 +83,11 @@ fn helpers_of_published_templates_work_as_in_python() {
         ("tools | tojson", r#"[{"name": "é<b>", "n": 1, "items": [1.5, null, true, {}, []]}]"#),
         ("{'b': 1, 'a': '\"\\n/'} | tojson(separators=(',', ':'), sort_keys=true)", r#"{"a":"\"\n/","b":1}"#),
         ("['é😀', 1e20, 0.1] | tojson(ensure_ascii=true)", r#"["\u00e9\ud83d\ude00", 1e+20, 0.1]"#),
+        (
+            "['\\x00\\x01\\x1b\\x1f', '\\b\\t\\n\\f\\r', ' ~\\x7f\\x80'] | tojson",
+            "[\"\\u0000\\u0001\\u001b\\u001f\", \"\\b\\t\\n\\f\\r\", \" ~\x7f\u{80}\"]",
+        ),
+        ("'\\x00\\x1f ~\\x7f\\x80' | tojson(ensure_ascii=true)", r#""\u0000\u001f ~\u007f\u0080""#),
         ("{'a': [1, {}], 'b': {}} | tojson(indent=2)", "{\n  \"a\": [\n    1,\n    {}\n  ],\n  \"b\": {}\n}"),
         ("'x' is sequence and tools is sequence and tools is iterable and none is not iterable and 1 is not sequence", "True"),
         ("namespace(a=1).a + (dict(b=2).b)", "3"),

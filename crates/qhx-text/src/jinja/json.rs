@@ -135,7 +135,8 @@ impl Interpreter<'_> {
                 '\t' => json.push_str("\\t"),
                 '\u{8}' => json.push_str("\\b"),
                 '\u{c}' => json.push_str("\\f"),
-                _ if character < ' ' || (style.escape_non_ascii && !character.is_ascii()) => {
+                // Python's ASCII ends before the delete character here.
+                _ if character < ' ' || (style.escape_non_ascii && character > '~') => {
                     self.budget.allocate(12)?;
                     for unit in character.encode_utf16(&mut [0; 2]) {
                         json.push_str(&format!("\\u{unit:04x}"));
