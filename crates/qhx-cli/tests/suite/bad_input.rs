@@ -197,10 +197,11 @@ fn no_bundle() {
     fs::write(folder.path().join("weights.gguf"), "no weights").unwrap();
     refuse_bundle(&folder.path().join("weights.gguf"), &["found a file that is not a GGUF file"]);
     // `doctor` makes nothing.
-    let checkpoint = fixture("llama");
-    let doctor = common::run([OsStr::new("doctor"), checkpoint.as_os_str()]);
-    assert!(doctor.code == Some(1) && doctor.stdout.contains("is a checkpoint, not a bundle"), "{doctor:?}");
-    assert!(doctor.stdout.contains("qhx forge"), "{doctor:?}");
+    for checkpoint in [fixture("llama"), fixture("llama-gguf").join("model.gguf")] {
+        let doctor = common::run([OsStr::new("doctor"), checkpoint.as_os_str()]);
+        assert!(doctor.code == Some(0) && doctor.stdout.contains("forges a bundle into the cache"), "{doctor:?}");
+        assert!(doctor.stdout.contains("npu: will not load it") && doctor.stdout.contains("qhx forge"), "{doctor:?}");
+    }
 }
 
 #[test]

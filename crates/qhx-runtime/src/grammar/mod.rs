@@ -32,6 +32,8 @@ use words::Words;
 
 /// Tokens with more bytes are never chosen where a grammar is followed.
 const LONGEST_TOKEN: usize = 250;
+/// Characters of what is wrong with a grammar.
+const LONGEST_PROBLEM: usize = 300;
 /// The most states of a grammar's lexer, each of one or two kB. Schemas that people write have some hundreds.
 const MOST_LEXER_STATES: usize = 30_000;
 
@@ -48,13 +50,14 @@ pub(crate) struct Grammars {
 fn wrong(problem: impl std::fmt::Display) -> Error {
     // The library's messages may show all it knows; the first line says what is wrong.
     let text = problem.to_string();
-    let first = text.lines().next().unwrap_or_default();
+    // It may show the whole grammar.
+    let first: String = text.lines().next().unwrap_or_default().chars().take(LONGEST_PROBLEM).collect();
     let problem = match first.strip_prefix("Unimplemented keys: ") {
         Some(keys) => format!("these keywords of its JSON schema are not supported: {}", keys.replace(['[', ']', '"'], "")),
         None if first.contains("Current row has") => {
             "it allows too many things at one place, such as hundreds of optional properties".to_owned()
         }
-        None => first.to_owned(),
+        None => first,
     };
     Error::Grammar { problem }
 }

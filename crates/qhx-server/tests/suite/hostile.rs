@@ -97,7 +97,7 @@ fn forced_texts_delay_nobody() {
 /// Bodies that would take many times their size, or all the memory there is together.
 #[test]
 fn bodies_together_have_a_limit() {
-    let server = TestServer::with(|options| options.body_bytes = 4 << 20);
+    let server = TestServer::with(|options| options.body_bytes = 2 << 20);
     let post = |body: &str| server.request("POST", "/v1/chat/completions", &[], body.as_bytes());
     let trees = format!(r#"{{"messages": [], "chat_template_kwargs": {{"x": [{}0]}}}}"#, "[],".repeat(600_000));
     let answer = post(&trees);
