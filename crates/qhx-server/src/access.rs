@@ -91,7 +91,7 @@ fn bearer(value: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then_some(key)
 }
 
-/// A header that names a server, once, in ASCII, and nobody who uses it: what is read otherwise elsewhere must not pass here.
+/// A header that names a server: given once, in ASCII, without a user. A proxy could read anything else differently.
 fn name_of(headers: &HeaderMap, header: HeaderName) -> Result<Option<&str>, ApiError> {
     let mut values = headers.get_all(&header).iter();
     let Some(value) = values.next() else { return Ok(None) };

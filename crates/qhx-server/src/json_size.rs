@@ -18,7 +18,7 @@ pub(crate) fn measure(json: &[u8]) -> Result<usize, String> {
     let mut reader = serde_json::Deserializer::from_slice(json);
     match size.deserialize(&mut reader) {
         Ok(()) => Ok(size.values * VALUE_BYTES),
-        // What is no JSON is told by whoever reads it.
+        // Malformed JSON is reported by the parser that follows.
         Err(error) if error.is_data() => Err(format!("the request is not what was expected: {error}")),
         Err(_) => Ok(size.values * VALUE_BYTES),
     }
@@ -129,7 +129,7 @@ mod tests {
         wrong(&format!("{{\"x\": \"{}\"}}", "a b ".repeat(MOST_TEXT / 4 + 1)), "texts have more than");
         let media = format!("{{\"url\": \"data:image/png;base64,{}\"}}", "A".repeat(2 * MOST_TEXT));
         assert_eq!(measure(media.as_bytes()), Ok(2 * VALUE_BYTES));
-        // Whoever reads it tells.
+        // Left to the parser that follows.
         for broken in ["", "{", "[1,", "nul", &"[".repeat(1000)] {
             assert!(measure(broken.as_bytes()).is_ok(), "{broken}");
         }

@@ -114,11 +114,12 @@ impl Doctor {
             }
             Err(error) => vec![wrong("checkpoint", error.to_string(), "name another file, or use a newer qhx")],
         };
-        let with = |machine: Vec<Finding>| machine.into_iter().chain(findings.clone()).collect();
+        // The memory is the processor's.
+        let of_gpu: Vec<Finding> = findings.iter().filter(|finding| finding.subject != "memory").cloned().collect();
         let npu = wrong("arch folder", "the NPU runs what was forged for it".into(), "forge it: qhx forge SRC --out DIR --target v81");
         let devices = vec![
-            DeviceReport::new(DeviceChoice::Cpu, with(vec![processor()])),
-            DeviceReport::new(DeviceChoice::GPU, with(vec![graphics().0])),
+            DeviceReport::new(DeviceChoice::Cpu, [processor()].into_iter().chain(findings).collect()),
+            DeviceReport::new(DeviceChoice::GPU, [graphics().0].into_iter().chain(of_gpu).collect()),
             DeviceReport::new(DeviceChoice::Npu, vec![npu]),
         ];
         Some(Report { bundle: Some(path.display().to_string()), devices })

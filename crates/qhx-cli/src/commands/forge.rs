@@ -187,7 +187,7 @@ impl BundleFlags {
         match (self.gate, self.precision()) {
             (Some(Gate::None), PrecisionChoice::Auto) => Err(without("--precision auto")),
             (_, PrecisionChoice::Auto) if self.gate_budget.is_some() => {
-                let message = "--gate-budget does not go with --precision auto: what is chosen would depend on how busy the machine is";
+                let message = "--gate-budget cannot be combined with --precision auto: the choice would depend on how busy the machine is";
                 Err(Failure::usage(message))
             }
             (Some(Gate::None), _) if self.prompts.is_some() => Err(without("--prompts")),

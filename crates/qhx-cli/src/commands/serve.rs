@@ -9,12 +9,12 @@ use crate::{
     heap,
     interrupt::Interrupt,
     log, output,
+    texts::read_text,
 };
 use clap::Args;
 use qhx_runtime::LoadOptions;
 use qhx_server::{Server, ServerError, ServerOptions};
 use std::{
-    io::Read,
     net::{IpAddr, SocketAddr, TcpListener},
     path::PathBuf,
     time::Duration,
@@ -77,8 +77,7 @@ pub(crate) struct Serve {
     /// Memory for all loaded models together, in MiB: beyond it, the least recently used idle one is unloaded
     #[arg(long, value_name = "MIB", value_parser = count(1 << 30), help_heading = "Limits")]
     memory: Option<usize>,
-    /// Memory for keeping what was computed of prompts, for each model, in MiB; requests that begin alike start from there. The least recently used goes first. Absent, a sixteenth of
-    /// the memory that is free, 2048 at most
+    /// Memory for the computed state of prompts, per model, in MiB: requests that begin in the same way start from there [default: a sixteenth of the free memory, at most 2048]
     #[arg(long, value_name = "MIB", value_parser = count_or_none(1 << 30), help_heading = "Limits")]
     prefix_cache: Option<usize>,
     /// Unload a model that nobody has used for so many seconds
@@ -95,8 +94,6 @@ pub(crate) struct Serve {
     supervised: bool,
 }
 
-/// Bytes of a file with keys.
-const MAX_KEY_FILE: u64 = 1 << 20;
 /// Rows whose logits are computed at once where a prompt is scored.
 const SCORED_ROWS: usize = 32;
 
@@ -149,13 +146,7 @@ impl Serve {
     fn keys(&self) -> Result<Vec<String>, Failure> {
         let mut keys = self.api_key.clone();
         if let Some(file) = &self.api_key_file {
-            let wrong = |problem: String| Failure::work(format!("cannot read {}: {problem}", file.display()));
-            let mut text = String::new();
-            let opened = std::fs::File::open(file).map_err(|error| wrong(error.to_string()))?;
-            opened.take(MAX_KEY_FILE + 1).read_to_string(&mut text).map_err(|error| wrong(error.to_string()))?;
-            if text.len() as u64 > MAX_KEY_FILE {
-                return Err(wrong(format!("it has more than {MAX_KEY_FILE} bytes")));
-            }
+            let text = read_text(file)?;
             keys.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
             if keys.is_empty() {
                 return Err(Failure::usage(format!("{} has no key in it", file.display())));

@@ -320,7 +320,7 @@ fn flags_that_are_wrong() {
         (&["--gate", "loose"], &["loose", "strict"]),
         (&["--gate", "none", "--prompts", "x.json"], &["--prompts needs a gate"]),
         (&["--gate", "none", "--gate-budget", "9"], &["--gate-budget needs a gate"]),
-        (&["--precision", "auto", "--gate-budget", "9"], &["--gate-budget does not go with --precision auto"]),
+        (&["--precision", "auto", "--gate-budget", "9"], &["--gate-budget cannot be combined with --precision auto"]),
         (&["--gate-budget", "0"], &["a number of seconds above 0"]),
         (&["--bits", "0"], &["`0` is no number of bits per weight; use one from 4 to 16"]),
         (&["--bits", "99"], &["`99` is no number of bits"]),

@@ -53,6 +53,26 @@ fn sigterm_ends_it_and_logs_have_no_prompts() {
     }
 }
 
+/// Weights that are truncated while they are served end the server with a message that names the file.
+#[cfg(target_os = "linux")]
+#[test]
+fn truncated_weights_are_named() {
+    let folder = crate::common::scratch();
+    let bundle = crate::common::bundle_copy("llama", folder.path());
+    let (mut server, mut lines, address) = listening(&[bundle.to_str().unwrap()]);
+    let is_weights = |path: &std::path::PathBuf| path.file_name().unwrap().to_str().unwrap().contains("weights");
+    let weights = fs::read_dir(&bundle).unwrap().map(|entry| entry.unwrap().path()).find(is_weights).unwrap();
+    fs::OpenOptions::new().write(true).open(&weights).unwrap().set_len(0).unwrap();
+    let body = r#"{"prompt": [5, 6, 7], "max_tokens": 1}"#;
+    let head = format!("POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+    let mut stream = TcpStream::connect(&address).unwrap();
+    stream.write_all((head + body).as_bytes()).unwrap();
+    assert_eq!(server.wait().unwrap().code(), Some(1));
+    let mut told = String::new();
+    lines.read_to_string(&mut told).unwrap();
+    assert!(told.contains(weights.file_name().unwrap().to_str().unwrap()) && told.contains("was truncated while it was in use"), "{told}");
+}
+
 /// With `--isolate`, the process that serves is gone when the one that watches over it is; what it says itself is said once.
 #[cfg(unix)]
 #[test]

@@ -179,7 +179,7 @@ pub fn forge_gated_with_targets(
     let base = PrecisionPlan::from(options.precision);
     check_targets(material, &base, &material.programs(&base)?, options, targets)?;
     if gate.auto && gate.budget.is_some() {
-        return Err(ForgeError::Gate("a mixture is not chosen within a budget: it would depend on how busy the machine is".into()));
+        return Err(ForgeError::Gate("`auto` cannot have a budget: the choice would depend on how busy the machine is".into()));
     }
     let mut gate = Gate::new(material, options, gate)?;
     options.row_tables |= !targets.is_empty();

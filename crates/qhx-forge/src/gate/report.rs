@@ -121,7 +121,7 @@ main{max-width:60rem;margin:0 auto;padding:2.5rem 1.25rem 4rem}h1{font-size:2rem
 section.plot{background:var(--card);border:1px solid var(--line);border-radius:.6rem;padding:1.1rem 1.2rem;margin:1rem 0}section.plot>p{margin:.1rem 0 .8rem;color:var(--soft);font-size:.9rem}\
 svg{display:block;width:100%;height:auto}svg text{fill:var(--soft);font:11px system-ui,sans-serif}.axis{stroke:var(--line)}.dot{fill:var(--accent)}.reach{stroke:var(--accent);opacity:.45}\
 .shade{fill:var(--shade)}.flip{fill:var(--warn)}.wrong{fill:var(--bad)}.cell{fill:var(--accent)}.note{color:var(--warn)}\
-dl.plot{background:var(--card);border:1px solid var(--line);border-radius:.6rem;padding:.6rem 1.2rem;margin:1.6rem 0 0}dt{font-weight:600;margin-top:.6rem}dd{margin:0 0 .6rem}\\
+dl.plot{background:var(--card);border:1px solid var(--line);border-radius:.6rem;padding:.6rem 1.2rem;margin:1.6rem 0 0}dt{font-weight:600;margin-top:.6rem}dd{margin:0 0 .6rem}\
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.85rem;width:100%;font-variant-numeric:tabular-nums;margin:.4rem 0 1rem}th{color:var(--soft);font-weight:500;text-align:left}td,th{padding:.22rem .6rem .22rem 0;border-bottom:1px solid var(--line);white-space:nowrap}\
 td.r,th.r{text-align:right}footer{color:var(--soft);font-size:.85rem;margin-top:2rem}code{font-size:.9em}.key{font-size:.85rem;color:var(--soft);margin:.5rem 0 0}.key i{display:inline-block;width:.8em;height:.8em;border-radius:.2em;margin:0 .35em 0 .9em;vertical-align:-.05em}";
 

@@ -33,10 +33,10 @@ impl Outcome {
 pub(super) fn sentence(standard: &Standard, found: &Closeness, outcome: &Outcome) -> String {
     let Closeness { tokens, flips, mean_kl, mean_kl_error, limits, .. } = found;
     let passed = outcome.passed(standard.kind);
-    // What is above a limit and passes is within what chance explains.
+    // A measurement above its limit passes where chance explains the difference.
     let limit = |above: bool, limit: String| match (standard.only_measures && passed, above && passed) {
         (true, _) => String::new(),
-        (false, true) => format!(" (limit {limit}; so few tokens cannot tell them apart)"),
+        (false, true) => format!(" (limit {limit}; too few tokens to tell)"),
         (false, false) => format!(" (limit {limit})"),
     };
     let counted = flips.saturating_sub(outcome.ties);
@@ -188,7 +188,7 @@ mod tests {
         let w8 = standard("w8", Class::Int8, GateKind::Tolerant);
         assert_eq!(
             few(&w8, 5, 0, 0.0065),
-            "w8: 5.2 % of 96 tokens differ from the f32 model's choice (limit 4 %; so few tokens cannot tell them apart), mean KL 0.0065 ± 0.0016 (limit 0.006; so few tokens cannot tell them apart): as good as int8 gets"
+            "w8: 5.2 % of 96 tokens differ from the f32 model's choice (limit 4 %; too few tokens to tell), mean KL 0.0065 ± 0.0016 (limit 0.006; too few tokens to tell): as good as int8 gets"
         );
         let f16 = standard("f16", Class::F16, GateKind::Tolerant);
         assert_eq!(

@@ -33,7 +33,7 @@ pub(super) fn check_lark(text: &str) -> Result<(), Error> {
     while let Some(at) = rest.find(JSON) {
         rest = &rest[at + JSON.len()..];
         let mut values = Deserializer::from_str(rest).into_iter::<Value>();
-        // What is no JSON is told by whoever compiles it.
+        // Malformed JSON is reported when the grammar is compiled.
         if let Some(Ok(schema)) = values.next() {
             counts.add(&schema)?;
             rest = &rest[values.byte_offset()..];
