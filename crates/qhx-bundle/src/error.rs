@@ -140,6 +140,12 @@ pub enum ManifestError {
         /// What was expected and found.
         reason: String,
     },
+    /// It lists context binaries for another runtime.
+    #[error("the manifest is for another runtime, as its field `{field}` shows, and only that runs its context binaries")]
+    OtherRuntime {
+        /// The field that says so.
+        field: &'static str,
+    },
     /// No JSON, or no JSON object with a `schema_version`.
     #[error("not a bundle manifest: {0}")]
     NotAManifest(String),

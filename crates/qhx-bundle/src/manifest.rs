@@ -293,8 +293,10 @@ impl Manifest {
         if schema_version > SCHEMA_VERSION {
             return Err(ManifestError::NewerSchema { found: schema_version });
         }
-        let manifest: Self =
-            serde_json::from_str(text).map_err(|e| ManifestError::Field { field: json::field_of(text, &e), reason: e.to_string() })?;
+        let manifest: Self = serde_json::from_str(text).map_err(|e| match of_other_runtime(text) {
+            Some(field) => ManifestError::OtherRuntime { field },
+            None => ManifestError::Field { field: json::field_of(text, &e), reason: e.to_string() },
+        })?;
         manifest.check()?;
         Ok(manifest)
     }
@@ -395,6 +397,15 @@ impl Manifest {
     }
 }
 
+/// The field by which published manifests of QHexRT are known, whose versions are counted like ours.
+fn of_other_runtime(text: &str) -> Option<&'static str> {
+    let manifest: serde_json::Value = serde_json::from_str(text).ok()?;
+    let is_there = |pointer: &str| manifest.pointer(pointer).is_some();
+    [("/model/tokenizer_pre", "model.tokenizer_pre"), ("/artifacts", "artifacts"), ("/plan/steps", "plan.steps")]
+        .into_iter()
+        .find_map(|(pointer, field)| is_there(pointer).then_some(field))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -465,6 +476,19 @@ mod tests {
         assert!(text.starts_with("{\n  \"schema_version\": 1,\n"), "{text}");
         assert_eq!(Manifest::from_json(&text).unwrap(), manifest);
         assert_eq!(manifest.named_files().count(), 4);
+    }
+
+    #[test]
+    fn manifests_of_another_runtime_are_told_as_that() {
+        let published = json!({
+            "schema_version": 1,
+            "model": { "name": "lfm2-5-230m", "family": "llm", "dsp_arch": "v79", "soc_model": 69, "tokenizer_pre": "lfm" },
+            "artifacts": { "contexts": { "shared": { "bin": "lfm_shared.bin" } }, "embed": "embed.bin", "tokenizer": "tokenizer.json" },
+        });
+        let error = Manifest::from_json(&published.to_string()).unwrap_err().to_string();
+        assert!(error.contains("another runtime") && error.contains("`model.tokenizer_pre`"), "{error}");
+        let damaged = Manifest::from_json(&example().to_string().replace("vocab_size", "size")).unwrap_err().to_string();
+        assert!(!damaged.contains("runtime"), "{damaged}");
     }
 
     #[test]

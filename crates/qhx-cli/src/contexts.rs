@@ -30,8 +30,10 @@ struct Named {
     sha256: Option<[u8; 32]>,
 }
 
-/// What there is to say of all context binaries of a bundle, of a folder of it, or of one file.
+/// What there is to say of all context binaries of a bundle, of a folder of it, of those beside a manifest, or of one file.
 pub(crate) fn examine(path: &Path, probe: &Probe) -> Vec<Finding> {
+    let is_manifest = path.is_file() && path.extension().is_some_and(|kind| kind == "json");
+    let path = path.parent().filter(|_| is_manifest).unwrap_or(path);
     let binaries = if path.is_file() { BTreeMap::from([(path.to_path_buf(), Named::default())]) } else { binaries(path) };
     if binaries.is_empty() {
         let advice = "for phones: qhx forge SRC --out DIR --target v79,v81";

@@ -4,7 +4,7 @@ use qhx::{
     Error, Found, NotFound, is_repository,
     messages::{KNOWN_FIELDS, MessagesError, PartProblem},
 };
-use qhx_bundle::BundleError;
+use qhx_bundle::{BundleError, ManifestError};
 use qhx_forge::ForgeError;
 use qhx_ir::DeviceError;
 use qhx_runtime::{
@@ -69,6 +69,9 @@ fn of_library(error: &Error) -> Option<String> {
         )),
         Error::Bundle(BundleError::NotABundle { .. }) => {
             Some("a bundle is a folder with a qhx.json; `qhx forge SRC --out DIR` makes one".into())
+        }
+        Error::Bundle(BundleError::Manifest { source: ManifestError::OtherRuntime { .. }, .. }) => {
+            Some("fetch the model's checkpoint, and forge that: qhx forge SRC --out DIR --target v79,v81".into())
         }
         Error::Messages(error) => of_messages(error),
         Error::Runtime(error) => of_runtime(error),

@@ -490,7 +490,7 @@ pub struct Traffic {
     pub bytes_in: u64,
     /// Bytes that it reads from outputs: rows, new keys and values, updates of recurrent states.
     pub bytes_out: u64,
-    /// Bytes of inputs that are passed without a copy: keys and values, experts.
+    /// Bytes of inputs that are lent: keys and values, experts. The emulator reads them in place; a phone's library copies them.
     pub bytes_lent: u64,
 }
 

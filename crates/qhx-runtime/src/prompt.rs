@@ -87,15 +87,20 @@ impl Prompt {
         Self::completion_with_media(model, text, &[])
     }
 
+    /// The same, with the special tokens that the tokenizer adds or without.
+    pub fn of_text(model: &Language, text: &str, add_special_tokens: bool) -> Result<Self, Error> {
+        let started = Instant::now();
+        let ids = tokenizer_for_text(model, text)?.encode(text, add_special_tokens, SpecialTokens::AsText)?;
+        Ok(Self { ids, encode_time: started.elapsed(), ..Self::default() })
+    }
+
     /// The same with media before the text. Each stands as the model's chat template, if it has one, writes it within a text.
     pub fn completion_with_media(model: &Language, text: &str, media: &[Medium]) -> Result<Self, Error> {
-        let started = Instant::now();
-        let tokenizer = model.tokenizer().ok_or(Error::NoTokenizer { what: "a text prompt" })?;
-        check_length(model, tokenizer, text.len())?;
         if media.is_empty() {
-            let ids = tokenizer.encode(text, true, SpecialTokens::AsText)?;
-            return Ok(Self { ids, encode_time: started.elapsed(), ..Self::default() });
+            return Self::of_text(model, text, true);
         }
+        let started = Instant::now();
+        let tokenizer = tokenizer_for_text(model, text)?;
         let mut control = String::new();
         for medium in media {
             model.soft_rows(medium)?;
@@ -189,6 +194,13 @@ impl Prompt {
 
 /// Bytes of text beyond what a full context of the longest tokens holds: text that normalising drops, or blanks that a token swallows.
 const SLACK_BYTES: usize = 1 << 20;
+
+/// The tokenizer for a text that is not too long for the model.
+fn tokenizer_for_text<'a>(model: &'a Language, text: &str) -> Result<&'a Tokenizer, Error> {
+    let tokenizer = model.tokenizer().ok_or(Error::NoTokenizer { what: "a text prompt" })?;
+    check_length(model, tokenizer, text.len())?;
+    Ok(tokenizer)
+}
 
 /// Refuses a text that is longer than the context by far, before it is rendered and encoded.
 fn check_length(model: &Language, tokenizer: &Tokenizer, bytes: usize) -> Result<(), Error> {

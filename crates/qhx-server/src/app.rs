@@ -45,7 +45,7 @@ pub(crate) struct App {
     /// One at a time: a replay takes the model for itself.
     pub(crate) verifying: Semaphore,
     /// Places for work that takes time before a request reaches an engine: templates, media, prompts to be scored.
-    pub(crate) preparing: Semaphore,
+    pub(crate) preparing: Arc<Semaphore>,
     pub(crate) bodies: Arc<Bodies>,
     fetcher: Fetcher,
     /// Different for each server, so that ids are.
@@ -62,7 +62,7 @@ impl App {
             metrics: Metrics::default(),
             draining: AtomicBool::new(false),
             verifying: Semaphore::new(1),
-            preparing: Semaphore::new(PREPARING),
+            preparing: Arc::new(Semaphore::new(PREPARING)),
             bodies: Bodies::new(options.body_bytes),
             fetcher: Fetcher::new(&options.media_hosts, options.body_bytes),
             salt,

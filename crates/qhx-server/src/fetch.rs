@@ -1,7 +1,7 @@
 //! Images and sounds that messages name by address: fetched from hosts that the operator allows, and from nowhere else.
 
 use crate::{error::ApiError, tls};
-use qhx::messages::FileAccess;
+use qhx::{Cancel, messages::FileAccess, runtime::Error as RunError};
 use serde_json::Value;
 use std::{io::Read, time::Duration};
 use ureq::http::Uri;
@@ -36,11 +36,14 @@ impl Fetcher {
     }
 
     /// Puts the media that messages name by address into them, as data.
-    pub(crate) fn inline(&self, messages: &mut [Value]) -> Result<(), ApiError> {
+    pub(crate) fn inline(&self, messages: &mut [Value], cancel: &Cancel) -> Result<(), ApiError> {
         for (number, message) in messages.iter_mut().enumerate() {
             let Some(parts) = message.get_mut("content").and_then(Value::as_array_mut) else { continue };
             for (place, part) in parts.iter_mut().enumerate() {
                 let Some(address) = address(part) else { continue };
+                if cancel.is_cancelled() {
+                    return Err(RunError::Cancelled.into());
+                }
                 let data = self.fetch(address.as_str().unwrap_or_default()).map_err(|problem| {
                     let shown: String = address.as_str().unwrap_or_default().chars().take(80).collect();
                     ApiError::field(format!("messages[{number}].content[{place}]"), format!("names {shown}, {problem}"))

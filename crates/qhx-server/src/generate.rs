@@ -10,6 +10,7 @@ use crate::{
 use qhx::{
     Cancel, GenerateOptions, Generation, LogitBias, LogitProcessor, Model, OccurrencePenalty, Reply, ReplyEvent, ReplyRequest, Structure,
     TokenLogProbs, messages,
+    runtime::{Error as RunError, Medium},
     text::{
         Chat,
         reply::{ReplyPart, ToolCall},
@@ -119,10 +120,10 @@ pub(crate) struct ChatJob {
 
 impl ChatJob {
     /// The conversation, with its media open, and how it is answered.
-    pub(crate) fn chat(self, model: &Model, access: &MediaAccess) -> Result<(Chat, Sampling), ApiError> {
+    pub(crate) fn chat(self, model: &Model, access: &MediaAccess, cancel: &Cancel) -> Result<(Chat, Sampling), ApiError> {
         let Self { mut messages, tools, template_options, sampling, .. } = self;
         crate::messages::check(&messages, model.runtime().template().ok().map(|chat| &*chat.template))?;
-        access.fetcher.inline(&mut messages)?;
+        access.fetcher.inline(&mut messages, cancel)?;
         // Moved, not copied: a request may be large.
         let fields = [
             ("messages", Value::Array(messages)),
@@ -131,7 +132,17 @@ impl ChatJob {
         ];
         let json = Value::Object(fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect());
         let mut chat = messages::from_json(json).map_err(qhx::Error::from)?;
-        messages::open_media(&mut chat, model.bundle(), &access.files).map_err(qhx::Error::from)?;
+        let mut rows = 0;
+        let fits = |medium: &Medium| {
+            let (context, limit) = (model.context(), model.runtime().context_limit());
+            rows += model.runtime().soft_rows(medium)?;
+            match (cancel.is_cancelled(), rows > context) {
+                (true, _) => Err(RunError::Cancelled),
+                (_, true) => Err(RunError::PromptTooLong { prompt: rows, context, limit }),
+                _ => Ok(()),
+            }
+        };
+        messages::open_media_while(&mut chat, model.bundle(), &access.files, fits).map_err(qhx::Error::from)?;
         Ok((chat, sampling))
     }
 }
@@ -149,10 +160,10 @@ pub(crate) async fn prepared(
 /// How many tokens the prompt of a conversation has.
 pub(crate) async fn count(app: &App, in_use: &InUse, job: ChatJob) -> Result<usize, ApiError> {
     let (model, access) = (in_use.model.clone(), app.media_access());
-    blocking(app, move || {
-        let (chat, sampling) = job.chat(&model, &access)?;
+    blocking_until(app, move |cancel| {
+        let (chat, sampling) = job.chat(&model, &access, &cancel)?;
         let mut request = ReplyRequest::new(chat);
-        request.options = sampling.options(&model, 0);
+        (request.options, request.cancel) = (sampling.options(&model, 0), cancel);
         Ok(model.count_tokens(request)?)
     })
     .await
@@ -184,7 +195,7 @@ pub(crate) async fn reply(app: &Arc<App>, in_use: &InUse, caller: Caller, job: C
     let cancels: Vec<Cancel> = (0..job.choices).map(|_| Cancel::new()).collect();
     let mut guard = CancelOnDrop(cancels.clone());
     let prepare = move || {
-        let (chat, sampling) = job.chat(&model, &access)?;
+        let (chat, sampling) = job.chat(&model, &access, &cancels[0])?;
         let sampling = sampling.with_seed();
         let mut replies = Vec::with_capacity(cancels.len());
         let chats = std::iter::repeat_n(chat, cancels.len());
@@ -201,14 +212,28 @@ pub(crate) async fn reply(app: &Arc<App>, in_use: &InUse, caller: Caller, job: C
     Ok(Replies { replies, next: 0, peeked: None, app: app.clone(), in_use: in_use.clone() })
 }
 
-/// Does work that takes time on a thread for that; not too many at once.
+/// Does work that takes time on a thread for that; not too many at once. It goes on, and keeps its place, where the client goes away.
 pub(crate) async fn blocking<T: Send + 'static>(
     app: &App,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let failed = || ApiError::new(axum::http::StatusCode::INTERNAL_SERVER_ERROR, "the request could not be prepared: this is a bug");
-    let _place = app.preparing.acquire().await.map_err(|_| failed())?;
+    let place = app.preparing.clone().acquire_owned().await.map_err(|_| failed())?;
+    let work = move || {
+        let _place = place;
+        work()
+    };
     tokio::task::spawn_blocking(work).await.map_err(|_| failed())?
+}
+
+/// The same for work that can be stopped: it is where the client goes away.
+pub(crate) async fn blocking_until<T: Send + 'static>(
+    app: &App,
+    work: impl FnOnce(Cancel) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let cancel = Cancel::new();
+    let _guard = CancelOnDrop(vec![cancel.clone()]);
+    blocking(app, move || work(cancel)).await
 }
 
 /// Answers to one request that are being made.

@@ -4,13 +4,13 @@ use crate::{
     app::App,
     body::Json,
     error::ApiError,
-    generate::{ChatJob, Sampling, blocking},
+    generate::{ChatJob, Sampling, blocking, blocking_until},
     models::InUse,
     openai::log_probs::token_text,
 };
 use axum::extract::State;
 use qhx::{
-    Model,
+    Cancel, Model,
     runtime::{Error as RunError, Prompt},
     text::{SpecialTokens, Tokenizer},
 };
@@ -66,19 +66,19 @@ fn tokenizer(model: &Model) -> Result<&Tokenizer, ApiError> {
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, Json(request): Json<TokenizeRequest>) -> Result<Json<Tokens>, ApiError> {
     let InUse { model, .. } = app.models.get(request.model.as_deref())?;
     let access = app.media_access();
-    let work = move || {
+    let work = move |cancel: Cancel| {
         let ids = match (&request.prompt, request.messages) {
             (Some(text), None) => {
                 let add = request.add_special_tokens.unwrap_or(true);
-                tokenizer(&model)?.encode(text, add, SpecialTokens::AsText).map_err(RunError::from)?
+                Prompt::of_text(model.runtime(), text, add)?.ids().to_vec()
             }
             (None, Some(messages)) => {
                 let tools = request.tools.map(Value::from);
                 let template_options = request.chat_template_kwargs.unwrap_or_default();
                 let job = ChatJob { messages, tools, template_options, sampling: Sampling::default(), choices: 1 };
-                let (mut chat, _) = job.chat(&model, &access)?;
+                let (mut chat, _) = job.chat(&model, &access, &cancel)?;
                 chat.add_generation_prompt = request.add_generation_prompt.unwrap_or(true);
-                Prompt::chat(model.runtime(), &chat)?.ids().to_vec()
+                Prompt::chat_until(model.runtime(), &chat, &cancel)?.ids().to_vec()
             }
             _ => return Err(ApiError::field("prompt", "or `messages` must be given, and not both")),
         };
@@ -86,7 +86,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, Json(request): Json<To
         let token_strs = request.return_token_strs.unwrap_or(false).then(texts);
         Ok(Tokens { count: ids.len(), max_model_len: model.context(), tokens: ids, token_strs })
     };
-    Ok(Json(blocking(&app, work).await?))
+    Ok(Json(blocking_until(&app, work).await?))
 }
 
 pub(crate) async fn detokenize(State(app): State<Arc<App>>, Json(request): Json<DetokenizeRequest>) -> Result<Json<Text>, ApiError> {

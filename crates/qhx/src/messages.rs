@@ -170,6 +170,16 @@ pub enum FileAccess {
 
 /// Opens the media that the messages name or carry. Templates then see parts of type `image` and `audio` without paths.
 pub fn open_media(chat: &mut Chat, bundle: &Bundle, access: &FileAccess) -> Result<(), MessagesError> {
+    open_media_while(chat, bundle, access, |_| Ok(()))
+}
+
+/// The same as long as `go_on` agrees, which is asked after each medium: a conversation may carry many of them.
+pub fn open_media_while(
+    chat: &mut Chat,
+    bundle: &Bundle,
+    access: &FileAccess,
+    mut go_on: impl FnMut(&Medium) -> Result<(), qhx_runtime::Error>,
+) -> Result<(), MessagesError> {
     for (number, message) in chat.messages.iter_mut().enumerate() {
         let mut media = Vec::new();
         if let Some(Value::Array(parts)) = message.fields_mut().get_mut("content") {
@@ -184,6 +194,7 @@ pub fn open_media(chat: &mut Chat, bundle: &Bundle, access: &FileAccess) -> Resu
                                 .map_err(PartProblem::from)
                         }
                     };
+                    let opened = opened.and_then(|medium| go_on(&medium).map(|()| medium).map_err(PartProblem::from));
                     media.push(opened.map_err(wrong)?);
                     *part = json!({ "type": kind.part_type() });
                 }

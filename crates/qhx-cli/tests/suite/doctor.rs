@@ -60,6 +60,25 @@ fn what_is_no_bundle_is_loaded_by_nothing() {
     }
 }
 
+/// A manifest that was published for another runtime, beside its context binary.
+#[test]
+fn manifests_of_another_runtime_are_told_as_that() {
+    let folder = scratch();
+    let manifest = folder.path().join("lfm.json");
+    let content = r#"{"schema_version": 1, "model": {"name": "lfm", "family": "llm", "dsp_arch": "v79", "tokenizer_pre": "lfm"},
+        "artifacts": {"contexts": {"shared": {"bin": "lfm_shared.bin"}}}, "plan": {"steps": [{"host": "lfm_generate"}]}}"#;
+    fs::write(&manifest, content).unwrap();
+    fs::write(folder.path().join("lfm_shared.bin"), "x").unwrap();
+    let libraries = scratch();
+    let report = doctor(&[manifest.as_ref()], libraries.path(), 1);
+    let npu = device(&report, "npu");
+    assert!(finding(npu, "bundle")["found"].as_str().unwrap().contains("another runtime"), "{npu}");
+    assert!(finding(npu, "bundle")["advice"].as_str().unwrap().contains("checkpoint"), "{npu}");
+    assert!(finding(npu, "lfm_shared.bin")["found"].as_str().unwrap().contains("metadata cannot be read"), "{npu}");
+    let told = fail(["generate", manifest.to_str().unwrap(), "--prompt", "x"], 1, &["another runtime", "model.tokenizer_pre", "checkpoint"]);
+    assert!(!told.stderr.contains("forge again"), "{told:?}");
+}
+
 #[test]
 fn damage_is_named_and_no_device_takes_it() {
     let folder = scratch();

@@ -257,3 +257,17 @@ fn counts_have_bounds() {
     fail(["forge", none, "--out", "x", "--target", "v79", "--audio-seconds", "1e300"], 2, &["--audio-seconds"]);
     fail(["forge", none, "--out", "x", "--gate-budget", "1e18"], 2, &["--gate-budget"]);
 }
+
+/// A batch reads its answers back to go on behind them, which no device and no pipe can do.
+#[test]
+fn answers_of_a_batch_go_into_regular_files() {
+    let folder = scratch();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("in.jsonl"), "{\"ids\": [5], \"max_new\": 1}\n").unwrap();
+    fifo(&at("fifo"));
+    let (llama, input) = (bundle("llama"), at("in.jsonl"));
+    for output in [Path::new("/dev/full"), Path::new("/dev/null"), &at("fifo"), folder.path()] {
+        let arguments = ["batch", text(&llama), "--in", text(&input), "--out", text(output)];
+        refused_at_once(&arguments, &["cannot write", text(output), "is no regular file"]);
+    }
+}

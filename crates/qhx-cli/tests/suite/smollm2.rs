@@ -2,7 +2,7 @@
 //!
 //! Run by `cargo xtask test`, which fetches the file and names it in `QHX_SMOLLM2`.
 
-use crate::common::{json, scratch, succeed};
+use crate::common::{fail, json, scratch, succeed};
 use serde_json::Value;
 use std::{
     ffi::OsStr,
@@ -67,6 +67,25 @@ fn it_has_the_perplexity_that_transformers_computes() {
     assert!((number("reference_perplexity") / PERPLEXITY - 1.0).abs() < 1e-3, "{found}");
     // The file's own precision: nothing is lost but by int8 activations.
     assert!(number("kl_mean") < 0.006 && number("flips") < 0.06 && (number("perplexity") / PERPLEXITY - 1.0).abs() < 0.02, "{found}");
+}
+
+/// The types in the file decide what is computed; a gate measures that, and changes nothing where it is not content.
+#[test]
+#[ignore = "needs a real model: cargo xtask test smollm2"]
+fn a_gate_changes_nothing_of_it() {
+    let folder = scratch();
+    let (bundle, prompts) = (forge(folder.path()), folder.path().join("prompts.json"));
+    std::fs::write(&prompts, r#"["The capital of France is"]"#).unwrap();
+    let (model, out) = (std::env::var_os("QHX_SMOLLM2").unwrap(), folder.path().join("gated"));
+    let program = |bundle: &Path| std::fs::read(bundle.join("programs/text.json")).unwrap();
+    let arguments = |limit: &'static str| {
+        let flags = ["--out", out.to_str().unwrap(), "--prompts", prompts.to_str().unwrap(), "--max-kl", limit].map(Into::into);
+        ["forge".into(), model.clone()].into_iter().chain(flags).collect::<Vec<std::ffi::OsString>>()
+    };
+    fail(arguments("1e-9"), 1, &["the bundle failed its gate"]);
+    assert!(program(&folder.path().join("gated.rejected")) == program(&bundle));
+    succeed(arguments("1"));
+    assert!(program(&out) == program(&bundle));
 }
 
 fn forge(folder: &Path) -> PathBuf {

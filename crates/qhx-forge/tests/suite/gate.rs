@@ -133,6 +133,24 @@ fn what_is_below_its_gate_is_left_as_rejected() {
     assert!(parity.choices.is_some_and(|choices| choices.tried.len() == 2 && choices.note.contains("even with f32 activations")));
 }
 
+/// What is computed follows from the precision, and not from how much time a gate has.
+#[test]
+fn a_gate_with_a_budget_and_a_quick_one_choose_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let strict =
+        || GateOptions { kind: Some(GateKind::Strict), prompts: few(), ..GateOptions::new(Box::leak(Box::new(|_: GateProgress<'_>| {}))) };
+    let hour = Some(Duration::from_secs(3600));
+    let plain = folder.path().join("plain");
+    qhx_forge::forge_checkpoint(&fixture("llama"), &mut ForgeOptions::new(&plain, Precision::W4)).unwrap();
+    let program = |path: &Path| std::fs::read(path.join("programs/text.json")).unwrap();
+    let material = Material::open(&fixture("llama")).unwrap();
+    for (name, gate) in [("budget", GateOptions { budget: hour, ..strict() }), ("quick", GateOptions { quick: true, ..strict() })] {
+        let gated = forge_gated(&material, &mut ForgeOptions::new(&folder.path().join(name), Precision::W4), gate).unwrap();
+        assert!(!gated.parity.gate.passed && gated.parity.choices.is_none(), "{name}: {:?}", gated.parity.gate);
+        assert!(program(&gated.path) == program(&plain), "{name}");
+    }
+}
+
 /// A scale per row is coarser than one per block, and the search measures what the bundle has.
 #[test]
 fn stages_are_measured_with_the_scales_that_are_stored() {

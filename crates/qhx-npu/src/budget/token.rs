@@ -73,7 +73,7 @@ impl PerToken {
                     let [_, rows, columns] = weight.shape[..] else { continue };
                     let width = if sizes.int8 { 1 } else { 2 };
                     let bytes = (sizes.experts * rows * columns * width) as u64;
-                    // Rows without padding are passed without a copy.
+                    // Rows without padding are lent.
                     let plain = sizes.int8 || weight.encoding == Encoding::F16;
                     let stride = weight.encoding.row_bytes(columns).map(|row| row.data);
                     let lent = plain && stride == Some(columns * width);

@@ -202,15 +202,16 @@ impl Job {
     /// Reads the prompts, scores them where that is asked for, and begins to continue them.
     fn begin(self, model: &Model, caller: Caller, cancel: &Cancel) -> Result<Vec<Text>, ApiError> {
         let read = |text: &String| Prompt::completion(model.runtime(), text);
+        let count = self.prompts.count();
+        if !(1..=MAX_PROMPTS).contains(&count) {
+            return Err(ApiError::field("prompt", format!("has {count} prompts, expected 1 to {MAX_PROMPTS}")));
+        }
         let prompts: Vec<Prompt> = match &self.prompts {
             Prompts::Text(text) => vec![read(text)?],
             Prompts::Texts(texts) => texts.iter().map(read).collect::<Result<_, _>>()?,
             Prompts::Ids(ids) => vec![Prompt::from_ids(ids.clone())],
             Prompts::ManyIds(prompts) => prompts.iter().cloned().map(Prompt::from_ids).collect(),
         };
-        if prompts.is_empty() || prompts.len() > MAX_PROMPTS {
-            return Err(ApiError::field("prompt", format!("has {} prompts, expected 1 to {MAX_PROMPTS}", prompts.len())));
-        }
         let sampling = self.sampling.clone().with_seed();
         let engine = model.engine()?;
         let mut texts = Vec::with_capacity(prompts.len() * self.choices);

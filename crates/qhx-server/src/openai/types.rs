@@ -123,6 +123,17 @@ pub(crate) enum Prompts {
     ManyIds(Vec<Vec<u32>>),
 }
 
+impl Prompts {
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        match self {
+            Self::Text(_) | Self::Ids(_) => 1,
+            Self::Texts(texts) => texts.len(),
+            Self::ManyIds(prompts) => prompts.len(),
+        }
+    }
+}
+
 /// How many tokens there were.
 #[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct Usage {
