@@ -33,6 +33,12 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
+    /// Something here is wrong, and not the request. The log has all of it.
+    fn internal(message: &str) -> Self {
+        tracing::error!(message, "failed");
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, without_folders(message))
+    }
+
     /// A field is wrong.
     pub(crate) fn field(name: impl Into<String>, problem: impl std::fmt::Display) -> Self {
         let name = name.into();
@@ -143,7 +149,7 @@ impl From<RunError> for ApiError {
             | RunError::Grammar { .. }
             | RunError::Chat(_)
             | RunError::Tokenizer(_) => Self::bad_request(message),
-            _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
+            _ => Self::internal(&message),
         }
     }
 }
@@ -154,7 +160,36 @@ impl From<qhx::Error> for ApiError {
             qhx::Error::Runtime(error) => error.into(),
             error @ qhx::Error::Messages(_) => Self { param: Some("messages".to_owned()), ..Self::bad_request(error.to_string()) },
             error @ qhx::Error::Tools(_) => Self { param: Some("tools".to_owned()), ..Self::bad_request(error.to_string()) },
-            error => Self::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+            error => Self::internal(&error.to_string()),
+        }
+    }
+}
+
+/// A text without the folders of the files that it names: where they are is nobody's concern but the operator's.
+pub(crate) fn without_folders(text: &str) -> String {
+    let is_edge = |c: char| c.is_whitespace() || "`'\"(),:;".contains(c);
+    let mut shown = String::with_capacity(text.len());
+    for word in text.split_inclusive(is_edge) {
+        let path = word.trim_end_matches(is_edge);
+        let name = path.starts_with('/').then(|| path.rsplit('/').find(|part| !part.is_empty())).flatten();
+        shown.push_str(name.unwrap_or(path));
+        shown.push_str(&word[path.len()..]);
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_are_left_out() {
+        for (text, shown) in [
+            ("cannot read /home/ann/models/a.bin: no such file", "cannot read a.bin: no such file"),
+            ("/a/b: file `/c/weights.bin` (see '/d/e/'): 1/2", "b: file `weights.bin` (see 'e'): 1/2"),
+            ("and/or a / b //", "and/or a / b //"),
+        ] {
+            assert_eq!(without_folders(text), shown);
         }
     }
 }

@@ -1,6 +1,9 @@
 //! The models of a server: loaded when they are first asked for, as many at a time as the memory budget holds.
 
-use crate::{ServerOptions, error::ApiError};
+use crate::{
+    ServerOptions,
+    error::{ApiError, without_folders},
+};
 use axum::http::StatusCode;
 use qhx::{
     Cancel, Error, Model, OpenEvent, Opener,
@@ -211,7 +214,7 @@ impl Models {
             }
             Err(error) => {
                 tracing::warn!(model = entry.name, error = %error, "cannot be loaded");
-                (State::Failed { message: error.to_string(), at: Instant::now() }, Some(error.to_string()))
+                (State::Failed { message: without_folders(&error.to_string()), at: Instant::now() }, Some(error.to_string()))
             }
         };
         *entry.state() = state;

@@ -7,10 +7,14 @@
 use qhx_bundle::{Bundle, files};
 use qhx_runtime::{
     MediaKind, Medium,
+    media::{MAX_IMAGE_BYTES, MAX_SOUND_BYTES},
     text::{Chat, ChatError, Message},
 };
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::{
+    borrow::Cow,
+    path::{Path, PathBuf},
+};
 
 /// Why a conversation in JSON cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +89,7 @@ pub enum PartProblem {
         /// Its path.
         found: String,
         /// Why.
-        reason: &'static str,
+        reason: Cow<'static, str>,
     },
     /// The file cannot be used.
     #[error(transparent)]
@@ -187,7 +191,7 @@ pub fn open_media_while(
                 let wrong = |problem| MessagesError::Part { message: number + 1, part: place + 1, problem: Box::new(problem) };
                 if let Some((kind, place)) = medium_of(part).map_err(wrong)? {
                     let opened = match place {
-                        Place::File(path) => access.allowed(path).and_then(|path| Ok(open_part(kind, &path, bundle)?)),
+                        Place::File(path) => access.open(kind, path, bundle),
                         Place::Data(bytes) => {
                             let name = format!("{kind} {} of message {}", place_among(&media, kind), number + 1);
                             Medium::decode(kind, &name, bytes, &bundle.manifest().model.name, &bundle.manifest().media)
@@ -216,21 +220,40 @@ fn place_among(media: &[Medium], kind: MediaKind) -> usize {
 }
 
 impl FileAccess {
-    /// The path to open for one that a message names.
-    fn allowed(&self, path: PathBuf) -> Result<PathBuf, PartProblem> {
-        let forbidden = |reason| PartProblem::Forbidden { found: path.display().to_string(), reason };
+    /// Opens a file that a message names.
+    fn open(&self, kind: MediaKind, path: PathBuf, bundle: &Bundle) -> Result<Medium, PartProblem> {
         match self {
-            Self::All => Ok(path),
-            Self::None => Err(forbidden("only media that come with the messages are taken")),
+            Self::All => Ok(open_part(kind, &path, bundle)?),
+            Self::None => Err(PartProblem::forbidden(&path, "only media that come with the messages are taken")),
             Self::Below(folder) => {
-                // Links are followed before the path is judged.
-                let whole = folder.join(&path);
-                let (Ok(folder), Ok(real)) = (folder.canonicalize(), whole.canonicalize()) else {
-                    return Err(forbidden("there is no such file in the folder that messages may name files of"));
+                // Whoever named it learns nothing of where the folder is.
+                let name = path.display().to_string();
+                let limit = match kind {
+                    MediaKind::Image => MAX_IMAGE_BYTES,
+                    MediaKind::Audio => MAX_SOUND_BYTES,
                 };
-                if real.starts_with(folder) { Ok(real) } else { Err(forbidden("it is outside the folder that messages may name files of")) }
+                let bytes = read_below(folder, &path, limit)?;
+                Ok(Medium::decode(kind, &name, bytes, &bundle.manifest().model.name, &bundle.manifest().media)?)
             }
         }
+    }
+}
+
+/// All bytes of a file below a folder.
+fn read_below(folder: &Path, path: &Path, limit: u64) -> Result<Vec<u8>, PartProblem> {
+    // Links are followed before the path is judged.
+    let (Ok(folder), Ok(real)) = (folder.canonicalize(), folder.join(path).canonicalize()) else {
+        return Err(PartProblem::forbidden(path, "there is no such file in the folder that messages may name files of"));
+    };
+    if !real.starts_with(folder) {
+        return Err(PartProblem::forbidden(path, "it is outside the folder that messages may name files of"));
+    }
+    files::read(&real, limit).map_err(|error| PartProblem::forbidden(path, format!("it {}", error.reason())))
+}
+
+impl PartProblem {
+    fn forbidden(path: &Path, reason: impl Into<Cow<'static, str>>) -> Self {
+        Self::Forbidden { found: path.display().to_string(), reason: reason.into() }
     }
 }
 
@@ -329,21 +352,25 @@ mod tests {
         std::fs::create_dir(&inside).unwrap();
         std::fs::write(inside.join("a.png"), "x").unwrap();
         std::fs::write(folder.path().join("secret.png"), "x").unwrap();
-        let below = FileAccess::Below(inside.clone());
-        assert!(below.allowed("a.png".into()).unwrap().ends_with("in/a.png"));
+        let below = |path: &str| read_below(&inside, Path::new(path), 2);
+        assert_eq!(below("a.png").unwrap(), b"x");
         // A folder beside it whose name begins with its name is another folder.
         let beside = folder.path().join("in-other");
         std::fs::create_dir(&beside).unwrap();
         std::fs::write(beside.join("a.png"), "x").unwrap();
         let whole_path = beside.join("a.png").display().to_string();
         for outside in ["../secret.png", "/etc/passwd", "missing.png", "../in-other/a.png", &whole_path] {
-            assert!(matches!(below.allowed(outside.into()), Err(PartProblem::Forbidden { .. })), "{outside}");
+            assert!(matches!(below(outside), Err(PartProblem::Forbidden { .. })), "{outside}");
         }
-        assert!(FileAccess::None.allowed(inside.join("a.png")).is_err() && FileAccess::All.allowed("x".into()).is_ok());
+        std::fs::write(inside.join("large.png"), "xyz").unwrap();
+        for unreadable in ["large.png", "."] {
+            let told = below(unreadable).unwrap_err().to_string();
+            assert!(told.contains(unreadable) && !told.contains(inside.to_str().unwrap()), "{told}");
+        }
         #[cfg(unix)]
         {
             std::os::unix::fs::symlink(folder.path().join("secret.png"), inside.join("link.png")).unwrap();
-            assert!(below.allowed("link.png".into()).is_err());
+            assert!(below("link.png").is_err());
         }
     }
 

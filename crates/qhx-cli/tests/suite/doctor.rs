@@ -75,7 +75,8 @@ fn manifests_of_another_runtime_are_told_as_that() {
     assert!(finding(npu, "bundle")["found"].as_str().unwrap().contains("another runtime"), "{npu}");
     assert!(finding(npu, "bundle")["advice"].as_str().unwrap().contains("checkpoint"), "{npu}");
     assert!(finding(npu, "lfm_shared.bin")["found"].as_str().unwrap().contains("metadata cannot be read"), "{npu}");
-    let told = fail(["generate", manifest.to_str().unwrap(), "--prompt", "x"], 1, &["another runtime", "model.tokenizer_pre", "checkpoint"]);
+    let told =
+        fail(["generate", manifest.to_str().unwrap(), "--prompt", "x"], 1, &["another runtime", "model.tokenizer_pre", "checkpoint"]);
     assert!(!told.stderr.contains("forge again"), "{told:?}");
 }
 

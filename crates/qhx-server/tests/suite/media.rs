@@ -178,14 +178,28 @@ fn images_are_fetched_from_hosts_that_are_allowed() {
     }
 }
 
+/// Images cost as much as the context holds, and no more: nobody looks at those behind.
+#[test]
+fn images_beyond_the_context_are_not_decoded() {
+    let (tiny, broken) = (image(&data_uri("tiny.png")), image("data:image/png;base64,AAECAwQ="));
+    let asked = |parts: Vec<Value>| post("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": parts }] }));
+    let few = asked(vec![tiny.clone(), broken.clone()]);
+    assert!(few.status == 400 && few.text().contains("content part 2"), "{few:?}");
+    let mut parts = vec![tiny; 3000];
+    parts.push(broken);
+    let many = asked(parts);
+    assert!(many.status == 400 && many.text().contains("shorten the prompt"), "{many:?}");
+}
+
 #[test]
 fn nothing_else_is_opened() {
-    for url in ["../config.json", "/etc/passwd", "file:///etc/passwd", "http://127.0.0.1:1/x.png", "missing.png", "data:image/png,x"] {
+    for url in ["../config.json", "/etc/passwd", "file:///etc/passwd", "http://127.0.0.1:1/x.png", "missing.png", ".", "data:image/png,x"] {
         let response = post("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": [image(url)] }] }));
         assert!(
             response.status == 400 && response.json()["error"]["param"].as_str().unwrap().starts_with("messages"),
             "{url}: {response:?}"
         );
+        assert!(!response.text().contains(fixture("media").to_str().unwrap()), "{response:?}");
     }
     let broken = image("data:image/png;base64,AAECAwQ=");
     let response = post("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": [broken] }] }));

@@ -166,6 +166,12 @@ fn tokens() {
     let answer = SERVER.post("/v1/chat/completions", json!({ "messages": question(), "max_tokens": 1 })).json();
     assert_eq!(chat["count"], answer["usage"]["prompt_tokens"]);
     assert_eq!(SERVER.post("/tokenize", json!({})).status, 400);
+    for add in [true, false] {
+        let long = SERVER.post("/tokenize", json!({ "prompt": "a ".repeat(2 << 20), "add_special_tokens": add }));
+        assert!(long.status == 400 && long.json()["error"]["code"] == "context_length_exceeded", "{long:?}");
+    }
+    let many = SERVER.post("/v1/completions", json!({ "prompt": vec!["x"; 1025] }));
+    assert!(many.status == 400 && many.text().contains("1025 prompts"), "{many:?}");
     let info = SERVER.get("/tokenizer_info").json();
     assert!(info["eos_token"].is_string() && info["chat_template"].as_str().unwrap().contains("im_start"), "{info}");
 }
