@@ -35,7 +35,7 @@ def main():
     found = {(count, test, side): [] for count in counts for test in tests for side in ["qhx", "llama.cpp"]}
     with tempfile.TemporaryDirectory() as place:
         bundle = Path(place) / "bundle"
-        quiet(options.qhx, "forge", options.model, "--out", bundle, "--gate", "none")
+        quiet(options.qhx, "forge", options.model, "--out", bundle)
         for _ in range(options.rounds):
             for count in counts:
                 with neighbours(count):

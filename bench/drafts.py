@@ -100,7 +100,7 @@ def main():
         sources += [(f"demo {name}", ROOT / "demo" / name, "w8", ["--user"], tasks) for name, tasks in DEMOS.items()]
         for name, source, precision, flags, tasks in sources:
             bundle = Path(place) / name.replace(" ", "-")
-            run(options.qhx, "forge", source, "--out", bundle, "--precision", precision, "--gate", "none")
+            run(options.qhx, "forge", source, "--out", bundle, "--precision", precision)
             for task, prompt in tasks.items():
                 own = TASK_FLAGS.get(task, []) if source == options.smollm2 else []
                 draft = "mtp" if task.endswith(MTP) else "auto"

@@ -38,7 +38,7 @@ def main():
         for precision in options.precisions.split(","):
             with tempfile.TemporaryDirectory() as place:
                 bundle = Path(place) / name
-                run(options, "v81", "forge", DEMO / name, "--out", bundle, "--precision", precision, "--gate", "none")
+                run(options, "v81", "forge", DEMO / name, "--out", bundle, "--precision", precision)
                 for arch in options.arches.split(","):
                     print(row(options, name, bundle, precision, arch, cases), flush=True)
 

@@ -78,10 +78,10 @@ def make(options, name: str, precision: str, quants: str, place: Path):
     """A bundle and a GGUF file of the same model."""
     bundle, peer = place / "bundle", place / "peer.gguf"
     if name == "smollm2" and precision == "Q4_1":
-        quiet(options.qhx, "forge", options.smollm2, "--out", bundle, "--gate", "none")
+        quiet(options.qhx, "forge", options.smollm2, "--out", bundle)
         return bundle, options.smollm2
     if name == "smollm2":
-        quiet(options.qhx, "forge", options.smollm2, "--precision", precision, "--out", bundle, "--gate", "none")
+        quiet(options.qhx, "forge", options.smollm2, "--precision", precision, "--out", bundle)
         quiet(options.quantise, "--allow-requantize", options.smollm2, peer, quants)
         return bundle, peer
     config = json.loads((ROOT / f"configs/{name}.json").read_text()) | CHANGES.get(name, {})

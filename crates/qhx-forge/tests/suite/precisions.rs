@@ -1,7 +1,11 @@
 //! What each precision stores: at full size by arithmetic over the programs that the published configurations give, and int8 numbers by what transformers computes with them.
 
-use crate::common::{self, Fixture, Overlay, relative_difference};
-use qhx_forge::{Config, Precision, families};
+use crate::{
+    common::{self, Fixture, Overlay, relative_difference},
+    extended,
+};
+use qhx_bundle::Bundle;
+use qhx_forge::{Calibration, Config, ForgeOptions, Material, MeanBits, Precision, families, forge_checkpoint};
 use qhx_ir::{ActivationForm, Checked, Encoding, KvType, OpKind, Slot, reference::ReferenceDevice};
 use qhx_runtime::memory::tensor_bytes;
 use std::{collections::BTreeSet, path::Path};
@@ -108,6 +112,52 @@ fn w8_weights_are_those_of_transformers_rounded() {
             let logits = running.step(&ids, program.epoch(ids.len()), true, &mut |_| {});
             let difference = relative_difference(&logits[logits.len() - expected.len()..], &expected);
             assert!(difference < 1e-3, "{name}: {}: {difference}", prompt.name);
+        }
+    }
+}
+
+/// `--plan` prints what a bundle for NPU targets has: the same programs, mixtures and rotations included.
+#[test]
+fn the_plan_is_what_is_forged() {
+    let precisions = [
+        Precision::Native,
+        Precision::F32,
+        Precision::F16,
+        Precision::W8,
+        Precision::W8F16Head,
+        Precision::MoeI8,
+        Precision::W4,
+        Precision::W4Row,
+        Precision::Bits(MeanBits::new(4.8).unwrap()),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    for (number, family) in ["llama", "qwen3", "qwen3_vl", "qwen3_5", "gemma4", "phimoe"].into_iter().enumerate() {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(family);
+        let material = Material::open(&source).unwrap();
+        for (place, precision) in precisions.into_iter().enumerate() {
+            // Calibration takes a second: by default each family at one precision that it changes.
+            let is_calibrated = extended() || place == 3 + number % 6;
+            let out = folder.path().join(format!("{family}-{place}"));
+            let options = || ForgeOptions {
+                calibration: is_calibrated.then(Calibration::default),
+                row_tables: true,
+                ..ForgeOptions::new(&out, precision)
+            };
+            let planned = match material.programs_for_targets(&mut options()) {
+                Ok((programs, _)) => programs,
+                // Experts in a model without them.
+                Err(error) => {
+                    let made = forge_checkpoint(&source, &mut options()).unwrap_err();
+                    assert_eq!(error.to_string(), made.to_string(), "{family} at {precision}");
+                    continue;
+                }
+            };
+            forge_checkpoint(&source, &mut options()).unwrap();
+            let made = Bundle::open(&out).unwrap();
+            assert_eq!(planned.len(), made.programs().len(), "{family} at {precision}");
+            for program in &planned {
+                assert!(**program == **made.program(&program.name).unwrap(), "{family} at {precision}: {}", program.name);
+            }
         }
     }
 }
