@@ -6,6 +6,7 @@
 
 use crate::Name;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// One step of a program. Its results are named after its path: see [`Op::outputs`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -366,6 +367,18 @@ pub enum ActivationForm {
     I8Row,
     /// int8, one scale per 32 values of a row.
     I8Block32,
+}
+
+impl fmt::Display for ActivationForm {
+    /// As programs write it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::I8Row => "i8_row",
+            Self::I8Block32 => "i8_block32",
+        })
+    }
 }
 
 impl ActivationForm {

@@ -18,6 +18,7 @@ use qhx_bundle::{
     manifest::{ChatMode, DraftEntry, FileEntry, IgnoredTensors, Manifest, ModelFacts, SuggestedSampling, TEXT_PROGRAM},
     media::{AudioFrontEnd, ImageFrontEnd, Media, Patches, Resize},
 };
+use qhx_forge::plan::form_of;
 use qhx_ir::{Checked, OpKind};
 use qhx_npu::{ContextFile, PreparedPlan};
 use qhx_runtime::{
@@ -26,6 +27,7 @@ use qhx_runtime::{
     memory::{MemoryEstimate, state_bytes, tensor_bytes, weight_bytes, weight_bytes_per_token},
     placement::{Fallback, Phase, PlacedStage, place_tower, tower_stage},
     split::SlotCopy,
+    verify::verdict,
 };
 use serde::Serialize;
 use std::{
@@ -64,6 +66,11 @@ struct Report<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     suggested_sampling: Option<&'a SuggestedSampling>,
     gated: bool,
+    /// The gate's verdict: what the precision costs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    verdict: Option<String>,
+    /// How many products take their input in each form: `f32`, `i8_row`, `i8_block32` …
+    activations: BTreeMap<String, usize>,
     active_parameters: u64,
     per_token: PerToken,
     state: StateSize,
@@ -193,6 +200,15 @@ impl Inspect {
     }
 }
 
+/// In which form products of a program take their input, and how many do.
+fn activations(program: &Checked) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for op in program.ops.iter().filter(|op| matches!(op.op, OpKind::Linear { .. } | OpKind::Experts { .. })) {
+        *counts.entry(form_of(&op.op).to_string()).or_default() += 1;
+    }
+    counts
+}
+
 impl<'a> Report<'a> {
     fn new(bundle: &'a Bundle, manifest: &'a Manifest, program: &Checked, plan: LoadPlan, towers: Vec<TowerReport>) -> Self {
         let context = plan.memory.context;
@@ -207,6 +223,8 @@ impl<'a> Report<'a> {
             chat: manifest.chat.mode,
             suggested_sampling: manifest.generation.as_ref(),
             gated: manifest.parity.is_some(),
+            verdict: verdict(bundle).ok().flatten().map(|gate| gate.result),
+            activations: activations(program),
             active_parameters: active_parameters(program),
             per_token: PerToken { weight_bytes: weight_bytes_per_token(program), flops, attention_flops, context },
             state: StateSize {
@@ -264,7 +282,11 @@ impl<'a> Report<'a> {
             ("context", format!("up to {} tokens", model.context_length)),
             ("chat", if self.chat == ChatMode::Template { "by its template".into() } else { "none, it is a completion model".to_owned() }),
             ("suggested sampling", self.suggested_sampling.map_or_else(|| "none".to_owned(), sampling)),
-            ("parity", if self.gated { "gated, see parity.json".into() } else { "not gated".to_owned() }),
+            (
+                "activations",
+                self.activations.iter().map(|(form, count)| format!("{form} for {count} products")).collect::<Vec<_>>().join(", "),
+            ),
+            ("parity", self.verdict.clone().unwrap_or_else(|| "not gated".to_owned())),
             ("images", self.media.image.as_ref().map_or_else(|| "none".to_owned(), images)),
             ("sound", self.media.audio.as_ref().map_or_else(|| "none".to_owned(), sound)),
             ("drafts", drafts),

@@ -276,6 +276,7 @@ fn inspect_counts_what_is_there() {
         (&found["stages"][0]["stage"], &found["stages"][0]["device"], &found["gated"]),
         (&json!("embed"), &json!(DEVICE), &json!(false))
     );
+    assert!(found["activations"]["f32"].as_u64().unwrap() > 0 && found["activations"].as_object().unwrap().len() == 1, "{found}");
     let text = succeed(["inspect", place, "--device", DEVICE]);
     for expected in ["layers.N.attn", "not gated", "one token reads", "stored as", "qhx"] {
         assert!(text.contains(expected), "{expected}: {text}");

@@ -23,7 +23,9 @@ fn forged_gated_verified() {
     assert!(found["parity"]["result"].as_str().unwrap().contains("tokens are the f32 model's choice"), "{found}");
     assert!(found["memory"]["own_bytes"].as_u64().unwrap() > 0, "{found}");
     assert!(listing(&out).contains(&"parity.html".to_string()) && listing(&out).contains(&"parity.json".to_string()));
-    assert_eq!(json(["inspect", text(&out), "--json"])["gated"], true);
+    let shown = json(["inspect", text(&out), "--json"]);
+    assert_eq!((&shown["gated"], &shown["verdict"]), (&json!(true), &found["parity"]["result"]), "{shown}");
+    assert!(succeed(["inspect", text(&out)]).contains(found["parity"]["result"].as_str().unwrap()));
     let table = succeed(["verify", text(&out), "--threads", "1"]);
     assert!(table.contains("pass: ") && table.contains("worst stage"), "{table}");
     let report = json(["verify", text(&out), "--json"]);

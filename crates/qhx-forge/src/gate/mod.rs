@@ -446,7 +446,7 @@ impl<'p> Stored<'p> {
             }
             let ops = program.ops_of_stage(place).iter().map(|&op| &program.ops[op].op);
             let products = ops.filter(|op| matches!(op, OpKind::Linear { .. } | OpKind::Experts { .. }));
-            forms.extend(products.map(|op| form_name(form_of(op))));
+            forms.extend(products.map(|op| form_of(op).to_string()));
         }
         let bytes = encodings.values().sum();
         let mut encodings: Vec<_> = encodings.into_iter().collect();
@@ -460,9 +460,4 @@ impl<'p> Stored<'p> {
             bytes,
         }
     }
-}
-
-/// A form as programs write it.
-fn form_name(form: qhx_ir::ActivationForm) -> String {
-    serde_json::to_value(form).ok().and_then(|value| Some(value.as_str()?.to_string())).unwrap_or_default()
 }
