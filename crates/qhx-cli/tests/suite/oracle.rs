@@ -1,8 +1,9 @@
 //! Every recorded prompt of every family, through `qhx forge` and `qhx generate`: the same ids as transformers in f32, and the same logits.
 
-use crate::common::{DEVICE, FAMILIES, bundle, fixture, ids, json, read_json, scratch, tensors};
+use crate::common::{self, DEVICE, FAMILIES, bundle, copy_folder, fixture, forge, ids, json, read_json, scratch, tensors};
+use qhx_runtime::tensors::Tensor;
 use serde_json::Value;
-use std::path::Path;
+use std::{fs, path::Path};
 
 /// Ways to cut the prompt and to share the work; none may change a token.
 const WAYS: [&[&str]; 7] = [
@@ -87,4 +88,28 @@ fn llama_through_gguf() {
 #[test]
 fn qwen3_through_gguf() {
     hold(&bundle("qwen3-gguf"), "qwen3");
+}
+
+/// Gemma 4 without inputs per layer, as a configuration says that has 0 for their size.
+#[test]
+fn gemma4_without_inputs_per_layer() {
+    let folder = scratch();
+    let (checkpoint, bundle) = (copy_folder(&fixture("gemma4"), &folder.path().join("checkpoint")), folder.path().join("bundle"));
+    let mut config = read_json(&checkpoint.join("config.json"));
+    config["text_config"]["hidden_size_per_layer_input"] = 0.into();
+    fs::write(checkpoint.join("config.json"), config.to_string()).unwrap();
+    // Such a checkpoint does not have their tensors.
+    let weights = checkpoint.join("model.safetensors");
+    let left = tensors(&weights).into_iter().filter(|(name, _)| !name.contains("per_layer"));
+    let left: Vec<Tensor> = left.map(|(name, (shape, values))| Tensor { name, shape, values }).collect();
+    qhx_runtime::tensors::write(&weights, &left).unwrap();
+    forge(&checkpoint, &bundle, "f32");
+    let prompts = &read_json(&checkpoint.join("absent.json"))["prompts"];
+    let answers = |bundle: &Path| {
+        let answer = |prompt| generate(bundle, prompt, &[])["ids"].clone();
+        prompts.as_array().unwrap().iter().map(answer).collect::<Vec<_>>()
+    };
+    let greedy: Vec<_> = prompts.as_array().unwrap().iter().map(|prompt| prompt["greedy"].clone()).collect();
+    assert_eq!(answers(&bundle), greedy);
+    assert!(greedy.len() == 2 && answers(&common::bundle("gemma4")).iter().zip(&greedy).all(|(with, without)| with != without));
 }
