@@ -12,6 +12,7 @@ mod graph;
 mod judges;
 mod licenses;
 mod llama;
+mod loom;
 mod measure;
 mod package;
 mod peers;

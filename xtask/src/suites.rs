@@ -1,7 +1,7 @@
 //! The test suites: what each does, what it may cost, and the three ways to run them.
 
 use crate::{
-    Failure, aarch64, assets, attack, cargo, changed, deps, features, gpu, judges, licenses, measure, package, policy, programs,
+    Failure, aarch64, assets, attack, cargo, changed, deps, features, gpu, judges, licenses, loom, measure, package, policy, programs,
     programs::PROFILE, run, size, target,
 };
 use std::{
@@ -41,6 +41,7 @@ enum Asset {
     NewerVulkan,
     Aarch64,
     Judges,
+    Loom,
 }
 
 impl Asset {
@@ -53,6 +54,7 @@ impl Asset {
             Self::NewerVulkan => gpu::newer_driver().map(drop),
             Self::Aarch64 => aarch64::tools().map(drop),
             Self::Judges => judges::python().map(drop),
+            Self::Loom => loom::fetch(),
         }
     }
 }
@@ -68,7 +70,7 @@ pub(crate) enum Tier {
 const PATIENCE: f64 = 3.0;
 
 /// All suites, the longest first where they run side by side; those that call cargo apart from each other, for it lets one build wait for another.
-const SUITES: [Suite; 25] = {
+const SUITES: [Suite; 26] = {
     use Asset::*;
     use Work::{Crate, Programs, Sources};
     const fn suite(name: &'static str, budget: [Option<u32>; 2], assets: &'static [Asset], work: Work) -> Suite {
@@ -99,6 +101,7 @@ const SUITES: [Suite; 25] = {
         suite("smollm2", [Some(20), Some(20)], &[SmolLm2], Programs(smollm2)),
         suite("tokenizers", [Some(10), Some(10)], &[Tokenizers], Programs(tokenizers)),
         suite("features", [None, Some(200)], &[], Sources(features::features)),
+        suite("loom", [None, Some(60)], &[Loom], Sources(loom::models)),
         suite("dependencies", [None, Some(60)], &[], Sources(policy::deny)),
     ]
 };

@@ -37,6 +37,7 @@ mod pool;
 mod product;
 mod profile;
 mod state;
+mod sync;
 mod work;
 
 pub use affinity::CAN_PIN;

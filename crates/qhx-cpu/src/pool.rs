@@ -6,22 +6,18 @@
 //! any number of threads. Idle workers spin for a moment (the next op follows within microseconds), then give way, then sleep: later where the last pause was short.
 #![allow(unsafe_code)] // A job borrows the caller's stack; the barrier at its end is what makes that sound.
 
-use crate::affinity::{Core, Held};
+use crate::{
+    affinity::{Core, Held},
+    sync::{self, Arc, AtomicBool, AtomicU64, AtomicUsize, JoinHandle, Mutex, MutexGuard, Thread, UnsafeCell, linger},
+};
 use std::{
     any::Any,
-    cell::UnsafeCell,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
-    },
-    thread::{self, JoinHandle, Thread},
+    sync::{PoisonError, atomic::Ordering},
     time::{Duration, Instant},
 };
 
-/// How long a waiting thread spins before it starts to give way to others.
-const SPIN: Duration = Duration::from_micros(25);
-/// How long it waits in all before it sleeps.
+/// How long a waiting thread stays awake before it sleeps.
 const AWAKE: Duration = Duration::from_micros(100);
 /// The same where the last job came within this time: its caller waits for another device between two jobs, and waking all threads takes about as long as a small job.
 const LONG_AWAKE: Duration = Duration::from_millis(2);
@@ -63,7 +59,7 @@ struct Watch {
 impl Watch {
     fn new(threads: usize) -> Self {
         let times = (0..threads).map(|_| Line([AtomicU64::new(0), AtomicU64::new(0)])).collect();
-        Self { is_on: AtomicBool::new(false), epoch: Instant::now(), times, tally: Mutex::default() }
+        Self { is_on: AtomicBool::new(false), epoch: Instant::now(), times, tally: Mutex::new(Tally::default()) }
     }
 
     /// The time, if somebody wants to know; never 0.
@@ -192,7 +188,7 @@ impl Pool {
                 shared.work(number);
             };
             // An error drops the pool, which ends the workers that were started.
-            pool.workers.push(thread::Builder::new().name(format!("qhx-cpu-{number}")).spawn(work)?);
+            pool.workers.push(sync::Builder::new().name(format!("qhx-cpu-{number}")).spawn(work)?);
         }
         Ok(pool)
     }
@@ -235,7 +231,7 @@ impl Pool {
         shared.done.0.store(0, Ordering::Relaxed);
         let began = shared.watch.begin();
         // SAFETY: no unit is left and all units of the last job are done, so no thread reads `job` now.
-        unsafe { *shared.job.get() = Job { body, units } };
+        shared.job.with_mut(|job| unsafe { *job = Job { body, units } });
         assert!(units <= u32::MAX as usize, "{units} units are too many");
         let threads = shared.untaken.len();
         let first_of = |thread: usize| (thread * units / threads) as u32;
@@ -254,8 +250,10 @@ impl Pool {
         if let Some(began) = began {
             shared.watch.end(began);
         }
+        // While this is still the caller: else the next one could take it.
+        let panic = lock(&shared.panic).take();
         drop(guard);
-        if let Some(panic) = lock(&shared.panic).take() {
+        if let Some(panic) = panic {
             resume_unwind(panic);
         }
     }
@@ -285,7 +283,7 @@ impl Shared {
             if !linger(awake, called) {
                 asleep.store(true, Ordering::SeqCst);
                 while !called() {
-                    thread::park();
+                    sync::park();
                 }
                 asleep.store(false, Ordering::SeqCst);
             }
@@ -310,7 +308,7 @@ impl Shared {
                             self.watch.times[number].0[0].store(now, Ordering::Relaxed);
                         }
                         // SAFETY: we own a unit of the current job, so its caller is in `run`, `job` is not written, and `body` is alive.
-                        let body = unsafe { &*(*self.job.get()).body };
+                        let body = self.job.with(|job| unsafe { &*(*job).body });
                         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| body(unit as usize, number))) {
                             lock(&self.panic).get_or_insert(panic);
                         }
@@ -326,7 +324,7 @@ impl Shared {
                 self.watch.times[number].0[1].store(now, Ordering::Relaxed);
             }
             // SAFETY: as above.
-            let units = unsafe { (*self.job.get()).units };
+            let units = self.job.with(|job| unsafe { (*job).units });
             self.finish(taken, units);
         }
     }
@@ -347,10 +345,10 @@ impl Shared {
         if linger(AWAKE, all_done) {
             return;
         }
-        *lock(&self.caller) = Some(thread::current());
+        *lock(&self.caller) = Some(sync::current());
         self.caller_asleep.store(true, Ordering::SeqCst);
         while !all_done() {
-            thread::park();
+            sync::park();
         }
         self.caller_asleep.store(false, Ordering::SeqCst);
     }
@@ -361,30 +359,6 @@ fn awake_after(pause: Duration) -> Duration {
     if pause < LONG_AWAKE { LONG_AWAKE } else { AWAKE }
 }
 
-/// Waits a short while for `ready`: spinning, then giving way. Gives whether it came.
-fn linger(awake: Duration, ready: impl Fn() -> bool) -> bool {
-    for _ in 0..64 {
-        if ready() {
-            return true;
-        }
-        std::hint::spin_loop();
-    }
-    let start = Instant::now();
-    loop {
-        for _ in 0..16 {
-            if ready() {
-                return true;
-            }
-            std::hint::spin_loop();
-        }
-        match start.elapsed() {
-            waited if waited > awake => return false,
-            waited if waited > SPIN => thread::yield_now(),
-            _ => {}
-        }
-    }
-}
-
 /// A lock whose data cannot be left half-changed by a panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -393,6 +367,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::thread;
 
     #[test]
     fn each_unit_runs_once() {
