@@ -166,6 +166,10 @@ fn target() -> PathBuf {
 fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
+    // `cargo run` describes xtask in these. Build scripts that watch them would run again whenever a build comes from here
+    // after one from a shell, or the other way round, and all that depends on them would be compiled again.
+    let of_xtask = |name: &str| ["CARGO_MANIFEST_", "CARGO_PKG_"].iter().any(|prefix| name.starts_with(prefix));
+    env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_xtask)).for_each(|(name, _)| _ = command.env_remove(name));
     command
 }
 
