@@ -298,6 +298,12 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// Other grammars take all the places where they are compiled.
+    #[error("{compiling} other grammars are being compiled: try again in a moment")]
+    GrammarsBusy {
+        /// How many.
+        compiling: usize,
+    },
     /// This build has no grammars.
     #[error("this build follows no grammars (cargo feature `grammar`)")]
     NoGrammars,

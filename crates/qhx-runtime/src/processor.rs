@@ -30,8 +30,8 @@ pub trait LogitProcessor: Send {
     }
 
     /// The tokens that must follow `chosen`, which was chosen after `ids`, because this processor allows nothing else at their places. They are taken without asking the model, and
-    /// computed together.
-    fn forced(&mut self, _ids: &[u32], _chosen: u32) -> Vec<u32> {
+    /// computed together. At most `most` of them are of use.
+    fn forced(&mut self, _ids: &[u32], _chosen: u32, _most: usize) -> Vec<u32> {
         Vec::new()
     }
 

@@ -152,7 +152,7 @@ impl Writer {
             return Vec::new();
         };
         let began = Instant::now();
-        let forced = last.forced(ids, chosen);
+        let forced = last.forced(ids, chosen, self.max_new - self.ids.len());
         self.mask_time += began.elapsed();
         forced
     }

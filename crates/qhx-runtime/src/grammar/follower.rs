@@ -9,10 +9,11 @@ use llguidance::{
 use qhx_ir::IdMask;
 use std::collections::VecDeque;
 
-/// So many bytes that must come are looked for at a time: what a grammar forces may be endless, and others wait for the engine meanwhile.
+/// The most bytes that must come which are looked for at a time: what a grammar forces may be endless, and other answers wait meanwhile.
 pub(super) const WINDOW: usize = 256;
-/// What looking ahead may cost, in the grammar library's units of work (some ten thousand a millisecond).
-const EFFORT: u64 = 100_000;
+/// What looking ahead may cost, in the grammar library's units of work (some ten thousand a millisecond). What is found by then is
+/// taken, and the rest looked for later.
+const EFFORT: u64 = 20_000;
 /// The most tokens that are all beginnings of one text.
 const MOST_BEGINNINGS: usize = 64;
 
@@ -41,7 +42,7 @@ impl Follower {
             parser.start_without_prompt();
         }
         let mut follower = Self { parser, problem: None, last: None, next: None };
-        follower.look();
+        follower.look(1);
         match follower.problem {
             Some(problem) => Err(Error::Grammar { problem }),
             None => Ok(follower),
@@ -73,10 +74,10 @@ impl Follower {
         self.attempt(|parser| advance(parser, id));
     }
 
-    /// The ids that must come next; none where there is a choice.
-    pub(super) fn forced(&mut self) -> Vec<u32> {
-        match self.look() {
-            Some(Next::Forced(ids)) => ids.iter().copied().collect(),
+    /// The ids that must come next, of which `most` are of use; none where there is a choice.
+    pub(super) fn forced(&mut self, most: usize) -> Vec<u32> {
+        match self.look(most) {
+            Some(Next::Forced(ids)) => ids.iter().take(most).copied().collect(),
             _ => Vec::new(),
         }
     }
@@ -88,7 +89,7 @@ impl Follower {
             eos.iter().for_each(|id| mask.allow(*id));
             return mask;
         }
-        match self.look() {
+        match self.look(usize::MAX) {
             Some(Next::Forced(ids)) => mask.allow(ids[0]),
             Some(Next::OneOf(allowed)) => {
                 let words = mask.0.len().min(allowed.as_slice().len());
@@ -99,10 +100,11 @@ impl Follower {
         mask
     }
 
-    fn look(&mut self) -> Option<&Next> {
+    /// What comes next, with what must follow it as far as it is of use.
+    fn look(&mut self, most: usize) -> Option<&Next> {
         if self.next.is_none() && self.problem.is_none() && !self.has_ended() {
             let last = self.last;
-            self.next = self.attempt(|parser| look(parser, last));
+            self.next = self.attempt(|parser| look(parser, last, most));
         }
         self.next.as_ref()
     }
@@ -129,8 +131,8 @@ fn advance(parser: &mut TokenParser, id: u32) -> Result<(), Error> {
     parser.check_stop().map(drop).map_err(wrong)
 }
 
-/// What comes next, after `last`.
-fn look(parser: &mut TokenParser, last: Option<u32>) -> Result<Next, Error> {
+/// What comes next, after `last`: `most` tokens, as they are looked for.
+fn look(parser: &mut TokenParser, last: Option<u32>, most: usize) -> Result<Next, Error> {
     let environment = parser.token_env.clone();
     let trie = environment.tok_trie();
     let first = parser.compute_mask().map_err(wrong)?;
@@ -138,11 +140,12 @@ fn look(parser: &mut TokenParser, last: Option<u32>) -> Result<Next, Error> {
     let mut text = trie.decode_raw(last.as_slice());
     let before = text.len();
     let mut ahead = parser.deep_clone();
-    let mut effort = 0;
+    let (mut effort, mut tokens) = (0, 0);
     loop {
         text.extend(trie.decode_raw(&[id]));
         advance(&mut ahead, id)?;
-        if text.len() - before >= WINDOW || effort >= EFFORT || ahead.stopped() {
+        tokens += 1;
+        if tokens >= most || text.len() - before >= WINDOW || effort >= EFFORT || ahead.stopped() {
             break;
         }
         // Whatever is wrong further on is found when the answer comes there.

@@ -284,7 +284,7 @@ impl LogitProcessor for Shape {
         Some(Error::Grammar { problem })
     }
 
-    fn forced(&mut self, ids: &[u32], chosen: u32) -> Vec<u32> {
+    fn forced(&mut self, ids: &[u32], chosen: u32, most: usize) -> Vec<u32> {
         self.take(ids);
         self.take_one(chosen);
         self.taken = Some(ids.len() + 1);
@@ -293,8 +293,8 @@ impl LogitProcessor for Shape {
             (Stage::Reasoning { forced: end, .. }, _) => end.iter().flatten().copied().collect(),
             // Reasoning may begin instead.
             (Stage::Content, _) if self.open.is_some() => Vec::new(),
-            (Stage::Content, Content::Follows(follower)) => follower.forced(),
-            (Stage::Content, Content::Calls(calls)) => calls.running.as_mut().map(Follower::forced).unwrap_or_default(),
+            (Stage::Content, Content::Follows(follower)) => follower.forced(most),
+            (Stage::Content, Content::Calls(calls)) => calls.running.as_mut().map(|call| call.forced(most)).unwrap_or_default(),
             (Stage::Content, Content::Free) => Vec::new(),
         }
     }

@@ -1,6 +1,6 @@
 //! Answers that follow a grammar, drawn at random among all that it allows, with tokenizers of several kinds.
 
-use super::{Grammars, Shape, follower};
+use super::{Grammars, Shape, follower, size};
 use crate::{
     Constraint, LogitProcessor, Structure,
     text::{
@@ -81,7 +81,7 @@ fn what_is_forced_is_all_that_may_come() {
                         finished += 1;
                         break;
                     }
-                    let forced = quick.forced(&ids, id);
+                    let forced = quick.forced(&ids, id, usize::MAX);
                     ids.push(id);
                     forced_tokens += forced.len();
                     for id in forced {
@@ -100,6 +100,13 @@ fn what_is_forced_is_all_that_may_come() {
         }
         assert!(forced_tokens > 100 && finished > 4, "{family}: {forced_tokens} tokens forced, {finished} answers finished");
     }
+}
+
+/// How many tokens are forced after the first one where three are of use.
+fn forced_of_three(grammars: &Grammars, structure: &Structure) -> usize {
+    let mut shape = shape(grammars, structure);
+    let mask = shape.mask(&[0]).unwrap();
+    shape.forced(&[0], drawn(&mask, 1, 0), 3).len()
 }
 
 fn any_tokenizer() -> Tokenizer {
@@ -132,6 +139,18 @@ fn large_grammars_are_followed_or_refused() {
         let properties: serde_json::Map<String, Value> = (0..count).map(|n| (format!("p{n}"), json!({ "type": "null" }))).collect();
         Constraint::JsonSchema(json!({ "type": "object", "properties": properties, "additionalProperties": false }))
     };
+    let any = |count: usize| {
+        let properties: serde_json::Map<String, Value> = (0..count).map(|n| (format!("p{n}"), json!(true))).collect();
+        Constraint::JsonSchema(json!({ "type": "object", "properties": properties }))
+    };
+    let patterns = |count: usize| {
+        let patterns: serde_json::Map<String, Value> = (0..count).map(|n| (format!("^a{n}$"), json!({ "type": "null" }))).collect();
+        Constraint::JsonSchema(json!({ "type": "object", "patternProperties": patterns, "additionalProperties": false }))
+    };
+    let hidden = |constraint: Constraint| match constraint {
+        Constraint::JsonSchema(schema) => Constraint::Lark(format!("start: \"%json\" %json {schema}\n")),
+        _ => unreachable!(),
+    };
     // Put together by hand: `json!` copies what it is given, all the way down.
     let around = |below: Value| Value::Object([("not".to_owned(), below)].into_iter().collect());
     let deep = move |depth: usize| Constraint::JsonSchema((0..depth).fold(json!({ "type": "null" }), |below, _| around(below)));
@@ -155,6 +174,10 @@ fn large_grammars_are_followed_or_refused() {
             ("an object with 1,500 optional properties", optional(1500), Some("too many things at one place")),
             ("an object with 30,000 properties", wide(30_000), Some("JSON objects, at most")),
             ("a schema in a grammar", embedded(30_000), Some("JSON objects, at most")),
+            ("90,000 properties of any kind", any(90_000), Some("JSON objects, at most")),
+            ("a schema after a literal with its keyword", hidden(references(2500)), Some("references, at most")),
+            ("5,000 patterns", patterns(5000), Some("names in one patternProperties, at most")),
+            ("60 patterns", patterns(60), None),
             ("a schema nested 5,000 deep", deep(5000), Some("nested more than 128 deep")),
             ("brackets nested 30,000 deep", Constraint::Lark(format!("start: {}\"a\"", "(".repeat(30_000))), Some("")),
             ("groups nested 30,000 deep", Constraint::Regex("(".repeat(30_000)), Some("")),
@@ -175,6 +198,51 @@ fn large_grammars_are_followed_or_refused() {
         }
     };
     small_stack.spawn(work).unwrap().join().unwrap();
+}
+
+/// Schemas that combine others are copied for each alternative: what would come to millions is refused before, and what people write
+/// is not.
+#[test]
+fn schemas_that_multiply_are_refused() {
+    let any_of = |n: usize| json!({ "anyOf": [{ "required": [format!("a{n}")] }, { "required": [format!("b{n}")] }] });
+    let pairs = |count: usize| json!({ "type": "object", "allOf": (0..count).map(any_of).collect::<Vec<_>>() });
+    let named = |count: usize| {
+        let properties: serde_json::Map<String, Value> = (0..count).map(|n| (format!("p{n}"), json!(true))).collect();
+        json!({ "type": "object", "properties": properties })
+    };
+    let wide = json!({ "anyOf": (0..2900).map(|n| json!({ "required": [format!("p{n}")] })).collect::<Vec<_>>(), "allOf": [named(2900)] });
+    let one_of = |count: usize| {
+        let kind = |n: usize| json!({ "properties": { "kind": { "const": n.to_string() } }, "required": ["kind"] });
+        json!({ "oneOf": (0..count).map(kind).collect::<Vec<_>>() })
+    };
+    let patterns = |count: usize| {
+        let one = |n: usize| json!({ "type": "object", "patternProperties": { format!("^a{n}$"): { "type": "null" } } });
+        json!({ "allOf": (0..count).map(one).collect::<Vec<_>>() })
+    };
+    let doubled = |count: usize| {
+        let next = |n: usize| json!({ "allOf": [any_of(n), { "$ref": format!("#/$defs/d{}", n + 1) }] });
+        let mut definitions: serde_json::Map<String, Value> = (0..count).map(|n| (format!("d{n}"), next(n))).collect();
+        definitions.insert(format!("d{count}"), json!({ "type": "object" }));
+        json!({ "$ref": "#/$defs/d0", "minProperties": 1, "$defs": definitions })
+    };
+    for (what, schema) in [
+        ("pairs", pairs(30)),
+        ("a wide object", wide),
+        ("alternatives", one_of(5000)),
+        ("references", doubled(40)),
+        ("longer", doubled(200)),
+    ] {
+        let began = Instant::now();
+        let error = size::check_schema(&schema).unwrap_err().to_string();
+        assert!(error.contains("at most"), "{what}: {error}");
+        assert!(began.elapsed() < Duration::from_secs(1), "{what}: {:?}", began.elapsed());
+    }
+    let base = json!({ "type": "object", "properties": { "id": { "type": "string" }, "next": { "$ref": "#/$defs/node" } } });
+    let node = json!({ "allOf": [{ "$ref": "#/$defs/base" }, { "type": "object", "properties": { "kind": { "type": "string", "enum": vec!["a"; 500] } } }] });
+    let inherited = json!({ "$ref": "#/$defs/node", "$defs": { "base": base, "node": node } });
+    for schema in [pairs(6), one_of(300), patterns(20), doubled(8), inherited] {
+        size::check_schema(&schema).unwrap();
+    }
 }
 
 /// However long a text is that must come, each step looks only a little ahead, and the whole of it comes out.
@@ -201,7 +269,7 @@ fn long_forced_texts_are_taken_in_parts() {
             if grammars.eos.contains(&id) {
                 break;
             }
-            let forced = shape.forced(&ids, id);
+            let forced = shape.forced(&ids, id, usize::MAX);
             longest = longest.max(began.elapsed());
             assert!(forced.len() <= follower::WINDOW, "{what}: {} tokens at once", forced.len());
             ids.push(id);
@@ -209,6 +277,8 @@ fn long_forced_texts_are_taken_in_parts() {
             bytes = ids[1..].iter().flat_map(|id| grammars.tokenizer.token_bytes(*id).unwrap()).collect();
         }
         println!("{what}: {} tokens in {:.1?}, the longest look took {longest:.1?}", ids.len(), began.elapsed());
+        // What is not of use is not looked for.
+        assert!(forced_of_three(&grammars, &structure) <= 3, "{what}");
         // Without bounds it took minutes.
         assert!(longest < Duration::from_secs(1), "{what}: {longest:?}");
         if let Some(expected) = expected {
