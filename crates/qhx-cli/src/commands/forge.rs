@@ -450,9 +450,9 @@ fn rounding(rounding: Option<&Rounding>) -> String {
 
 fn measured(gate: &GateResult) -> String {
     let covered = gate.coverage().map_or(format!("{} prompts", gate.prompts), |covered| covered);
-    let limited = gate.limited.as_ref().map_or(String::new(), |limited| format!(" ({limited})"));
+    let incomplete = gate.incomplete().map_or(String::new(), |incomplete| format!(" ({incomplete})"));
     format!(
-        "{covered}{limited}; mean KL {:.1e}, largest logit error {:.2e}, lowest cosine of a stage {:.6} ({})",
+        "{covered}{incomplete}; mean KL {:.1e}, largest logit error {:.2e}, lowest cosine of a stage {:.6} ({})",
         gate.mean_kl, gate.max_logit_error, gate.worst_cosine, gate.worst_stage
     )
 }
