@@ -98,7 +98,7 @@ const SUITES: [Suite; 26] = {
         suite("judges", [Some(40), Some(100)], &[Judges], Programs(judges::test)),
         suite("attack", [Some(20), Some(4000)], &[], Programs(attack::test)),
         suite("doctest", [Some(60), Some(60)], &[], Sources(doctest)),
-        suite("smollm2", [Some(20), Some(20)], &[SmolLm2], Programs(smollm2)),
+        suite("smollm2", [Some(35), Some(35)], &[SmolLm2], Programs(smollm2)),
         suite("tokenizers", [Some(10), Some(10)], &[Tokenizers], Programs(tokenizers)),
         suite("features", [None, Some(200)], &[], Sources(features::features)),
         suite("loom", [None, Some(60)], &[Loom], Sources(loom::models)),

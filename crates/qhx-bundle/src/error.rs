@@ -141,7 +141,7 @@ pub enum ManifestError {
         reason: String,
     },
     /// It lists context binaries for another runtime.
-    #[error("the manifest is for another runtime, as its field `{field}` shows, and only that runs its context binaries")]
+    #[error("this manifest belongs to another runtime (it has the field `{field}`); its context binaries run only there")]
     OtherRuntime {
         /// The field that says so.
         field: &'static str,

@@ -122,6 +122,9 @@ pub struct Closeness {
     pub tokens: usize,
     /// Tokens at which the most probable next token is not the f32 program's.
     pub flips: usize,
+    /// Flips at which the f32 program's best two logits were as good as equal: they are not counted against [`Limits::flips`].
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub ties: usize,
     /// Flips at which the f32 program's best logit was more than [`WideFlips::margin`] above its second.
     pub wide_flips: usize,
     /// Mean Kullback-Leibler divergence …
@@ -132,11 +135,29 @@ pub struct Closeness {
     pub p99_kl: f64,
     /// Tokens whose divergence is above [`Limits::p99_kl`].
     pub above_p99: usize,
-    /// What the bundle was held to.
+    /// What the bundle was held to. Where the file's own types decided: the limits of their class, or twice what was measured.
     pub limits: Limits,
+    /// Whether the types of the checkpoint decided how the bundle computes: the gate measured what they cost, and would have failed only what is broken.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub own_types: bool,
     /// What the same weights lose on the same tokens by plain rounding, where the class's limits were raised for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plain: Option<PlainRounding>,
+}
+
+impl Closeness {
+    /// The flips that count: those that are no ties.
+    pub fn counted(&self) -> usize {
+        self.flips.saturating_sub(self.ties)
+    }
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// What a model loses if each number of its weights becomes the nearest that the bundle's encodings have, and everything is computed in f32.
@@ -213,12 +234,23 @@ impl GateResult {
         };
         (!self.covered.is_empty()).then(|| self.covered.iter().enumerate().map(shown).collect::<Vec<_>>().join(", "))
     }
+
+    /// That less than the whole suite was measured, and why: `incomplete: a quick gate: 8 of 16 prompts`. None where all of it was.
+    pub fn incomplete(&self) -> Option<String> {
+        self.limited.as_ref().map(|reason| format!("incomplete: {reason}"))
+    }
 }
 
 /// The verdict alone, where the rest of the file is not wanted.
 #[derive(Deserialize)]
 struct VerdictOnly {
     gate: GateResult,
+}
+
+/// The choices alone, likewise.
+#[derive(Deserialize)]
+struct ChoicesOnly {
+    choices: Option<Choices>,
 }
 
 /// A stage beside the f32 program's.
@@ -453,6 +485,12 @@ impl Parity {
         serde_json::from_str::<VerdictOnly>(text).map(|verdict| verdict.gate).map_err(|e| format!("not a parity file: {e}"))
     }
 
+    /// How precisions and activation forms were chosen, in a sentence; none where there was nothing to choose.
+    pub fn choices_note_in(text: &str) -> Result<Option<String>, String> {
+        let read = serde_json::from_str::<ChoicesOnly>(text).map_err(|e| format!("not a parity file: {e}"))?;
+        Ok(read.choices.map(|choices| choices.note))
+    }
+
     /// Every check that needs no other file.
     fn check(&self) -> Result<(), String> {
         if self.cases.is_empty() || self.weights.is_empty() {
@@ -557,6 +595,12 @@ mod tests {
         assert_eq!(Parity::from_json(&text).unwrap(), example());
         assert!(text.lines().count() > 15, "{text}");
         assert_eq!(Parity::verdict_in(&text).unwrap(), example().gate);
+        assert_eq!((Parity::choices_note_in(&text).unwrap(), example().gate.incomplete()), (None, None));
+        let choices = Some(Choices { stages: vec![], tried: vec![], note: "4.2 bits per weight".into() });
+        let gate = GateResult { limited: Some("a quick gate: 8 of 16 prompts".into()), ..example().gate };
+        let chosen = Parity { choices, gate, ..example() };
+        assert_eq!(Parity::choices_note_in(&chosen.to_json().unwrap()).unwrap().unwrap(), "4.2 bits per weight");
+        assert_eq!(chosen.gate.incomplete().unwrap(), "incomplete: a quick gate: 8 of 16 prompts");
         let mut counted = example();
         assert_eq!((counted.gate.coverage(), text.contains("covered")), (None, false), "absent where nothing is told");
         let covered = |kind: &str, prompts, of| Covered { kind: kind.into(), prompts, of };
@@ -568,10 +612,13 @@ mod tests {
         let (tokens, flips, wide_flips, mean_kl_error, above_p99) = (9, 1, 0, 1e-4, 0);
         for plain in [None, Some(PlainRounding { flips: 0.2, wide_flips: 0.0, mean_kl, p99_kl })] {
             let class = String::from("int8");
-            let closeness = Closeness { class, tokens, flips, wide_flips, mean_kl, mean_kl_error, p99_kl, above_p99, limits, plain };
+            let (ties, own_types) = (0, false);
+            let closeness =
+                Closeness { class, tokens, flips, ties, wide_flips, mean_kl, mean_kl_error, p99_kl, above_p99, limits, own_types, plain };
             counted.gate.closeness = Some(closeness);
             let text = counted.to_json().unwrap();
             assert_eq!((Parity::from_json(&text).unwrap(), text.contains("plain")), (counted.clone(), plain.is_some()));
+            assert!(!text.contains("\"ties\"") && !text.contains("own_types"), "absent where there is nothing to tell: {text}");
         }
         // A file of the first version tells nothing of it.
         let old = Parity { parity_version: 1, ..example() }.to_json().unwrap();

@@ -94,9 +94,9 @@ impl Told {
                 self.gating.get_or_insert_with(GateBar::new).follow(progress);
             }
             OpenEvent::Passed(gate) => {
-                let limited =
-                    gate.limited.as_ref().map_or(String::new(), |limited| format!(" ({limited}; `qhx forge` runs the whole suite)"));
-                output::dim_note(&format!("gate passed: {}{limited}", gate.result));
+                let incomplete =
+                    gate.incomplete().map_or(String::new(), |incomplete| format!(" ({incomplete}; `qhx forge` runs the whole suite)"));
+                output::dim_note(&format!("gate passed: {}{incomplete}", gate.result));
             }
             OpenEvent::ForPhonesOnly { folder } => {
                 output::dim_note(&format!("{} is made for phones: the emulator compiles the bundle instead", folder.display()));

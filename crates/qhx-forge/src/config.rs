@@ -51,6 +51,11 @@ impl<'a> Config<'a> {
         self.value.get(field).filter(|v| !v.is_null())
     }
 
+    /// Whether a field is there and JSON `null`.
+    pub fn is_null(self, field: &str) -> bool {
+        self.value.get(field).is_some_and(Value::is_null)
+    }
+
     /// A field that must be there and be a size: a width, a number of heads, rows of a small table.
     pub fn size(self, field: &str) -> Result<usize, ForgeError> {
         self.present(field, self.size_if_any(field)?)

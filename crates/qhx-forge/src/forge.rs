@@ -198,8 +198,11 @@ impl Material {
     /// The programs that would be forged for an NPU with these options.
     pub fn programs_for_targets(&self, options: &mut ForgeOptions<'_>) -> Result<(Vec<Checked>, usize), ForgeError> {
         options.row_tables = true;
-        let Programs { programs, context, .. } = self.programs(&mixture::plan(self, options)?)?;
-        Ok((programs.into_iter().map(|written| written.program).collect(), context))
+        let Programs { programs, context, draft, .. } = self.programs(&mixture::plan(self, options)?)?;
+        let programs = programs.into_iter().map(|written| written.program);
+        // Nothing is drafted there.
+        let drafts = |program: &Checked| draft.as_ref().is_some_and(|draft| *draft.program == *program.name);
+        Ok((programs.filter(|program| !drafts(program)).collect(), context))
     }
 
     /// Writes a complete bundle under a temporary name.

@@ -66,8 +66,11 @@ impl<'a> RopeConfig<'a> {
             // `mrope` is the plain rotary with several position streams.
             "default" | "mrope" => {}
             "linear" => {
-                let factor = self.parameters()?.number("factor")? as f32;
-                inv_freq.iter_mut().for_each(|f| *f /= factor);
+                let factor = self.parameters()?.number("factor")?;
+                if factor <= 0.0 {
+                    return Err(self.parameters()?.error("factor", format!("must be above 0, found {factor}")));
+                }
+                inv_freq.iter_mut().for_each(|f| *f /= factor as f32);
             }
             // Not a published type: what GGUF files hold instead of the rule's parameters.
             "divisors" => {
@@ -191,6 +194,19 @@ mod tests {
         assert!(divisors.contains(&1.0) && divisors.contains(&8.0) && divisors.iter().any(|&d| d > 1.1 && d < 7.9));
         let error = RopeConfig::of(Config::new(&table)).plain(64).unwrap_err().to_string();
         assert!(error.contains("must have 32 numbers, found 16"), "{error}");
+    }
+
+    #[test]
+    fn linear_scaling_needs_a_factor_above_0() {
+        let linear = |factor: f64| {
+            let json = json!({"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "factor": factor}});
+            RopeConfig::of(Config::new(&json)).plain(64).map_err(|e| e.to_string())
+        };
+        assert_eq!(linear(4.0).unwrap().variants[0].inv_freq[0], 0.25);
+        for factor in [0.0, -1.0] {
+            let error = linear(factor).unwrap_err();
+            assert!(error.contains("`rope_scaling.factor` must be above 0, found"), "{error}");
+        }
     }
 
     #[test]

@@ -100,6 +100,11 @@ impl DeviceInfo {
         }
     }
 
+    /// Whether it is a test device: software on the processor in place of a GPU.
+    pub fn is_software(&self) -> bool {
+        self.text("type") == Some("software")
+    }
+
     /// A fact that is a number.
     pub fn number(&self, fact: &str) -> Option<u64> {
         match self.facts.get(fact) {

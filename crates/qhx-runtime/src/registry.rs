@@ -158,7 +158,7 @@ pub fn gpus() -> Vec<DeviceInfo> {
 
 /// The graphics processor that `auto` may choose: the first that is no software.
 pub(crate) fn gpu_for_auto(settings: &GpuSettings) -> Option<DeviceInfo> {
-    found_gpus(settings).into_iter().find(|device| settings.software || device.text("type") != Some("software"))
+    found_gpus(settings).into_iter().find(|device| settings.software || !device.is_software())
 }
 
 /// The graphics processor that a split uses.

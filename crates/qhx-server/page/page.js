@@ -16,6 +16,8 @@ let current = null;
 let running = null;
 let attached = [];
 let contextSize = 0;
+// Whether the GPU is software on the processor.
+let testDevice = false;
 
 // `crypto.randomUUID` and the clipboard are there on https and localhost only, and this page is also served over plain http.
 const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -179,13 +181,17 @@ function copy(text) {
   area.remove();
 }
 
+function deviceName(name) {
+  return testDevice && name.startsWith("gpu") ? `${name} (test device)` : name;
+}
+
 // Which device ran which stage, and where the time went.
 function whereItRan(message) {
   const { timing, stages, fallbacks, cached_tokens: cached } = message.details;
   const byDevice = {};
   for (const { stage, device } of stages) (byDevice[device] ||= []).push(stage);
-  const rows = Object.entries(byDevice).map(([device, names]) => make("li", { textContent: `${device}: ${names.length > 4 ? `${names[0]} … ${names.at(-1)} (${names.length} stages)` : names.join(", ")}` }));
-  for (const { stage, from, to, reason } of fallbacks) rows.push(make("li", { textContent: `${stage} ran on ${to} instead of ${from}: ${reason}` }));
+  const rows = Object.entries(byDevice).map(([device, names]) => make("li", { textContent: `${deviceName(device)}: ${names.length > 4 ? `${names[0]} … ${names.at(-1)} (${names.length} stages)` : names.join(", ")}` }));
+  for (const { stage, from, to, reason } of fallbacks) rows.push(make("li", { textContent: `${stage} ran on ${deviceName(to)} instead of ${deviceName(from)}: ${reason}` }));
   const times = `${timing.prompt_tokens} prompt tokens (${cached} cached) in ${timing.prefill_ms.toFixed(0)} ms; ${timing.generated_tokens} tokens at ${timing.decode_tokens_per_second.toFixed(1)} tok/s`;
   return make("details", {}, make("summary", { textContent: "Where it ran" }), make("p", { textContent: times }), make("ul", {}, ...rows));
 }
@@ -440,7 +446,8 @@ async function models() {
 function about(info) {
   const model = info.models.find((known) => known.id === $("model").value);
   contextSize = model ? model.context : 0;
-  $("device").textContent = model ? `${model.takes}, on ${[...new Set(model.stages.map((stage) => stage.device))].join(" and ")}` : "not loaded";
+  testDevice = model?.test_device ?? false;
+  $("device").textContent = model ? `${model.takes}, on ${[...new Set(model.stages.map((stage) => deviceName(stage.device)))].join(" and ")}` : "not loaded";
   gauge();
 }
 

@@ -72,6 +72,7 @@ pub(crate) async fn server_info(State(app): State<Arc<App>>) -> Json<Value> {
             "context_limit": runtime.context_limit(),
             "sessions": runtime.sessions(),
             "device": runtime.device().name,
+            "test_device": runtime.device().is_software(),
             "memory_bytes": status.bytes,
             "stages": stages,
             "fallbacks": runtime.placement().fallbacks,

@@ -26,10 +26,16 @@ impl Devices {
             let missing: Vec<_> = missing.iter().map(|(name, reason)| json!({ "name": name, "reason": reason })).collect();
             return output::print_json(&json!({ "devices": devices, "missing": missing }));
         }
-        let present = devices.iter().map(|device| block(&format!("{}: {}", device.name, device.description), &facts(device)));
+        let present = devices.iter().map(|device| block(&title(device), &facts(device)));
         let missing = missing.into_iter().map(|(name, reason)| block(&format!("{name}: not available"), &[("reason".into(), reason)]));
         output::print(&present.chain(missing).collect::<Vec<_>>().join("\n"))
     }
+}
+
+/// What it is called.
+fn title(device: &DeviceInfo) -> String {
+    let kind = if device.is_software() { "gpu (test device)" } else { &device.name };
+    format!("{kind}: {}", device.description)
 }
 
 fn facts(device: &DeviceInfo) -> Vec<(String, String)> {
@@ -69,6 +75,20 @@ fn missing(cpu: CpuSettings, npu: &NpuSettings) -> Vec<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn software_is_a_test_device() {
+        let gpu = |kind: &str| DeviceInfo {
+            name: "gpu".into(),
+            description: "llvmpipe".into(),
+            memory_bytes: None,
+            threads: 1,
+            facts: [("type".to_owned(), kind.into())].into(),
+        };
+        assert_eq!([gpu("software"), gpu("integrated")].map(|gpu| title(&gpu)), ["gpu (test device): llvmpipe", "gpu: llvmpipe"]);
+        let told = ("type".into(), "software: a test device, which computes on the processor".into());
+        assert!(facts(&gpu("software")).contains(&told));
+    }
 
     #[test]
     fn facts_have_their_units() {

@@ -138,24 +138,22 @@ impl Doctor {
         Ok(findings)
     }
 
-    /// Whether there is a graphics processor, and it takes the bundle: what was found of its files for the CPU is not looked for again.
+    /// Whether there is a graphics processor, and it takes the bundle.
     fn gpu(&self, cpu: &[Finding]) -> Vec<Finding> {
         let (graphics, memory) = graphics();
         if graphics.state == State::Wrong {
             return vec![graphics];
         }
-        let mut findings = vec![graphics];
-        findings.extend(cpu.iter().filter(|finding| matches!(&*finding.subject, "bundle" | "files" | "weights" | "program")).cloned());
         let bundle = self.bundle.as_ref().and_then(|path| Bundle::open(path).ok());
         let planned = bundle.and_then(|bundle| self.estimate(bundle.program(TEXT_PROGRAM)?, &bundle).ok());
-        if let (Some(memory), Some(plan)) = (memory, planned) {
+        let memory = memory.zip(planned).map(|(memory, plan)| {
             let shown = format!("{} of {} available on the GPU", show_bytes(plan.memory.total_bytes), show_bytes(memory));
-            findings.push(match plan.memory.total_bytes <= memory {
+            match plan.memory.total_bytes <= memory {
                 true => fine("memory", shown),
                 false => wrong("memory", shown, "choose a smaller --context, a bundle of lower precision, or the CPU"),
-            });
-        }
-        findings
+            }
+        });
+        [graphics].into_iter().chain(of_the_bundle(cpu)).chain(memory).collect()
     }
 
     /// What the NPU would run of the bundle: whether its files are whole, and made for this machine. What was found for the CPU is not looked for again.
@@ -217,6 +215,11 @@ fn processor() -> Finding {
     }
 }
 
+/// What was found of a bundle's files for the CPU and holds for the GPU, which runs the same ones: it is not looked for again.
+fn of_the_bundle(cpu: &[Finding]) -> impl Iterator<Item = Finding> {
+    cpu.iter().filter(|finding| matches!(&*finding.subject, "bundle" | "files" | "weights" | "program")).cloned()
+}
+
 /// Its graphics processors, and the memory that the first has to give.
 fn graphics() -> (Finding, Option<u64>) {
     let opened = registry::candidates(DeviceChoice::GPU, None)
@@ -228,17 +231,22 @@ fn graphics() -> (Finding, Option<u64>) {
         }
         Err(error) => return (wrong("GPU", error.to_string(), "use the CPU"), None),
     };
+    let finding = of_graphics(&found);
+    (finding, found.first().and_then(|device| device.number("memory_available_bytes").or(device.memory_bytes)))
+}
+
+/// What is said of graphics processors.
+fn of_graphics(found: &[DeviceInfo]) -> Finding {
     let kind = |device: &DeviceInfo| device.text("type").map_or_else(String::new, |kind| format!(" ({kind})"));
     let names: Vec<_> = found.iter().map(|device| format!("{}{}", device.description, kind(device))).collect();
-    let finding = match found.iter().all(|device| device.text("type") == Some("software")) {
+    match found.iter().all(DeviceInfo::is_software) {
         false => fine("GPU", names.join(", ")),
         true => Finding {
             state: State::Doubtful,
             advice: Some("a test device, which computes on the processor: for speed, use the CPU or install the driver of a GPU".into()),
             ..fine("GPU", names.join(", "))
         },
-    };
-    (finding, found.first().and_then(|device| device.number("memory_available_bytes").or(device.memory_bytes)))
+    }
 }
 
 /// Whether the memory suffices for what is loaded.
@@ -313,4 +321,36 @@ fn fine(subject: &str, found: String) -> Finding {
 
 fn wrong(subject: &str, found: String, advice: &str) -> Finding {
     Finding { subject: subject.into(), state: State::Wrong, found, advice: Some(advice.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu(description: &str, kind: &str) -> DeviceInfo {
+        let facts = [("type".to_owned(), kind.into())].into();
+        DeviceInfo { name: "gpu".into(), description: description.into(), memory_bytes: None, threads: 1, facts }
+    }
+
+    #[test]
+    fn software_alone_is_a_test_device() {
+        let software = gpu("llvmpipe", "software");
+        let found = of_graphics(std::slice::from_ref(&software));
+        assert_eq!((found.state, &*found.found), (State::Doubtful, "llvmpipe (software)"));
+        assert!(found.advice.unwrap().contains("test device"));
+        let found = of_graphics(&[gpu("Iris Xe", "integrated"), software]);
+        assert_eq!((found.state, found.advice), (State::Fine, None));
+    }
+
+    /// An arch folder has no weights for the CPU, nor for the GPU.
+    #[test]
+    fn the_gpu_loads_no_more_than_the_cpu_of_a_folder_without_weights() {
+        let ready = |weights: Finding| {
+            let cpu = [fine("processor", "a processor".into()), fine("files", "all match".into()), weights];
+            let gpu: Vec<_> = [of_graphics(&[gpu("Iris Xe", "integrated")])].into_iter().chain(of_the_bundle(&cpu)).collect();
+            [cpu.to_vec(), gpu].map(|findings| DeviceReport::new(DeviceChoice::GPU, findings).ready)
+        };
+        assert_eq!(ready(fine("weights", "there".into())), [true; 2]);
+        assert_eq!(ready(wrong("weights", "it is prepared for the NPU".into(), "use the NPU")), [false; 2]);
+    }
 }

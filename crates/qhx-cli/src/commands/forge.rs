@@ -73,7 +73,7 @@ pub(crate) struct BundleFlags {
     bits: Option<MeanBits>,
     #[command(flatten)]
     targets: TargetFlags,
-    /// Print contexts, graphs, bytes and layers of the NPU targets (without --target: of all) without compiling anything; SRC may be a config.json
+    /// Print contexts, graphs, bytes and layers of the NPU targets (without --target: of all) without compiling anything; SRC may be a config.json. At w4 and with --bits it measures the model first, which takes a while
     #[arg(long, help_heading = "NPU targets")]
     plan: bool,
     /// Gate: how closely the bundle must match the f32 program [default: strict for f32, tolerant otherwise; none for synth]
@@ -138,7 +138,11 @@ impl Forge {
         }
         self.bundle.check()?;
         if self.bundle.plan {
-            return self.bundle.print_plan(&plan::material(&source)?, self.calibration()?.as_ref(), interrupt);
+            let (material, calibration) = (plan::material(&source)?, self.calibration()?);
+            if matches!(material, Material::Synthetic { .. }) && calibration.is_some() {
+                self.bundle.tell_what_calibration_changes();
+            }
+            return self.bundle.print_plan(&material, calibration.as_ref(), interrupt);
         }
         if self.bundle.gate == Some(Gate::None) {
             output::note("note: --gate none: the bundle is not checked and carries no oracle, so `qhx verify` cannot replay it");
@@ -211,6 +215,20 @@ impl BundleFlags {
     /// Whether only the plan is wanted.
     pub(crate) fn is_plan(&self) -> bool {
         self.plan
+    }
+
+    /// Says how the plan of a configuration differs from that of a checkpoint, which the forge calibrates.
+    fn tell_what_calibration_changes(&self) {
+        let PrecisionChoice::Fixed(precision) = self.precision() else { return };
+        let differs = match precision {
+            Precision::W8 | Precision::W8F16Head | Precision::W4Row => "without rotations",
+            Precision::W4 => "without rotations, and with all matrices of layers in 4 bits",
+            Precision::Bits(_) => "with a mixture that random weights were measured for",
+            _ => return,
+        };
+        output::note(&format!(
+            "note: a configuration has no weights to calibrate: this is the plan {differs}; the plan of the checkpoint is what is forged"
+        ));
     }
 
     /// Prints what would be compiled for the NPU.
@@ -432,9 +450,9 @@ fn rounding(rounding: Option<&Rounding>) -> String {
 
 fn measured(gate: &GateResult) -> String {
     let covered = gate.coverage().map_or(format!("{} prompts", gate.prompts), |covered| covered);
-    let limited = gate.limited.as_ref().map_or(String::new(), |limited| format!(" ({limited})"));
+    let incomplete = gate.incomplete().map_or(String::new(), |incomplete| format!(" ({incomplete})"));
     format!(
-        "{covered}{limited}; mean KL {:.1e}, largest logit error {:.2e}, lowest cosine of a stage {:.6} ({})",
+        "{covered}{incomplete}; mean KL {:.1e}, largest logit error {:.2e}, lowest cosine of a stage {:.6} ({})",
         gate.mean_kl, gate.max_logit_error, gate.worst_cosine, gate.worst_stage
     )
 }

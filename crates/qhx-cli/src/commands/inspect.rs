@@ -17,6 +17,7 @@ use qhx_bundle::{
     Bundle, BundlePath, files,
     manifest::{ChatMode, DraftEntry, FileEntry, IgnoredTensors, Manifest, ModelFacts, SuggestedSampling, TEXT_PROGRAM},
     media::{AudioFrontEnd, ImageFrontEnd, Media, Patches, Resize},
+    parity::GateResult,
 };
 use qhx_forge::plan::form_of;
 use qhx_ir::{Checked, OpKind};
@@ -27,7 +28,7 @@ use qhx_runtime::{
     memory::{MemoryEstimate, state_bytes, tensor_bytes, weight_bytes, weight_bytes_per_token},
     placement::{Fallback, Phase, PlacedStage, place_tower, tower_stage},
     split::SlotCopy,
-    verify::verdict,
+    verify::{choices, verdict},
 };
 use serde::Serialize;
 use std::{
@@ -69,6 +70,12 @@ struct Report<'a> {
     /// The gate's verdict: what the precision costs.
     #[serde(skip_serializing_if = "Option::is_none")]
     verdict: Option<String>,
+    /// That the gate measured less than its whole suite, and why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    incomplete: Option<String>,
+    /// How the precisions of stages were chosen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    choices: Option<String>,
     /// How many products take their input in each form: `f32`, `i8_row`, `i8_block32` …
     activations: BTreeMap<String, usize>,
     active_parameters: u64,
@@ -215,6 +222,7 @@ impl<'a> Report<'a> {
         let is_attention = |op: &&qhx_ir::Op| matches!(op.op, OpKind::Attend { .. });
         let attention_flops = program.ops.iter().filter(is_attention).map(|op| flops(program, op, context)).sum::<u64>();
         let flops = program.ops.iter().map(|op| flops(program, op, context)).sum::<u64>() - attention_flops;
+        let gate = verdict(bundle).ok().flatten();
         Self {
             bundle: bundle.place(),
             fingerprint: bundle.fingerprint().to_string(),
@@ -223,7 +231,9 @@ impl<'a> Report<'a> {
             chat: manifest.chat.mode,
             suggested_sampling: manifest.generation.as_ref(),
             gated: manifest.parity.is_some(),
-            verdict: verdict(bundle).ok().flatten().map(|gate| gate.result),
+            incomplete: gate.as_ref().and_then(GateResult::incomplete),
+            choices: choices(bundle).ok().flatten(),
+            verdict: gate.map(|gate| gate.result),
             activations: activations(program),
             active_parameters: active_parameters(program),
             per_token: PerToken { weight_bytes: weight_bytes_per_token(program), flops, attention_flops, context },
@@ -246,6 +256,14 @@ impl<'a> Report<'a> {
             files: &manifest.files,
             bytes: manifest.files.values().map(|file| file.bytes).sum(),
         }
+    }
+
+    /// What the gate found, how much of its suite stands behind that, and what was chosen by it.
+    fn parity(&self) -> String {
+        let Some(verdict) = &self.verdict else { return "not gated".to_owned() };
+        let incomplete = self.incomplete.as_ref().map_or(String::new(), |incomplete| format!(" ({incomplete})"));
+        let choices = self.choices.as_ref().map_or(String::new(), |choices| format!("; {choices}"));
+        format!("{verdict}{incomplete}{choices}")
     }
 
     fn tables(&self) -> String {
@@ -286,7 +304,7 @@ impl<'a> Report<'a> {
                 "activations",
                 self.activations.iter().map(|(form, count)| format!("{form} for {count} products")).collect::<Vec<_>>().join(", "),
             ),
-            ("parity", self.verdict.clone().unwrap_or_else(|| "not gated".to_owned())),
+            ("parity", self.parity()),
             ("images", self.media.image.as_ref().map_or_else(|| "none".to_owned(), images)),
             ("sound", self.media.audio.as_ref().map_or_else(|| "none".to_owned(), sound)),
             ("drafts", drafts),

@@ -106,6 +106,6 @@ pub(crate) fn per_token(PerToken { traffic, weight_bytes }: &PerToken) -> [(&'st
     [
         ("one token takes", format!("{executions} executions of graphs, which read {} of weights", show_bytes(*weight_bytes))),
         ("one token copies", format!("{} into graphs and {} out of them", show_bytes(bytes_in), show_bytes(bytes_out))),
-        ("", format!("{} are lent: the emulator reads them in place, a phone copies them", show_bytes(bytes_lent))),
+        ("", format!("{} are shared with the graphs: the emulator reads them in place, a phone copies them", show_bytes(bytes_lent))),
     ]
 }

@@ -497,6 +497,19 @@ fn forge_plans_contexts_without_compiling() {
         "{table}"
     );
     assert!(table.contains("one token takes") && table.contains("one token copies"), "{table}");
+    assert!(table.contains("are shared with the graphs: the emulator reads them in place, a phone copies them"), "{table}");
+    assert!(!table.contains("without a copy"), "{table}");
+    // What has no weights cannot be calibrated, which a checkpoint is: the plan says so.
+    let noted = |precision: &str, more: &[&str]| {
+        let ran = run(["forge", config.to_str().unwrap(), "--plan", "--target", "v81", "--precision", precision].iter().chain(more));
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        ran.stderr
+    };
+    for (precision, told) in [("w8", "without rotations;"), ("w4", "without rotations, and with all matrices of layers in 4 bits;")] {
+        let stderr = noted(precision, &[]);
+        assert!(stderr.contains("a configuration has no weights to calibrate") && stderr.contains(told), "{stderr}");
+    }
+    assert!(!noted("w4", &["--calibration", "none"]).contains("calibrate") && !noted("f16", &[]).contains("calibrate"));
     fail(
         ["forge", config.to_str().unwrap(), "--plan", "--placement", "x.toml"],
         2,

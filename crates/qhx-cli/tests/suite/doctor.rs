@@ -101,6 +101,23 @@ fn damage_is_named_and_no_device_takes_it() {
     fail(["doctor", "no/such/bundle"], 1, &["no/such/bundle does not exist"]);
 }
 
+#[test]
+#[cfg(feature = "cpu")]
+fn a_gguf_file_will_load_and_a_part_of_it_will_not() {
+    let folder = scratch();
+    let (whole, part) = (fixture("llama-gguf").join("model.gguf"), folder.path().join("part.gguf"));
+    let report = doctor(&[whole.as_ref()], folder.path(), 0);
+    let cpu = device(&report, "cpu");
+    assert!(cpu["ready"] == true && finding(cpu, "memory")["state"] == "fine", "{cpu}");
+    let bytes = fs::read(whole).unwrap();
+    fs::write(&part, &bytes[..bytes.len() / 2]).unwrap();
+    let report = doctor(&[part.as_ref()], folder.path(), 1);
+    for name in ["cpu", "gpu", "npu"] {
+        assert_eq!(device(&report, name)["ready"], false, "{report}");
+    }
+    assert!(finding(device(&report, "cpu"), "checkpoint")["found"].as_str().unwrap().contains("part.gguf"), "{report}");
+}
+
 /// Context binaries that QNN's own library made.
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod contexts {

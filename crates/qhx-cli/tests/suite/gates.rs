@@ -53,6 +53,45 @@ fn forged_gated_verified() {
     assert!(damaged.stderr.contains(&format!("verification failed: stage {stage}")), "{damaged:?}");
 }
 
+/// The types of a file decide what is computed, whatever command forges it and however much its gate measures; how much that was is told.
+#[test]
+fn a_file_of_integers_is_one_model() {
+    let folder = scratch();
+    let (file, cache, out) = (common::integer_gguf(folder.path()), folder.path().join("cache"), folder.path().join("forged"));
+    let mut command = qhx(["run", text(&file), "hello", "--max-new", "4", "--ignore-eos", "--device", "cpu"]);
+    let answered = ran(command.env("QHX_CACHE_DIR", &cache).output().unwrap());
+    assert_eq!(answered.code, Some(0), "{answered:?}");
+    let told = answered.stderr.lines().find(|line| line.contains("gate passed: native: ")).unwrap_or_else(|| panic!("{answered:?}"));
+    assert!(told.contains("this is the cost of the file's own types (int8 activations)"), "{told}");
+    assert!(told.contains("(incomplete: a quick gate: ") && !told.contains("limit"), "{told}");
+    let named = cache.join("models").join(&listing(&cache.join("models"))[0]);
+    let cached = named.join(&listing(&named)[0]);
+    let forged = json(["forge", text(&file), "--out", text(&out), "--json"]);
+    for part in ["programs", "weights"] {
+        let names = listing(&out.join(part));
+        assert!(!names.is_empty() && names == listing(&cached.join(part)), "{names:?}");
+        for name in names {
+            assert!(fs::read(out.join(part).join(&name)).unwrap() == fs::read(cached.join(part).join(&name)).unwrap(), "{part}/{name}");
+        }
+    }
+    let (quick, whole) = (json(["inspect", text(&cached), "--json"]), json(["inspect", text(&out), "--json"]));
+    assert!(quick["activations"]["i8_block32"].as_u64().unwrap() > 10, "{quick}");
+    assert_eq!(quick["activations"], whole["activations"]);
+    assert!(quick["incomplete"].as_str().unwrap().starts_with("incomplete: a quick gate: "), "{quick}");
+    assert!(succeed(["inspect", text(&cached)]).contains("(incomplete: a quick gate: "));
+    assert!(whole["incomplete"].is_null() && !succeed(["inspect", text(&out)]).contains("incomplete"), "{whole}");
+    let page = |bundle: &Path| fs::read_to_string(bundle.join("parity.html")).unwrap();
+    assert!(page(&cached).contains("incomplete: a quick gate: ") && !page(&out).contains("incomplete"));
+    // What `verify --golden` holds it to: the limits of its class, or twice what was measured where that is more.
+    let closeness = &forged["parity"]["closeness"];
+    let number = |value: &Value| value.as_f64().unwrap();
+    let flips = number(&closeness["flips"]) / number(&closeness["tokens"]);
+    assert_eq!((&closeness["own_types"], &closeness["class"]), (&json!(true), &json!("int8 activations")), "{forged}");
+    assert!((number(&closeness["limits"]["flips"]) - (1.0 - (1.0 - flips).powi(2)).max(0.04)).abs() < 1e-6, "{forged}");
+    assert_eq!(number(&closeness["limits"]["mean_kl"]), (2.0 * number(&closeness["mean_kl"])).max(0.006), "{forged}");
+    assert_eq!(closeness["limits"]["wide_flips"]["margin"], 0.5, "{forged}");
+}
+
 #[test]
 fn below_its_gate() {
     let folder = scratch();
@@ -181,6 +220,8 @@ fn limits_of_ones_own() {
         fail(forge(&["--max-kl", kl]), 2, &["expected a number of nats, 0 or above"]);
     }
     fail(["forge", text(&source), "--out", text(&out), "--gate", "none", "--max-kl", "1"], 2, &["--max-kl needs a gate"]);
+    let auto = ["forge", text(&source), "--out", text(&out), "--precision", "auto", "--gate-budget", "9"];
+    fail(auto, 2, &["--gate-budget cannot be combined with --precision auto", "how busy the machine is"]);
 }
 
 #[test]

@@ -35,6 +35,16 @@ fn the_built_in_model_answers_on_the_gpu() {
     }
 }
 
+/// Software Vulkan is named as what it is.
+#[test]
+#[ignore = "needs Vulkan: cargo xtask test gpu"]
+fn software_is_called_a_test_device() {
+    assert!(succeed(["devices"]).contains("gpu (test device): "));
+    let report = json(["doctor", "--json"]);
+    let gpu = report["devices"].as_array().unwrap().iter().find(|device| device["device"] == "gpu").unwrap();
+    assert!(gpu["findings"][0]["advice"].as_str().unwrap().contains("test device"), "{report}");
+}
+
 /// A process of the GPU that is killed in the middle of an answer is started again, and the answer is the same; killed again, the answer goes on on the CPU.
 #[test]
 #[ignore = "needs Vulkan: cargo xtask test gpu"]

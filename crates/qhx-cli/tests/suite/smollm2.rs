@@ -2,7 +2,7 @@
 //!
 //! Run by `cargo xtask test`, which fetches the file and names it in `QHX_SMOLLM2`.
 
-use crate::common::{fail, json, scratch, succeed};
+use crate::common::{fail, json, listing, qhx, ran, scratch, succeed};
 use serde_json::Value;
 use std::{
     ffi::OsStr,
@@ -86,6 +86,18 @@ fn a_gate_changes_nothing_of_it() {
     assert!(program(&folder.path().join("gated.rejected")) == program(&bundle));
     succeed(arguments("1"));
     assert!(program(&out) == program(&bundle));
+    // `qhx run` of the file, with the quick gate of its cache. Not with the template's own system turn: there the f32 model's best two
+    // first tokens are 0.08 apart, and int8 activations choose the other.
+    let cache = folder.path().join("cache");
+    let run = ["run".into(), model, "What is the capital of France?".into()]
+        .into_iter()
+        .chain(["--system", "", "--max-new", "200", "--json"].map(Into::into));
+    let found = ran(qhx(run.collect::<Vec<std::ffi::OsString>>()).env("QHX_CACHE_DIR", &cache).output().unwrap());
+    assert_eq!(found.code, Some(0), "{found:?}");
+    let answer: Value = serde_json::from_str(&found.stdout).unwrap();
+    assert!(answer["text"].as_str().unwrap().contains("Paris") && answer["finish_reason"] == "stop", "{answer}");
+    let named = cache.join("models").join(&listing(&cache.join("models"))[0]);
+    assert!(program(&named.join(&listing(&named)[0])) == program(&bundle));
 }
 
 fn forge(folder: &Path) -> PathBuf {

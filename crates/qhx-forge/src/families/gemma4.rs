@@ -68,6 +68,10 @@ impl Gemma4 {
         }
         c.only("use_bidirectional_attention", &[])?;
         c.only("tie_word_embeddings", &[true.into()])?;
+        // Absent it is 256. transformers refuses null, so a model whose maker meant none by it cannot be told from one that has them.
+        if c.is_null("hidden_size_per_layer_input") {
+            return Err(c.error("hidden_size_per_layer_input", "must be an integer, found null; a model without inputs per layer has 0"));
+        }
         let (heads, kv_heads) = (c.size("num_attention_heads")?, c.size("num_key_value_heads")?);
         if heads % kv_heads != 0 {
             return Err(c.error("num_key_value_heads", format!("({kv_heads}) must divide num_attention_heads ({heads})")));
@@ -232,8 +236,10 @@ fn write(config: Config<'_>, precision: Precision, tensors: &dyn StoredTensors) 
         ignored: Box::new(move |tensor| {
             // Published files hold keys and values for the layers that share, too; they must not be used.
             let text = tensor.starts_with("model.language_model.") || tensor.starts_with("model.layers.");
+            let is_absent_input = c.per_layer.is_none() && tensor.contains("per_layer");
             let stray = [".self_attn.k_proj.weight", ".self_attn.v_proj.weight", ".self_attn.k_norm.weight"];
-            unused.iter().any(|prefix| tensor.starts_with(prefix)) || (text && stray.iter().any(|suffix| tensor.ends_with(suffix)))
+            let is_stray = is_absent_input || stray.iter().any(|suffix| tensor.ends_with(suffix));
+            unused.iter().any(|prefix| tensor.starts_with(prefix)) || (text && is_stray)
         }),
     })
 }

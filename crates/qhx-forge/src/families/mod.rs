@@ -209,11 +209,14 @@ mod tests {
         assert_eq!(written(&config).iter().filter(|written| *written.program.name == *"mtp").count(), 0);
 
         let mut config = fixture("gemma4");
-        let section = if config.get("text_config").is_some() { &mut config["text_config"] } else { &mut config };
-        section["hidden_size_per_layer_input"] = json!(0);
-        section["num_kv_shared_layers"] = json!(0);
+        config["text_config"]["hidden_size_per_layer_input"] = json!(0);
+        config["text_config"]["num_kv_shared_layers"] = json!(0);
         let program = &written(&config)[0].program;
         assert!(program.weights.keys().all(|name| !name.contains("per_layer")) && program.stages.len() > 3);
+        // transformers refuses null there.
+        config["text_config"]["hidden_size_per_layer_input"] = Value::Null;
+        let refused = write(&config).map(drop).unwrap_err().to_string();
+        assert!(refused.contains("hidden_size_per_layer_input` must be an integer, found null"), "{refused}");
     }
 
     #[test]

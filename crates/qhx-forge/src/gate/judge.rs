@@ -2,7 +2,7 @@
 
 use super::{
     Scope,
-    limits::{exceeded, raised},
+    limits::{exceeded, of_what_is_broken, raised},
     suite::Drawn,
     teacher::{Audience, Pass},
     verdict::{Outcome, sentence},
@@ -77,8 +77,8 @@ pub(super) struct Standard {
     pub(super) tie: f32,
     /// Whether somebody asked for these limits.
     pub(super) own_limits: bool,
-    /// Whether the file itself has decided on its types: the gate then measures what they cost, and fails only what is broken.
-    pub(super) only_measures: bool,
+    /// Whether the types of the checkpoint decide how the bundle computes: the gate then measures what they cost, and fails only what is broken.
+    pub(super) own_types: bool,
     /// What the limits were raised for.
     pub(super) plain: Option<PlainRounding>,
 }
@@ -87,6 +87,11 @@ impl Standard {
     /// Raised for a model that loses more than others by plain rounding already.
     pub(super) fn raised(self, plain: PlainRounding) -> Self {
         Self { limits: raised(self.limits, &plain), plain: Some(plain), ..self }
+    }
+
+    /// The limits beyond which a bundle fails.
+    pub(super) fn failing(&self) -> Limits {
+        if self.own_types { of_what_is_broken(self.limits) } else { self.limits }
     }
 }
 
@@ -161,27 +166,31 @@ impl<'a> Judge<'a> {
         let cosines: Vec<_> = self.cosines.iter().map(|(stage, list)| (stage.clone(), round(mean(list)), round(lowest(list)))).collect();
         let worst = cosines.iter().min_by(|a, b| a.1.total_cmp(&b.1));
         let (worst_stage, worst_cosine) = worst.map_or((String::new(), 1.0), |(stage, cosine, _)| (stage.to_string(), *cosine));
-        let limits = standard.limits;
+        let limits = standard.failing();
         let case = |(played, rows): (&Played, &Vec<RowDivergence>)| case(played, rows, self.vocabulary, row_stages, &limits);
         let cases: Vec<Case> = self.played.iter().zip(&self.rows).map(case).collect();
         let flips: Vec<&Flip> = cases.iter().flat_map(|case| &case.flips).collect();
         let tokens = cases.iter().map(|case| case.ids.len()).sum();
-        let (closeness, ties) = (self.closeness(standard), self.ties(standard));
+        let judged = self.closeness(standard, limits);
         let outcome = Outcome {
-            exceeded: exceeded(&closeness, ties),
-            ties,
+            exceeded: exceeded(&judged),
             answer_flips: flips.len(),
             answer_tokens: tokens,
             finite: self.rows.iter().flatten().all(|row| row.error().is_finite()),
         };
         let exact_prompts = cases.iter().filter(|case| case.flips.is_empty()).count();
         let largest = |list: &mut dyn Iterator<Item = f32>| list.fold(None, |m: Option<f32>, x| Some(m.map_or(x, |m| m.max(x))));
+        let result = sentence(standard, &judged, &outcome);
+        let closeness = match standard.own_types {
+            true => self.closeness(standard, raised(standard.limits, &self.plain(standard))),
+            false => judged,
+        };
         let kls = self.rows.iter().flatten().map(RowDivergence::kl);
         Measurement {
             gate: GateResult {
                 kind: standard.kind,
                 passed: outcome.passed(standard.kind),
-                result: sentence(standard, &closeness, &outcome),
+                result,
                 prompts: cases.len(),
                 exact_prompts,
                 tokens,
@@ -203,40 +212,37 @@ impl<'a> Judge<'a> {
 
     /// Whether a standard's limits are exceeded.
     pub(super) fn exceeds(&self, standard: &Standard) -> bool {
-        !exceeded(&self.closeness(standard), self.ties(standard)).is_empty()
+        !exceeded(&self.closeness(standard, standard.failing())).is_empty()
     }
 
-    /// What was found, if it is plain rounding that was read.
+    /// What was lost, by plain rounding if that was read.
     pub(super) fn plain(&self, standard: &Standard) -> PlainRounding {
-        let Closeness { tokens, flips, wide_flips, mean_kl, p99_kl, .. } = self.closeness(standard);
+        let Closeness { tokens, flips, wide_flips, mean_kl, p99_kl, .. } = self.closeness(standard, standard.limits);
         let share = |count: usize| round(count as f64 / tokens.max(1) as f64);
         PlainRounding { flips: share(flips), wide_flips: share(wide_flips), mean_kl, p99_kl }
     }
 
-    /// Flips where the f32 model is undecided.
-    fn ties(&self, standard: &Standard) -> usize {
-        self.rows.iter().flatten().filter(|row| row.token().is_flip && row.margin() < standard.tie).count()
-    }
-
-    /// How close all compared rows are.
-    fn closeness(&self, standard: &Standard) -> Closeness {
-        let limits = standard.limits;
+    /// How close all compared rows are, with these limits.
+    fn closeness(&self, standard: &Standard, limits: Limits) -> Closeness {
         let tokens: Vec<TokenDivergence> = self.rows.iter().flatten().map(RowDivergence::token).collect();
         let count = |is: &dyn Fn(&TokenDivergence) -> bool| tokens.iter().filter(|token| is(token)).count();
         let is_wide = |token: &TokenDivergence| token.is_flip && limits.wide_flips.is_some_and(|wide| token.margin > wide.margin);
-        let (flips, wide_flips) = (count(&|token| token.is_flip), count(&is_wide));
+        let is_tie = |token: &TokenDivergence| token.is_flip && token.margin < standard.tie;
+        let (flips, ties, wide_flips) = (count(&|token| token.is_flip), count(&is_tie), count(&is_wide));
         let (above_p99, all) = (count(&|token| limits.p99_kl.is_some_and(|limit| token.kl > limit)), tokens.len());
         let together = Divergence::of(tokens);
         Closeness {
             class: standard.class.clone(),
             tokens: all,
             flips,
+            ties,
             wide_flips,
             mean_kl: round(together.kl_mean),
             mean_kl_error: round(together.kl_mean_error),
             p99_kl: round(together.kl_p99),
             above_p99,
             limits,
+            own_types: standard.own_types,
             plain: standard.plain,
         }
     }

@@ -184,7 +184,7 @@ fn stored_bits(encoding: Encoding) -> f64 {
 /// How many times what plain rounding of the weights loses a bundle may lose: it also rounds activations, or keys and values, and may have fewer scales.
 const ALLOWANCE: f64 = 2.0;
 
-/// The limits of a model that loses more than others by plain rounding already.
+/// The limits of a model that is known to lose more than others: by plain rounding, or by the types of its own file.
 pub(super) fn raised(limits: Limits, plain: &PlainRounding) -> Limits {
     let PlainRounding { flips, wide_flips, mean_kl, p99_kl } = *plain;
     // As many times the chance of a flip, which never comes to all tokens.
@@ -200,18 +200,19 @@ pub(super) fn raised(limits: Limits, plain: &PlainRounding) -> Limits {
 /// How far beyond the limits of its class a bundle is that something is wrong with, and not only coarse.
 const BROKEN: f64 = 8.0;
 
-/// The limits of a bundle that nobody chose a precision for: as far from the f32 model as only what is broken is.
+/// What a bundle must keep to whose types the checkpoint has chosen: beyond that it is broken.
 pub(super) fn of_what_is_broken(limits: Limits) -> Limits {
     Limits { flips: (BROKEN * limits.flips).min(0.9), mean_kl: BROKEN * limits.mean_kl, p99_kl: None, wide_flips: None }
 }
 
-/// The limits that a measurement exceeds, each as what was found beside what is allowed. `ties` of its flips are at margins below [`Class::tie`].
-pub(super) fn exceeded(found: &Closeness, ties: usize) -> Vec<String> {
-    let Closeness { tokens, flips, wide_flips, mean_kl, mean_kl_error, p99_kl, above_p99, limits, .. } = found;
-    let is_above = |count: usize, limit: f64| is_above(count, *tokens, limit);
+/// The limits that a measurement exceeds, each as what was found beside what is allowed.
+pub(super) fn exceeded(found: &Closeness) -> Vec<String> {
+    let Closeness { tokens, ties, wide_flips, mean_kl, mean_kl_error, p99_kl, above_p99, limits, .. } = found;
+    let (counted, is_above) = (found.counted(), |count: usize, limit: f64| is_above(count, *tokens, limit));
     let mut told = Vec::new();
-    if is_above(flips.saturating_sub(ties), limits.flips) {
-        told.push(format!("{} of tokens differ (limit {})", percent(share(*flips, *tokens)), percent(limits.flips)));
+    if is_above(counted, limits.flips) {
+        let ties = if *ties > 0 { format!(", ties not counted: {ties}") } else { String::new() };
+        told.push(format!("{} of tokens differ (limit {}{ties})", percent(share(counted, *tokens)), percent(limits.flips)));
     }
     if mean_kl.is_nan() || mean_kl - CONFIDENCE * mean_kl_error > limits.mean_kl {
         told.push(format!("mean KL {} (limit {})", number(*mean_kl), number(limits.mean_kl)));
@@ -398,15 +399,17 @@ mod tests {
                 class: class.name().into(),
                 tokens: TOKENS,
                 flips: count(limits.flips),
+                ties: 0,
                 wide_flips: count(share),
                 mean_kl: limits.mean_kl,
                 mean_kl_error: 0.0,
                 p99_kl: limits.p99_kl.unwrap(),
                 above_p99: count(0.01),
                 limits,
+                own_types: false,
                 plain: None,
             };
-            assert_eq!(exceeded(&at, 0), [""; 0], "{} at its limits", class.name());
+            assert_eq!(exceeded(&at), [""; 0], "{} at its limits", class.name());
             let above = |count: usize| count + count / 20 + 1;
             for (found, told) in [
                 (Closeness { flips: above(at.flips), ..at.clone() }, "of tokens differ (limit"),
@@ -414,14 +417,15 @@ mod tests {
                 (Closeness { above_p99: above(at.above_p99), ..at.clone() }, "99 % KL"),
                 (Closeness { wide_flips: above(at.wide_flips), ..at.clone() }, "best two logits were more than"),
             ] {
-                let problems = exceeded(&found, 0);
+                let problems = exceeded(&found);
                 assert!(problems.len() == 1 && problems[0].contains(told), "{}: {told}: {problems:?}", class.name());
             }
             // Ties are taken off the flips, and off nothing else.
-            assert_eq!(exceeded(&Closeness { flips: above(at.flips), ..at.clone() }, at.flips / 20 + 1), [""; 0], "{}", class.name());
+            let tied = Closeness { flips: above(at.flips), ties: at.flips / 20 + 1, ..at.clone() };
+            assert_eq!(exceeded(&tied), [""; 0], "{}", class.name());
             // What the error of the mean explains is no excess; a hair more is.
             let unsure = |times: f64| Closeness { mean_kl: at.mean_kl * 2.0, mean_kl_error: at.mean_kl * times / CONFIDENCE, ..at.clone() };
-            assert!(exceeded(&unsure(1.01), 0).is_empty() && exceeded(&unsure(0.99), 0).len() == 1, "{}", class.name());
+            assert!(exceeded(&unsure(1.01)).is_empty() && exceeded(&unsure(0.99)).len() == 1, "{}", class.name());
         }
     }
 
@@ -473,22 +477,26 @@ mod tests {
             class: "int8".into(),
             tokens,
             flips,
+            ties: 0,
             wide_flips: 0,
             mean_kl,
             mean_kl_error: mean_kl / (tokens as f64).sqrt(),
             p99_kl: 0.01,
             above_p99: 0,
             limits: Class::Int8.limits(false),
+            own_types: false,
             plain: None,
         };
-        assert_eq!(exceeded(&found(2000, 38, 0.0013), 0), [""; 0]);
-        assert_eq!(exceeded(&found(2000, 85, 0.0061), 0), [""; 0], "4.25 % may be 4 %");
-        assert_eq!(exceeded(&found(2000, 200, 0.047), 0), ["10 % of tokens differ (limit 4 %)", "mean KL 0.047 (limit 0.006)"]);
-        assert_eq!(exceeded(&found(2000, 200, 0.001), 140), [""; 0], "ties do not count");
+        assert_eq!(exceeded(&found(2000, 38, 0.0013)), [""; 0]);
+        assert_eq!(exceeded(&found(2000, 85, 0.0061)), [""; 0], "4.25 % may be 4 %");
+        assert_eq!(exceeded(&found(2000, 200, 0.047)), ["10 % of tokens differ (limit 4 %)", "mean KL 0.047 (limit 0.006)"]);
+        let tied = |ties| exceeded(&Closeness { ties, ..found(2000, 200, 0.001) });
+        assert_eq!(tied(140), [""; 0], "ties are not counted");
+        assert_eq!(tied(20), ["9 % of tokens differ (limit 4 %, ties not counted: 20)"]);
         let wide = Closeness { wide_flips: 20, above_p99: 100, p99_kl: 0.2, ..found(2000, 20, 0.001) };
-        let told = exceeded(&wide, 0);
+        let told = exceeded(&wide);
         assert!(told.len() == 2 && told[0] == "99 % KL 0.2 (limit 0.04)" && told[1].starts_with("1 % of tokens differ where"), "{told:?}");
-        assert_eq!(exceeded(&Closeness { mean_kl: f64::NAN, ..found(2000, 0, 0.0) }, 0), ["mean KL no number (limit 0.006)"]);
+        assert_eq!(exceeded(&Closeness { mean_kl: f64::NAN, ..found(2000, 0, 0.0) }), ["mean KL no number (limit 0.006)"]);
         assert_eq!([0.0, 0.0007, 0.001, 0.0194, 0.1371].map(percent), ["0 %", "0.07 %", "0.1 %", "1.9 %", "14 %"]);
         assert_eq!([0.0, 0.00132, 0.12, 3.4e-7, 2.5].map(number), ["0", "0.0013", "0.12", "3.4e-7", "2.5"]);
     }

@@ -197,7 +197,8 @@ pub fn forge_gated_with_targets(
     let text = parity.to_json().map_err(ForgeError::Gate)?;
     staged.set_parity(text.as_bytes())?;
     let page = BundlePath::new(PARITY_PAGE).map_err(|e| ForgeError::Gate(e.to_string()))?;
-    staged.set_file(&page, report::page(&parity).as_bytes())?;
+    let bytes = report::BytesPerToken::of(material, &programs)?;
+    staged.set_file(&page, report::page(&parity, bytes).as_bytes())?;
     staged.open()?;
     let manifest = staged.manifest().clone();
     if !parity.gate.passed {
@@ -308,13 +309,11 @@ impl<'m, 'o> Gate<'m, 'o> {
         }
         limits.flips = max_flips.unwrap_or(limits.flips);
         limits.mean_kl = max_kl.unwrap_or(limits.mean_kl);
-        let only_measures = self.precision == Precision::Native && kind == GateKind::Tolerant && !self.options.auto && !own_limits;
-        if only_measures {
-            limits = limits::of_what_is_broken(limits);
-        }
+        // Types of a checkpoint that is in floats cost nothing: it keeps the limits of its class.
+        let is_given = self.precision == Precision::Native && self.lossless.values().any(|encoding| !encoding.is_float());
+        let own_types = is_given && kind == GateKind::Tolerant && !self.options.auto && !own_limits;
         let label = bundle.manifest().precision.clone();
-        let standard =
-            Standard { label, kind, class: class.name().into(), limits, tie: class.tie(), own_limits, only_measures, plain: None };
+        let standard = Standard { label, kind, class: class.name().into(), limits, tie: class.tie(), own_limits, own_types, plain: None };
         match self.plain {
             Some(plain) => standard.raised(plain),
             None => standard,

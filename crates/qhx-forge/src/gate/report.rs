@@ -1,11 +1,28 @@
 //! `parity.html`: what was measured, as a page that needs nothing but itself.
 
 use super::limits::percent;
+use crate::{ForgeError, Material, families::Programs, plan::PrecisionPlan, precision::Precision};
 use qhx_bundle::parity::{Case, Choices, GateKind, Parity, StageResult};
-use std::{fmt::Write, ops::RangeInclusive};
+use qhx_runtime::memory::weight_bytes_per_token;
+use std::{collections::BTreeSet, fmt::Write, ops::RangeInclusive};
+
+/// Bytes of weights that one token reads, of experts the chosen ones.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BytesPerToken {
+    own: u64,
+    f16: u64,
+}
+
+impl BytesPerToken {
+    /// Those of a bundle's text program, and of the same model in f16.
+    pub(super) fn of(material: &Material, programs: &Programs) -> Result<Self, ForgeError> {
+        let text = |programs: &Programs| weight_bytes_per_token(&programs.programs[0].program);
+        Ok(Self { own: text(programs), f16: text(&material.programs(&PrecisionPlan::from(Precision::F16))?) })
+    }
+}
 
 /// The page.
-pub(super) fn page(parity: &Parity) -> String {
+pub(super) fn page(parity: &Parity, bytes: BytesPerToken) -> String {
     let gate = &parity.gate;
     let (word, class) = if gate.passed { ("passed", "good") } else { ("not passed", "bad") };
     let kind = match gate.kind {
@@ -17,21 +34,30 @@ pub(super) fn page(parity: &Parity) -> String {
         body,
         "<header><p class=\"eyebrow\">parity report</p><h1>{}</h1><p class=\"lead\"><span class=\"pill {class}\">{kind} gate {word}</span> {}</p></header>",
         escape(&parity.model),
-        escape(&gate.result)
+        escape(&gate.incomplete().unwrap_or_default())
     );
     body += "<dl class=\"plot\">";
-    for (question, answer) in questions(parity) {
+    for (question, answer) in questions(parity, bytes) {
         let _ = write!(body, "<dt>{question}</dt><dd>{}</dd>", escape(&answer));
     }
     body += "</dl>";
     // Files of the first version tell of answers alone.
     let closeness = gate.closeness.as_ref();
-    let share = closeness.map_or(gate.flips as f64 / gate.tokens.max(1) as f64, |c| c.flips as f64 / c.tokens.max(1) as f64);
+    let share = closeness.map_or(gate.flips as f64 / gate.tokens.max(1) as f64, |c| c.counted() as f64 / c.tokens.max(1) as f64);
     let differ = percent(share);
-    let differ_note = closeness.map_or(String::new(), |c| format!("of {} compared, limit {}", c.tokens, percent(c.limits.flips)));
-    let kl_note = closeness.map_or("from the f32 distribution".to_owned(), |c| {
-        format!("limit {}; 99 % of tokens are below {}", number(c.limits.mean_kl), number(c.p99_kl))
+    let differ_note = closeness.map_or(String::new(), |c| {
+        let limit = if c.own_types { String::new() } else { format!(", limit {}", percent(c.limits.flips)) };
+        let ties = match c.ties {
+            0 => String::new(),
+            ties => format!("; not counted: {ties} at ties, where f32 has two equally good choices"),
+        };
+        format!("of {} compared{limit}{ties}", c.tokens)
     });
+    let kl_note = closeness.map_or("from the f32 distribution".to_owned(), |c| {
+        let limit = if c.own_types { String::new() } else { format!("limit {}; ", number(c.limits.mean_kl)) };
+        format!("{limit}99 % of tokens are below {}", number(c.p99_kl))
+    });
+    let cosine_note = format!("of {}; 1 means the same direction as in f32", gate.worst_stage);
     let tiles = [
         ("precision", parity.precision.clone(), "how weights are stored"),
         ("prompts exact", format!("{} / {}", gate.exact_prompts, gate.prompts), "all tokens as in f32"),
@@ -39,7 +65,7 @@ pub(super) fn page(parity: &Parity) -> String {
         ("mean KL", number(gate.mean_kl), kl_note.as_str()),
         ("tokens that differ", differ, differ_note.as_str()),
         ("largest logit error", number(f64::from(gate.max_logit_error)), "of any token"),
-        ("lowest cosine", format!("{:.6}", gate.worst_cosine), gate.worst_stage.as_str()),
+        ("lowest cosine", format!("{:.6}", gate.worst_cosine), cosine_note.as_str()),
     ];
     body += "<section class=\"tiles\">";
     for (label, value, note) in tiles {
@@ -49,13 +75,13 @@ pub(super) fn page(parity: &Parity) -> String {
     section(
         &mut body,
         "Stages",
-        "How far each stage's result turns away from the f32 program's: 1 − cosine, on a logarithmic scale. Dots are the mean over rows, lines reach to the worst row.",
+        "How far each stage's result turns away from the f32 program's: 1 − cosine of the angle between them, on a logarithmic scale. Dots are the mean over rows, lines reach to the worst row.",
         &stages(&parity.stages),
     );
     section(
         &mut body,
         "Margins",
-        "Every token of every answer: how decided the f32 program was (its best logit above its second) against the largest logit error of the step. In the shaded region errors are large enough to turn the choice.",
+        "A margin is how far the f32 program's best logit is above its second: how decided it was. Every token of every answer, by its margin and the largest logit error of the step. In the shaded region errors are large enough to turn the choice.",
         &margins(&parity.cases),
     );
     section(
@@ -81,32 +107,52 @@ pub(super) fn page(parity: &Parity) -> String {
     )
 }
 
-/// What people ask first.
-fn questions(parity: &Parity) -> [(&'static str, String); 4] {
+/// What people ask first. The terms that the page uses are explained where they first stand.
+fn questions(parity: &Parity, bytes: BytesPerToken) -> [(&'static str, String); 4] {
     let gate = &parity.gate;
-    let (tokens, flips) = gate.closeness.as_ref().map_or((gate.tokens, gate.flips), |c| (c.tokens, c.flips));
+    let own_types = gate.closeness.as_ref().is_some_and(|closeness| closeness.own_types);
     let good = format!(
-        "{}: {flips} of {tokens} tokens are not the ones that the model chooses in f32. Mean KL {} says how far its probabilities are from there: 0 is equal, 0.01 hardly shows in a text, 0.5 does.",
-        if gate.passed { "Yes" } else { "No, not as good as its precision can be" },
-        number(gate.mean_kl)
+        "{} {}. The model gives each possible next token a score, its logit, and chooses the highest. A flip is a token where the bundle chooses another than the f32 model. KL (Kullback-Leibler divergence) measures how far apart their probabilities are: 0 is equal, 0.01 hardly shows in a text, 0.5 does.",
+        match (gate.passed, own_types) {
+            (true, _) => "Yes.",
+            (false, false) => "No: this precision can do better.",
+            (false, true) => "No.",
+        },
+        gate.result
     );
     let mut compared =
-        "With the same model computed in f32 throughout, the precision in which it is equal to Hugging Face transformers".to_owned();
+        "With the same model computed in f32 throughout, the precision in which it matches Hugging Face transformers".to_owned();
     if let Some(covered) = gate.coverage() {
         let _ = write!(compared, ", on {covered}");
     }
-    if let Some(limited) = &gate.limited {
-        let _ = write!(compared, ". That is not the whole suite: {limited}");
+    if let Some(incomplete) = gate.incomplete() {
+        let _ = write!(compared, ". The measurement is {incomplete}");
     }
-    let megabytes = parity.stages.iter().map(|stage| stage.bytes).sum::<u64>() as f64 / 1e6;
+    let BytesPerToken { own, f16 } = bytes;
     let fast = format!(
-        "Speed is not measured here: `qhx bench` does that on your machine. Its weights take {megabytes:.0} MB. Each token reads them once (of experts only the chosen ones), so a bundle of half the bytes writes up to twice as fast."
+        "Each token reads {:.1} MB of weights (of experts only the chosen ones), {:.2} times as much as in f16. Where memory sets the pace, half the bytes generate up to twice as fast. `qhx bench` measures speed on your machine.",
+        own as f64 / 1e6,
+        own as f64 / f16.max(1) as f64
     );
     let decided = match &parity.choices {
         Some(choices) => format!("{}. Below is what was chosen for each stage.", choices.note),
+        None if own_types => of_the_file(&parity.stages),
         None => format!("Nothing: all stages are stored and computed as `{}` says.", parity.precision),
     };
     [("Is it good?", good), ("Compared with what?", compared + "."), ("Is it fast?", fast), ("What was decided, and why?", decided)]
+}
+
+/// What the types of the checkpoint decided.
+fn of_the_file(stages: &[StageResult]) -> String {
+    let names = |of: fn(&StageResult) -> &Vec<String>| {
+        let mut seen = BTreeSet::new();
+        let names = stages.iter().flat_map(of).filter(|name| seen.insert(*name)).map(|name| format!("`{name}`"));
+        names.collect::<Vec<_>>().join(", ")
+    };
+    let (encodings, activations) = (names(|stage| &stage.encodings), names(|stage| &stage.activations));
+    format!(
+        "Nothing by this gate: the types in the checkpoint decide. Its weights are kept as {encodings}, and activations follow from them as the makers of these types mean it: {activations}."
+    )
 }
 
 const STYLE: &str = "\
@@ -334,4 +380,143 @@ fn number(x: f64) -> String {
 /// Names come from files.
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::limits::Class, *};
+    use qhx_bundle::{
+        Digest,
+        parity::{Closeness, GateResult, Level, PARITY_VERSION},
+    };
+    use std::collections::BTreeMap;
+
+    const BYTES: BytesPerToken = BytesPerToken { own: 5_000_000, f16: 9_500_000 };
+
+    fn closeness(class: Class, flips: usize, ties: usize) -> Closeness {
+        Closeness {
+            class: class.name().into(),
+            tokens: 1000,
+            flips,
+            ties,
+            wide_flips: 0,
+            mean_kl: 0.0013,
+            mean_kl_error: 1e-5,
+            p99_kl: 0.01,
+            above_p99: 0,
+            limits: class.limits(false),
+            own_types: false,
+            plain: None,
+        }
+    }
+
+    fn parity(precision: &str, closeness: Closeness) -> Parity {
+        let stage = |name: &str, encodings: &[&str], activation: &str| StageResult {
+            stage: name.into(),
+            cosine: 0.9999,
+            min_cosine: 0.999,
+            encodings: encodings.iter().map(|&encoding| encoding.into()).collect(),
+            activations: vec![activation.into()],
+            bytes: 1000,
+        };
+        Parity {
+            parity_version: PARITY_VERSION,
+            qhx: "0".into(),
+            model: "tiny".into(),
+            precision: precision.into(),
+            numerics: "cpu, portable".into(),
+            level: Level::Whole,
+            config: Digest::of(b""),
+            files: BTreeMap::new(),
+            gate: GateResult {
+                kind: GateKind::Tolerant,
+                passed: true,
+                result: format!("{precision}: what was measured"),
+                prompts: 16,
+                exact_prompts: 12,
+                tokens: 100,
+                flips: 4,
+                worst_accepted_margin: None,
+                max_logit_error: 0.1,
+                mean_kl: 0.0013,
+                max_kl: 0.1,
+                worst_stage: "layers.0.ffn".into(),
+                worst_cosine: 0.999,
+                closeness: Some(closeness),
+                limited: None,
+                covered: vec![],
+            },
+            stages: vec![
+                stage("layers.0.attn", &["i8_block32"], "i8_block32"),
+                stage("layers.0.ffn", &["i4_block32", "i8_block32"], "i8_block32"),
+            ],
+            choices: None,
+            cases: vec![],
+            weights: vec![],
+        }
+    }
+
+    /// What a person sees.
+    fn shown(parity: &Parity) -> String {
+        let page = page(parity, BYTES);
+        page[page.find("<body>").unwrap()..].to_owned()
+    }
+
+    #[test]
+    fn the_page_begins_with_what_people_ask() {
+        let body = shown(&parity("w8", closeness(Class::Int8, 19, 0)));
+        let asked = ["Is it good?", "Compared with what?", "Is it fast?", "What was decided, and why?", "class=\"tile\"", "<svg"];
+        let places = asked.map(|text| body.find(text).unwrap_or_else(|| panic!("{text}")));
+        assert!(places.is_sorted(), "{places:?}");
+        assert!(body.contains("Yes. w8: what was measured.") && !body.contains("incomplete"), "{body}");
+        assert!(body.contains("matches Hugging Face transformers") && body.contains("5.0 MB of weights"), "{body}");
+        assert!(body.contains("0.53 times as much as in f16") && body.contains("`qhx bench` measures speed"), "{body}");
+        assert!(body.contains("<b>1.9 %</b>") && body.contains("of 1000 compared, limit 4 %"), "{body}");
+        assert!(body.contains("Nothing: all stages are stored and computed as `w8` says."), "{body}");
+    }
+
+    #[test]
+    fn terms_are_explained_where_they_first_stand() {
+        let body = shown(&parity("w8", closeness(Class::Int8, 19, 0))).to_lowercase();
+        for (term, explanation) in [
+            ("logit", "a score, its logit"),
+            ("flip", "a flip is a token where"),
+            ("kl ", "kl (kullback-leibler divergence) measures"),
+            ("cosine", "1 means the same direction"),
+            ("margin", "a margin is how far"),
+        ] {
+            let (first, explained) = (body.find(term).unwrap(), body.find(explanation).unwrap_or_else(|| panic!("{explanation}")));
+            assert!(explained < first + 200, "{term} stands at {first} and is explained at {explained}");
+        }
+    }
+
+    #[test]
+    fn a_quick_gate_is_incomplete_and_a_failure_says_no() {
+        let mut quick = parity("w8", closeness(Class::Int8, 19, 0));
+        quick.gate.limited = Some("a quick gate: 8 of 16 prompts".into());
+        let body = shown(&quick);
+        let lead = &body[..body.find("</header>").unwrap()];
+        assert!(lead.contains("tolerant gate passed") && lead.contains("incomplete: a quick gate: 8 of 16 prompts"), "{lead}");
+        let mut failed = parity("w8", closeness(Class::Int8, 400, 0));
+        failed.gate.passed = false;
+        let body = shown(&failed);
+        assert!(body.contains("No: this precision can do better. w8:") && body.contains("gate not passed"), "{body}");
+    }
+
+    #[test]
+    fn ties_are_told_apart() {
+        let body = shown(&parity("f16", closeness(Class::F16, 3, 3)));
+        assert!(body.contains("<b>0 %</b>") && body.contains("of 1000 compared, limit 0.1 %; not counted: 3 at ties"), "{body}");
+        assert!(shown(&parity("f16", closeness(Class::F16, 5, 3))).contains("<b>0.2 %</b>"));
+    }
+
+    #[test]
+    fn types_of_the_file_are_named_and_have_no_limit() {
+        let own = Closeness { own_types: true, ..closeness(Class::Int8Activations, 31, 0) };
+        let body = shown(&parity("native", own));
+        let decided = &body[body.find("What was decided").unwrap()..body.find("</dl>").unwrap()];
+        assert!(decided.contains("the types in the checkpoint decide"), "{decided}");
+        assert!(decided.contains("kept as `i8_block32`, `i4_block32`") && decided.contains("mean it: `i8_block32`."), "{decided}");
+        assert!(body.contains("<b>3.1 %</b>") && !body.contains("limit"), "{body}");
+    }
 }

@@ -1,5 +1,10 @@
-use super::*;
-use qhx_bundle::{BundleError, manifest::FileEntry, safetensors::read_header};
+use super::{
+    limits::exceeded,
+    verdict::{Outcome, sentence},
+    *,
+};
+use crate::read::{SourceType, testing::tiny_gguf};
+use qhx_bundle::{BundleError, manifest::FileEntry, parity::Closeness, safetensors::read_header};
 use std::{fs, path::Path};
 
 #[test]
@@ -103,6 +108,81 @@ fn a_wrong_tower_stands_out_too() {
     let cosine_of = |stage: &str| measured.cosines.iter().find(|(name, ..)| **name == *stage).unwrap().1;
     assert!(cosine_of("vision.0") > 0.999999 && cosine_of("vision.1") < 0.9999, "{:?}", measured.cosines);
     assert!(!measured.gate.passed, "{:?}", measured.gate);
+}
+
+/// A gate of a checkpoint at `native`, and what it holds the bundle to.
+fn native_standard(source: &Path) -> Standard {
+    let folder = tempfile::tempdir().unwrap();
+    let material = Material::open(source).unwrap();
+    let out = folder.path().join("model");
+    let mut options = ForgeOptions::new(&out, Precision::Native);
+    let mut silent = |_: GateProgress<'_>| {};
+    let gate = Gate::new(&material, &options, GateOptions::new(&mut silent)).unwrap();
+    let plan = PrecisionPlan::from(Precision::Native);
+    let staged = material.stage(&plan, &material.programs(&plan).unwrap(), &mut options).unwrap();
+    gate.standard(&staged.open().unwrap(), GateKind::Tolerant)
+}
+
+/// So many times the limits of a standard's class, in a measurement so long that chance explains nothing: whether that passes, and the sentence.
+fn at(standard: &Standard, times: f64) -> (bool, String) {
+    const TOKENS: usize = 1_000_000;
+    let limits = standard.limits;
+    let found = Closeness {
+        class: standard.class.clone(),
+        tokens: TOKENS,
+        flips: (times * limits.flips * TOKENS as f64) as usize,
+        ties: 0,
+        wide_flips: 0,
+        mean_kl: times * limits.mean_kl,
+        mean_kl_error: 0.0,
+        p99_kl: times * limits.p99_kl.unwrap(),
+        above_p99: TOKENS / 10,
+        limits: standard.failing(),
+        own_types: standard.own_types,
+        plain: None,
+    };
+    let outcome = Outcome { exceeded: exceeded(&found), answer_flips: 1, answer_tokens: 100, finite: true };
+    (outcome.passed(standard.kind), sentence(standard, &found, &outcome))
+}
+
+/// Integer types of a file are measured, and fail only where something is broken; floats have nothing to lose and keep the limits of their class.
+#[test]
+fn only_integer_types_of_a_file_are_merely_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.gguf");
+    let mut integers = tiny_gguf();
+    let block = [&0x2400u16.to_le_bytes()[..], &[1u8; 32]].concat(); // a scale of 1/64, and 32 numbers
+    integers.tensors.last_mut().unwrap().3 = block.repeat(8);
+    fs::write(&file, integers.bytes()).unwrap();
+    let standard = native_standard(&file);
+    assert!(standard.own_types && standard.class == Class::Int8Activations.name(), "{standard:?}");
+    assert_eq!(standard.limits, Class::Int8Activations.limits(false));
+    let (passed, told) = at(&standard, 2.0);
+    assert!(passed && told.ends_with(": this is the cost of the file's own types (int8 activations)"), "{told}");
+    assert!(!told.contains("limit") && !told.contains("not as good"), "{told}");
+    let (passed, told) = at(&standard, 10.0);
+    assert!(
+        !passed && told.contains("more than the file's own types (int8 activations) can cost: 40 % of tokens differ (limit 32 %)"),
+        "{told}"
+    );
+
+    let mut halves = tiny_gguf();
+    for (name, source_type, _, data) in &mut halves.tensors {
+        let is_matrix = !name.contains("norm");
+        let numbers = if *source_type == SourceType::Q8_0 { 256 } else { data.len() / 4 };
+        if is_matrix {
+            (*source_type, *data) = (SourceType::F16, 0x2400u16.to_le_bytes().repeat(numbers));
+        }
+    }
+    fs::write(&file, halves.bytes()).unwrap();
+    let llama = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/llama");
+    for (source, class) in [(&*file, Class::F16), (&*llama, Class::F32)] {
+        let standard = native_standard(source);
+        assert!(!standard.own_types && standard.class == class.name(), "{standard:?}");
+        assert_eq!((standard.limits, standard.failing()), (class.limits(false), class.limits(false)));
+        let (passed, told) = at(&standard, 2.0);
+        assert!(!passed && told.contains(&format!("not as good as {} can be", class.name())), "{told}");
+    }
 }
 
 /// Negates a quarter of a weight's numbers and makes the sums fit.

@@ -13,8 +13,6 @@ use std::collections::BTreeMap;
 pub(super) struct Outcome {
     /// The limits that are exceeded, in words.
     pub(super) exceeded: Vec<String>,
-    /// Flips where the f32 model was undecided: see [`Class::tie`].
-    pub(super) ties: usize,
     /// Tokens of answers, and those that are not the f32 model's choice.
     pub(super) answer_flips: usize,
     pub(super) answer_tokens: usize,
@@ -31,25 +29,25 @@ impl Outcome {
 
 /// The verdict as a sentence: what was compared, what was found beside its limits, and what that means.
 pub(super) fn sentence(standard: &Standard, found: &Closeness, outcome: &Outcome) -> String {
-    let Closeness { tokens, flips, mean_kl, mean_kl_error, limits, .. } = found;
+    let Closeness { tokens, flips, ties, mean_kl, mean_kl_error, limits, .. } = found;
     let passed = outcome.passed(standard.kind);
     // A measurement above its limit passes where chance explains the difference.
-    let limit = |above: bool, limit: String| match (standard.only_measures && passed, above && passed) {
+    let limit = |above: bool, limit: String| match (standard.own_types && passed, above && passed) {
         (true, _) => String::new(),
-        (false, true) => format!(" (limit {limit}; too few tokens to tell)"),
+        (false, true) => format!(" (limit {limit}; within chance for so few tokens)"),
         (false, false) => format!(" (limit {limit})"),
     };
-    let counted = flips.saturating_sub(outcome.ties);
-    let ties = match outcome.ties {
-        0 => String::new(),
-        ties => format!(", and {} at ties, which do not count", grouped(ties)),
-    };
-    let differ = match counted {
-        0 if *flips == 0 => format!("all {} tokens are the f32 model's choice", grouped(*tokens)),
+    let differ = match flips {
+        0 => format!("all {} tokens are the f32 model's choice", grouped(*tokens)),
         _ => {
-            let share = counted as f64 / *tokens as f64;
+            let share = found.counted() as f64 / *tokens as f64;
             let limit = limit(share > limits.flips, percent(limits.flips));
-            format!("{} of {} tokens differ from the f32 model's choice{limit}{ties}", percent(share), grouped(*tokens))
+            let differ = format!("{} of {} tokens differ from the f32 model's choice{limit}", percent(share), grouped(*tokens));
+            match ties {
+                0 => differ,
+                1 => differ + "; 1 more differs at a tie and is not counted",
+                ties => format!("{differ}; {} more differ at ties and are not counted", grouped(*ties)),
+            }
         }
     };
     let kl = match *mean_kl > limits.mean_kl && passed {
@@ -59,8 +57,8 @@ pub(super) fn sentence(standard: &Standard, found: &Closeness, outcome: &Outcome
     let limit_of_kl = limit(*mean_kl > limits.mean_kl, number(limits.mean_kl));
     let mut text = format!("{}: {differ}, mean KL {kl}{limit_of_kl}", standard.label);
     let class = &found.class;
-    if passed && standard.only_measures {
-        return text + &format!(": what the file's own types cost ({class})");
+    if passed && standard.own_types {
+        return text + &format!(": this is the cost of the file's own types ({class})");
     }
     if passed {
         text += &match (standard.own_limits, *flips) {
@@ -87,6 +85,8 @@ pub(super) fn sentence(standard: &Standard, found: &Closeness, outcome: &Outcome
     }
     let expected = if standard.own_limits {
         "the limits that were asked for are exceeded".to_owned()
+    } else if standard.own_types {
+        format!("more than the file's own types ({class}) can cost")
     } else {
         match found.plain {
             None => format!("not as good as {class} can be"),
@@ -121,7 +121,7 @@ fn grouped(n: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::limits::exceeded, *};
 
     #[test]
     fn verdicts_say_what_was_compared_and_what_the_limit_is() {
@@ -132,25 +132,26 @@ mod tests {
             limits: class.limits(false),
             tie: class.tie(),
             own_limits: false,
-            only_measures: false,
+            own_types: false,
             plain: None,
         };
         let found = |standard: &Standard, flips, mean_kl| Closeness {
             class: standard.class.clone(),
             tokens: 2386,
             flips,
+            ties: 0,
             wide_flips: 0,
             mean_kl,
             mean_kl_error: 1e-5,
             p99_kl: 0.01,
             above_p99: 0,
-            limits: standard.limits,
+            limits: standard.failing(),
+            own_types: standard.own_types,
             plain: standard.plain,
         };
         let told = |standard: &Standard, flips, mean_kl, answer_flips, finite| {
             let found = found(standard, flips, mean_kl);
-            let outcome =
-                Outcome { exceeded: super::super::limits::exceeded(&found, 0), ties: 0, answer_flips, answer_tokens: 1024, finite };
+            let outcome = Outcome { exceeded: exceeded(&found), answer_flips, answer_tokens: 1024, finite };
             sentence(standard, &found, &outcome)
         };
         let (w8, f32) = (standard("w8", Class::Int8, GateKind::Tolerant), standard("f32", Class::F32, GateKind::Strict));
@@ -181,24 +182,28 @@ mod tests {
         assert!(told(&own, 45, 0.013, 9, true).ends_with("the limits that were asked for are exceeded: mean KL 0.013 (limit 0.006)"));
         // What is within chance, what is at ties, and what only measures says so.
         let few = |standard: &Standard, flips, ties, mean_kl| {
-            let found = Closeness { tokens: 96, mean_kl_error: 0.001, ..found(standard, flips, mean_kl) };
-            let exceeded = super::super::limits::exceeded(&found, ties);
-            sentence(standard, &found, &Outcome { exceeded, ties, answer_flips: 0, answer_tokens: 64, finite: true })
+            let found = Closeness { tokens: 96, ties, mean_kl_error: 0.001, ..found(standard, flips, mean_kl) };
+            sentence(standard, &found, &Outcome { exceeded: exceeded(&found), answer_flips: 0, answer_tokens: 64, finite: true })
         };
         let w8 = standard("w8", Class::Int8, GateKind::Tolerant);
         assert_eq!(
             few(&w8, 5, 0, 0.0065),
-            "w8: 5.2 % of 96 tokens differ from the f32 model's choice (limit 4 %; too few tokens to tell), mean KL 0.0065 ± 0.0016 (limit 0.006; too few tokens to tell): as good as int8 gets"
+            "w8: 5.2 % of 96 tokens differ from the f32 model's choice (limit 4 %; within chance for so few tokens), mean KL 0.0065 ± 0.0016 (limit 0.006; within chance for so few tokens): as good as int8 gets"
         );
         let f16 = standard("f16", Class::F16, GateKind::Tolerant);
         assert_eq!(
             few(&f16, 3, 3, 1e-5),
-            "f16: 0 % of 96 tokens differ from the f32 model's choice (limit 0.1 %), and 3 at ties, which do not count, mean KL 1e-5 (limit 0.0001): as good as f16 gets"
+            "f16: 0 % of 96 tokens differ from the f32 model's choice (limit 0.1 %); 3 more differ at ties and are not counted, mean KL 1e-5 (limit 0.0001): as good as f16 gets"
         );
-        let own_types = Standard { only_measures: true, ..standard("native", Class::Int8Activations, GateKind::Tolerant) };
+        assert!(few(&f16, 1, 1, 1e-5).contains("(limit 0.1 %); 1 more differs at a tie and is not counted, mean KL"));
+        let own_types = Standard { own_types: true, ..standard("native", Class::Int8Activations, GateKind::Tolerant) };
         assert_eq!(
             few(&own_types, 3, 0, 0.005),
-            "native: 3.1 % of 96 tokens differ from the f32 model's choice, mean KL 0.005: what the file's own types cost (int8 activations)"
+            "native: 3.1 % of 96 tokens differ from the f32 model's choice, mean KL 0.005: this is the cost of the file's own types (int8 activations)"
+        );
+        assert_eq!(
+            few(&own_types, 60, 0, 0.1),
+            "native: 62 % of 96 tokens differ from the f32 model's choice (limit 32 %), mean KL 0.1 (limit 0.048): more than the file's own types (int8 activations) can cost: 62 % of tokens differ (limit 32 %); mean KL 0.1 (limit 0.048)"
         );
         assert_eq!([0, 7, 999, 1000, 1234567].map(grouped), ["0", "7", "999", "1,000", "1,234,567"]);
     }

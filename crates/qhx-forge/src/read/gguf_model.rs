@@ -147,7 +147,8 @@ impl<'a> GgufModel<'a> {
         }
         match (kind, factor) {
             (None | Some("none"), None) => Ok(Value::Null),
-            (None | Some("none" | "linear"), Some(1.0)) => Ok(Value::Null),
+            // As in llama.cpp, 0 stands for no scaling.
+            (None | Some("none" | "linear"), Some(0.0 | 1.0)) => Ok(Value::Null),
             (None | Some("linear"), Some(factor)) => Ok(json!({ "rope_type": "linear", "factor": factor })),
             (Some("none"), Some(_)) => Ok(Value::Null),
             (Some("yarn"), Some(factor)) => {

@@ -18,7 +18,7 @@ mod mapping;
 pub mod safetensors;
 mod source;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 pub use checkpoint::Checkpoint;
 pub use mapping::Mapping;

@@ -118,6 +118,17 @@ fn a_quick_gate_says_that_it_is_one() {
     assert!(parity.gate.limited.unwrap().starts_with("a quick gate: "));
 }
 
+/// A choice that depended on the time it had would depend on how busy the machine is.
+#[test]
+fn auto_has_no_budget() {
+    let folder = tempfile::tempdir().unwrap();
+    let (material, out) = (Material::open(&fixture("llama")).unwrap(), folder.path().join("model"));
+    let mut silent = |_: GateProgress<'_>| {};
+    let gate = GateOptions { auto: true, budget: Some(Duration::from_secs(9)), ..GateOptions::new(&mut silent) };
+    let error = forge_gated(&material, &mut ForgeOptions::new(&out, Precision::W8), gate).unwrap_err();
+    assert!(error.to_string().contains("`auto` cannot have a budget") && !out.exists(), "{error}");
+}
+
 #[test]
 fn what_is_below_its_gate_is_left_as_rejected() {
     let folder = tempfile::tempdir().unwrap();

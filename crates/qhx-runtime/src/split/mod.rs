@@ -267,13 +267,14 @@ impl Device for SplitDevice {
 impl Machine for SplitDevice {
     fn describe(&self) -> DeviceInfo {
         let names: Vec<&str> = self.devices.iter().map(|device| device.name()).collect();
-        let threads = self.devices.iter().filter_map(|device| device.open().ok()).map(|machine| machine.describe().threads);
+        let described: Vec<_> = self.devices.iter().filter_map(|device| Some(device.open().ok()?.describe())).collect();
+        let kind = described.iter().any(DeviceInfo::is_software).then(|| ("type".to_owned(), "software".into()));
         DeviceInfo {
             name: "split".into(),
             description: names.join(" and "),
             memory_bytes: None,
-            threads: threads.max().unwrap_or(1),
-            facts: BTreeMap::from([("devices".into(), names.join(", ").into())]),
+            threads: described.iter().map(|device| device.threads).max().unwrap_or(1),
+            facts: kind.into_iter().chain([("devices".to_owned(), names.join(", ").into())]).collect(),
         }
     }
 

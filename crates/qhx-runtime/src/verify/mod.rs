@@ -14,7 +14,7 @@ mod sums;
 pub use drawn::draw;
 pub use notes::{Notes, centred, centred_stages, check_numbers, encode_noted, row_stages, share, tower_stages};
 pub use play::{Answer, Listener, Player, play, play_together, top};
-pub use replay::{Difference, Report, StageDifference, Verdict, oracle, replay, tolerance, verdict};
+pub use replay::{Difference, Report, StageDifference, Verdict, choices, oracle, replay, tolerance, verdict};
 pub use sums::weight_sums;
 
 use std::path::PathBuf;

@@ -178,6 +178,11 @@ pub fn verdict(bundle: &Bundle) -> Result<Option<GateResult>, VerifyError> {
     parity(bundle, Parity::verdict_in)
 }
 
+/// How the precisions of a bundle were chosen, in a sentence; none where there was nothing to choose, or no gate.
+pub fn choices(bundle: &Bundle) -> Result<Option<String>, VerifyError> {
+    Ok(parity(bundle, Parity::choices_note_in)?.flatten())
+}
+
 /// What `read` finds in the text of a bundle's `parity.json`, where it has one.
 fn parity<T>(bundle: &Bundle, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, VerifyError> {
     let Some(file) = &bundle.manifest().parity else { return Ok(None) };

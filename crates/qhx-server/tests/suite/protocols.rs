@@ -213,6 +213,8 @@ fn operators() {
     assert_eq!(SERVER.get("/slots").json().as_array().unwrap().len(), 8);
     let info = SERVER.get("/server_info").json();
     assert!(info["models"][0]["stages"].as_array().unwrap().len() > 3 && info["model_names"] == json!(["builtin"]), "{info}");
+    assert_eq!((&info["models"][0]["device"], &info["models"][0]["test_device"]), (&json!("cpu"), &json!(false)), "{info}");
+    assert!(SERVER.get("/page.js").text().contains("test_device"));
     let verified = SERVER.post("/verify", json!({ "model": "builtin" })).json();
     assert_eq!(verified["passed"], true, "{verified}");
     let description = SERVER.get("/openapi.json").json();

@@ -1,5 +1,6 @@
 //! The real binary over the fixtures: what every suite here needs.
 
+use qhx_forge::read::{SourceType, gguf, gguf_metadata, gguf_writer::GgufWriter};
 use serde_json::Value;
 use std::{
     collections::BTreeMap,
@@ -142,6 +143,52 @@ pub(crate) fn bundle(fixture_name: &str) -> PathBuf {
         let gguf = source.join("model.gguf");
         forge(if gguf.exists() { &gguf } else { &source }, &place, "f32");
     }
+    place
+}
+
+/// A GGUF file of a small Llama whose matrices are integers, Q8_0 and Q4_0: the metadata of the fixture, and random weights.
+pub(crate) fn integer_gguf(folder: &Path) -> PathBuf {
+    let source = fs::read(fixture("llama-gguf").join("model.gguf")).unwrap();
+    let source = gguf::parse(&source).unwrap();
+    let mut file = GgufWriter::default();
+    let sizes = [
+        ("context_length", 256),
+        ("embedding_length", 64),
+        ("block_count", 2),
+        ("feed_forward_length", 96),
+        ("attention.head_count", 4),
+        ("attention.head_count_kv", 2),
+        ("rope.dimension_count", 16),
+    ];
+    for (key, value) in source.metadata.iter() {
+        let size = sizes.iter().find(|(name, _)| key.strip_prefix("llama.") == Some(name));
+        file.set(key, size.map_or(value.clone(), |(_, size)| gguf_metadata::Value::U32(*size)));
+    }
+    let mut state = 1u64;
+    let mut random = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 56) as u8
+    };
+    for tensor in source.tensors.iter().filter(|tensor| !tensor.name.starts_with("blk.2.")) {
+        // Whole blocks of 32.
+        let shape: Vec<usize> = tensor.shape.iter().map(|&size| if size < 100 { size.next_multiple_of(32) } else { size }).collect();
+        let blocks = shape.iter().product::<usize>() / 32;
+        // A block begins with its scale, in f16: 2^-5 or 2^-9, and 2^-8 for the table.
+        let (source_type, scale, bytes) = match &*tensor.name {
+            _ if shape.len() == 1 => {
+                file.tensor_f32(&tensor.name, &shape, &vec![1.0; shape[0]]);
+                continue;
+            }
+            name if name.contains("ffn") => (SourceType::Q4_0, 0x2800u16, 16),
+            "token_embd.weight" => (SourceType::Q8_0, 0x1c00, 32),
+            _ => (SourceType::Q8_0, 0x1800, 32),
+        };
+        let block = |_| scale.to_le_bytes().into_iter().chain((0..bytes).map(|_| random()).collect::<Vec<_>>());
+        let data = (0..blocks).flat_map(block).collect();
+        file.tensor(&tensor.name, source_type, &shape, data);
+    }
+    let place = folder.join("integers.gguf");
+    fs::write(&place, file.bytes()).unwrap();
     place
 }
 

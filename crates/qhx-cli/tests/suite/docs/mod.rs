@@ -222,6 +222,20 @@ fn variables_of_the_environment() {
     }));
 }
 
+/// Benchmarks measure what the README's commands make, which is gated.
+#[test]
+fn scripts_that_measure_forge_with_gates() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench");
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let scripts: Vec<_> = files.filter(|path| path.extension().is_some_and(|kind| kind == "py")).collect();
+    let forging = scripts.iter().filter(|path| std::fs::read_to_string(path).unwrap().contains("\"forge\"")).count();
+    assert!(forging > 5, "only {forging} scripts were found to forge");
+    report(scripts.iter().filter_map(|path| {
+        let words: String = std::fs::read_to_string(path).unwrap().replace([' ', '\n', '"', '\'', ',', '='], "");
+        words.contains("--gatenone").then(|| format!("{} forges without a gate", path.display()))
+    }));
+}
+
 /// `some_name` in code is a name in the sources: of a function, a field, a test, a file.
 #[test]
 fn names() {

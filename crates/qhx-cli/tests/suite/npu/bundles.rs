@@ -469,6 +469,72 @@ fn the_forge_follows_the_plan() {
     }
 }
 
+/// What `forge SRC --plan` prints of a checkpoint is what its forged folder holds, calibrated mixtures and towers included.
+///
+/// By default each family once, the precisions and generations in turn.
+#[test]
+#[ignore = "needs QNN: cargo xtask test npu"]
+fn the_forge_follows_the_plan_of_a_checkpoint() {
+    let families = ["llama", "qwen3", "qwen3_vl", "qwen3_5", "gemma4", "phimoe"];
+    let pairs = [("w8", "v81"), ("w4", "v79"), ("w4", "v81"), ("w8", "v79")];
+    for (number, family) in families.into_iter().enumerate() {
+        for (place, (precision, arch)) in pairs.into_iter().enumerate() {
+            if crate::extended() || place == number % pairs.len() {
+                check_plan(family, precision, arch);
+            }
+        }
+    }
+}
+
+fn check_plan(family: &str, precision: &str, arch: &str) {
+    let (folder, source) = (scratch(), fixture(family));
+    let media: &[&str] = match family {
+        "qwen3_vl" | "qwen3_5" => &["--image-size", "64x64"],
+        "gemma4" => &["--image-size", "96x144", "--audio-seconds", "0.2"],
+        _ => &[],
+    };
+    let sizes = ["--precision", precision, "--target", arch, "--for", "emulator", "--context", "64", "--prefill", "16", "--json"];
+    let flags = [&sizes[..], media].concat();
+    let plan = json(["forge", text(&source), "--plan"].iter().chain(&flags))["plans"][0].clone();
+    let bundle = folder.path().join("model");
+    json(["forge", text(&source), "--out", text(&bundle), "--gate", "none"].iter().chain(&flags));
+    let place = bundle.join(format!("{arch}-{precision}"));
+    let planned = plan["contexts"].as_array().unwrap();
+    let programs: BTreeSet<&str> = planned.iter().map(|context| context["program"].as_str().unwrap()).collect();
+    let files: BTreeSet<String> = listing(&place).into_iter().filter_map(|file| Some(file.strip_suffix(".npu.json")?.to_owned())).collect();
+    assert!(files.iter().map(String::as_str).eq(programs.iter().copied()), "{family}: {files:?} {programs:?}");
+    assert_eq!(programs.len(), 1 + media.len() / 2, "{family}: {programs:?}");
+    let mut graphs = 0;
+    for program in programs {
+        let prepared = read_json(&place.join(format!("{program}.npu.json")));
+        let contexts = prepared["contexts"].as_array().unwrap();
+        let of_plan: Vec<&Value> = planned.iter().filter(|context| context["program"] == program).collect();
+        assert_eq!(contexts.len(), of_plan.len(), "{family} at {precision}, {arch}: {program}");
+        for (made, planned) in contexts.iter().zip(of_plan) {
+            let count = made["graphs"].as_array().unwrap().len();
+            graphs += count as u64;
+            assert_eq!(made["file"].as_str().unwrap(), format!("{}.bin", planned["name"].as_str().unwrap()));
+            for field in ["stages", "layers", "shared_weights"] {
+                assert_eq!(made[field], planned[field], "{family} at {precision}, {arch}: {program}: {field}");
+            }
+            assert_eq!(planned["graphs"], count, "{family} at {precision}, {arch}: {program}");
+            // A binary also has what is not weights, which is most of so small a model.
+            let (bytes, weights) = (made["bytes"].as_u64().unwrap(), planned["bytes"].as_u64().unwrap());
+            assert!(weights > 0 && bytes > weights, "{family} at {precision}, {arch}: {program}: {bytes} bytes, {weights} planned");
+        }
+        if program == "text" {
+            for field in ["rows", "per_token"] {
+                assert_eq!(prepared[field], plan[field], "{family} at {precision}, {arch}: {field}");
+            }
+            let none = Value::Array(vec![]);
+            assert_eq!(prepared.get("notes").unwrap_or(&none), &plan["notes"], "{family} at {precision}, {arch}");
+        }
+    }
+    assert_eq!(plan["graphs"], graphs, "{family} at {precision}, {arch}");
+    let bytes: u64 = planned.iter().map(|context| context["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(plan["bytes"], bytes, "{family} at {precision}, {arch}");
+}
+
 /// Reading on the NPU but for one stage, writing and seeing on the processor: the manifest says so, the folder alone has the weights for it, and somebody else
 /// may say otherwise as far as those go.
 #[test]

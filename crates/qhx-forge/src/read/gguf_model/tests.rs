@@ -118,6 +118,12 @@ fn rotary_scaling_by_name() {
     let factor = ("llama.rope.scaling.factor", Meta::F32(4.0));
     assert_eq!(scaling(&[kind("none")]), Ok(Value::Null));
     assert_eq!(scaling(&[kind("linear"), factor.clone()]), Ok(json!({ "rope_type": "linear", "factor": 4.0 })));
+    for none in [0.0, 1.0] {
+        let factor = ("llama.rope.scaling.factor", Meta::F32(none));
+        assert_eq!(scaling(&[kind("linear"), factor.clone()]), Ok(Value::Null), "{none}");
+        assert_eq!(scaling(&[factor]), Ok(Value::Null), "{none}");
+        assert_eq!(scaling(&[("llama.rope.scale_linear", Meta::F32(none))]), Ok(Value::Null), "{none}");
+    }
     assert_eq!(scaling(&[("llama.rope.scale_linear", Meta::F32(2.0))]), Ok(json!({ "rope_type": "linear", "factor": 2.0 })));
     let yarn = [kind("yarn"), factor, ("llama.rope.scaling.original_context_length", Meta::U32(32))];
     assert_eq!(scaling(&yarn), Ok(json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32 })));
