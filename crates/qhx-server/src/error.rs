@@ -134,7 +134,7 @@ impl From<RunError> for ApiError {
                 Self::bad_request(message).code("context_length_exceeded")
             }
             RunError::QueueFull { .. } => Self::new(StatusCode::TOO_MANY_REQUESTS, message).code("queue_full").retry_after(1),
-            RunError::EngineStopped => Self::new(StatusCode::SERVICE_UNAVAILABLE, message).retry_after(1),
+            RunError::EngineStopped | RunError::Cancelled => Self::new(StatusCode::SERVICE_UNAVAILABLE, message).retry_after(1),
             RunError::EmptyPrompt
             | RunError::UnknownId { .. }
             | RunError::NotTaken { .. }
