@@ -142,7 +142,7 @@ fn published_templates_render_as_in_python() {
     assert!(cases.len() >= 8, "{} cases", cases.len());
     for case in &cases {
         let template = ChatTemplate::new(case["template"].as_str().expect("a template"), [("bos_token", "<s>"), ("eos_token", "</s>")]);
-        let messages = Message::list_from_json(case["messages"].clone()).expect("messages");
+        let messages: Vec<Message> = Message::list_from_json(case["messages"].clone()).expect("messages");
         let (count, began) = (messages.len(), Instant::now());
         let rendered = template.expect("it compiles").render(&Chat { add_generation_prompt: true, ..Chat::new(messages) });
         println!("{}: {count} messages in {:.2} s", case["name"], began.elapsed().as_secs_f64());
