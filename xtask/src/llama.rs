@@ -41,6 +41,11 @@ pub(crate) fn program(file: &Path) -> Result<PathBuf, Failure> {
     compiled(&source, &libraries, &name, vec![file.to_owned()])
 }
 
+/// Chat templates of published models, which its own tests hold.
+pub(crate) fn templates() -> Result<PathBuf, Failure> {
+    Ok(fetched()?.0.join("models/templates"))
+}
+
 /// The source and the libraries.
 fn fetched() -> Result<(PathBuf, PathBuf), Failure> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {

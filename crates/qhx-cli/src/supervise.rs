@@ -23,7 +23,7 @@ const WITHIN: Duration = Duration::from_secs(600);
 /// How often it is looked whether the process has ended, or is to end.
 const LOOK: Duration = Duration::from_millis(50);
 /// What the process may take to end beyond the time for running answers.
-const GRACE: Duration = Duration::from_secs(10);
+const GRACE: Duration = Duration::from_secs(2);
 
 /// Runs `qhx serve` with the arguments of this process on a socket, until it ends, is stopped, or has crashed too often. `drain` is what running answers may take to finish.
 pub(crate) fn supervise(listener: &TcpListener, drain: Duration, interrupt: &Interrupt) -> Result<(), Failure> {

@@ -97,7 +97,7 @@ fn name_of(headers: &HeaderMap, header: HeaderName) -> Result<Option<&str>, ApiE
     let Some(value) = values.next() else { return Ok(None) };
     match value.to_str() {
         Ok(text) if values.next().is_none() && !text.contains('@') => Ok(Some(text)),
-        _ => Err(ApiError::bad_request(format!("the header `{header}` does not name a server"))),
+        _ => Err(ApiError::bad_request(format!("the header `{header}` is not a valid host name"))),
     }
 }
 

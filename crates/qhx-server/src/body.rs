@@ -14,7 +14,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -32,38 +32,44 @@ const READ_AT_ONCE: usize = 16 << 10;
 const FREE_BYTES: usize = 64 << 10;
 /// Room is counted in units of so many bytes.
 const UNIT: usize = 1 << 10;
-/// A request that needed more leaves memory behind that is worth giving back.
-const MUCH: usize = 1 << 20;
 
 /// Memory for the bodies of all requests and what is read from them.
 pub(crate) struct Bodies {
     room: Arc<Semaphore>,
-    /// Much has been freed since it was last asked.
-    freed: AtomicBool,
+    /// Bytes that requests have taken and freed since the server began.
+    freed: AtomicU64,
 }
 
 /// What a request takes of it.
 struct Room {
     bodies: Arc<Bodies>,
     taken: Mutex<Option<OwnedSemaphorePermit>>,
+    /// What was asked for, even where it needed no room.
+    bytes: AtomicU64,
 }
 
 impl Bodies {
     /// Room for several requests that are as large as may be.
     pub(crate) fn new(largest: usize) -> Arc<Self> {
         let units = (largest.saturating_mul(4) / UNIT).clamp(1, u32::MAX as usize);
-        Arc::new(Self { room: Arc::new(Semaphore::new(units)), freed: AtomicBool::new(false) })
+        Arc::new(Self { room: Arc::new(Semaphore::new(units)), freed: AtomicU64::new(0) })
     }
 
-    /// Whether much has been freed since it was last asked.
-    pub(crate) fn has_freed_much(&self) -> bool {
-        self.freed.swap(false, Ordering::Relaxed)
+    /// A request is done with so many bytes.
+    pub(crate) fn free(&self, bytes: u64) {
+        self.freed.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that requests have taken and freed since the server began.
+    pub(crate) fn freed(&self) -> u64 {
+        self.freed.load(Ordering::Relaxed)
     }
 }
 
 impl Room {
     /// Takes so many bytes more. A request that needs few always gets them.
     fn take(&self, bytes: usize) -> Result<(), ApiError> {
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         if bytes < FREE_BYTES {
             return Ok(());
         }
@@ -84,16 +90,13 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        let taken = self.taken.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if taken.as_ref().is_some_and(|taken| taken.num_permits() * UNIT >= MUCH) {
-            self.bodies.freed.store(true, Ordering::Relaxed);
-        }
+        self.bodies.free(*self.bytes.get_mut());
     }
 }
 
 /// Gives each request its room, until it is answered or its answer begins.
 pub(crate) async fn with_room(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
-    let room = Arc::new(Room { bodies: app.bodies.clone(), taken: Mutex::new(None) });
+    let room = Arc::new(Room { bodies: app.bodies.clone(), taken: Mutex::new(None), bytes: AtomicU64::new(0) });
     request.extensions_mut().insert(room.clone());
     let response = next.run(request).await;
     drop(room);
@@ -127,22 +130,38 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<App>> for Json<T> {
 
 impl<T: Serialize> IntoResponse for Json<T> {
     fn into_response(self) -> Response {
-        match serde_json::to_vec(&self.0) {
-            Ok(bytes) => ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], bytes).into_response(),
-            Err(error) => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-        }
+        serde_json::to_vec(&self.0).map(json).unwrap_or_else(unwritable)
     }
+}
+
+/// A response of JSON that is written already.
+pub(crate) fn json(bytes: Vec<u8>) -> Response {
+    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], bytes).into_response()
+}
+
+fn unwritable(error: serde_json::Error) -> Response {
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()
+}
+
+/// A response that may be large: made and written on a thread for that.
+pub(crate) async fn large_json<T: Serialize>(make: impl FnOnce() -> T + Send + 'static) -> Result<Response, ApiError> {
+    let written = spawn_blocking(move || serde_json::to_vec(&make())).await;
+    let written = written.map_err(|_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "writing the answer failed: this is a bug"))?;
+    Ok(written.map(json).unwrap_or_else(unwritable))
 }
 
 /// The bytes of a body, if they are not too many.
 pub(crate) async fn whole(request: Request, most: usize) -> Result<Bytes, ApiError> {
     let too_large = || ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the request has more than {most} bytes"));
-    let (coding, declared) = (text(&request, header::CONTENT_ENCODING), text(&request, header::CONTENT_LENGTH));
-    if let Some(coding) = coding.filter(|coding| !coding.trim().eq_ignore_ascii_case("identity")) {
-        let message = format!("the content coding `{coding}` is not read: send the request as it is");
-        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+    for value in request.headers().get_all(header::CONTENT_ENCODING) {
+        let coding = String::from_utf8_lossy(value.as_bytes());
+        if !coding.trim().eq_ignore_ascii_case("identity") {
+            let message = format!("the content coding `{coding}` is not supported: send the request uncompressed");
+            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+        }
     }
-    if declared.and_then(|length| length.parse::<u64>().ok()).is_some_and(|length| length > most as u64) {
+    let declared = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    if declared.is_some_and(|length| length > most as u64) {
         return Err(too_large());
     }
     let room = request.extensions().get::<Arc<Room>>().cloned();
@@ -150,7 +169,7 @@ pub(crate) async fn whole(request: Request, most: usize) -> Result<Bytes, ApiErr
     let collect = async {
         let (mut bytes, mut counted) = (Vec::new(), FREE_BYTES);
         while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
-            let frame = frame.map_err(|error| ApiError::bad_request(format!("the body is not as its headers say: {error}")))?;
+            let frame = frame.map_err(|error| ApiError::bad_request(format!("the body does not match its headers: {error}")))?;
             let Ok(data) = frame.into_data() else { continue };
             if data.len() > most - bytes.len() {
                 return Err(too_large());
@@ -166,10 +185,6 @@ pub(crate) async fn whole(request: Request, most: usize) -> Result<Bytes, ApiErr
     };
     let late = |_| Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "the request did not arrive in time"));
     timeout(SEND_TIME, collect).await.unwrap_or_else(late)
-}
-
-fn text(request: &Request, name: header::HeaderName) -> Option<String> {
-    request.headers().get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
 }
 
 /// A body in JSON, and nothing behind it.

@@ -134,7 +134,9 @@ impl From<RunError> for ApiError {
                 Self::bad_request(message).code("context_length_exceeded")
             }
             RunError::QueueFull { .. } => Self::new(StatusCode::TOO_MANY_REQUESTS, message).code("queue_full").retry_after(1),
-            RunError::EngineStopped | RunError::GrammarsBusy { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, message).retry_after(1),
+            RunError::EngineStopped | RunError::Cancelled | RunError::GrammarsBusy { .. } => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, message).retry_after(1)
+            }
             RunError::EmptyPrompt
             | RunError::UnknownId { .. }
             | RunError::NotTaken { .. }
@@ -166,16 +168,36 @@ impl From<qhx::Error> for ApiError {
 }
 
 /// A text without the folders of the files that it names: where they are is nobody's concern but the operator's.
+///
+/// Folders may have blanks in their names: a path goes on to the last separator before a sign that ends it. That may be too much, and never too little.
 pub(crate) fn without_folders(text: &str) -> String {
-    let is_edge = |c: char| c.is_whitespace() || "`'\"(),:;".contains(c);
-    let mut shown = String::with_capacity(text.len());
-    for word in text.split_inclusive(is_edge) {
-        let path = word.trim_end_matches(is_edge);
-        let name = path.starts_with('/').then(|| path.rsplit('/').find(|part| !part.is_empty())).flatten();
-        shown.push_str(name.unwrap_or(path));
-        shown.push_str(&word[path.len()..]);
+    const SEPARATORS: [char; 2] = ['/', '\\'];
+    let ends_path = |c: char| "`'\"(),:;\n".contains(c);
+    let (mut shown, mut before, mut rest) = (String::with_capacity(text.len()), ' ', text);
+    while let Some(first) = rest.chars().next() {
+        let drive = path_root(rest).filter(|_| before.is_whitespace() || ends_path(before));
+        let Some(drive) = drive else {
+            shown.push(first);
+            (before, rest) = (first, &rest[first.len_utf8()..]);
+            continue;
+        };
+        let end = rest[drive..].find(ends_path).map_or(rest.len(), |end| drive + end);
+        let last = rest[..end].rfind(SEPARATORS).unwrap_or(0) + 1;
+        let end = rest[last..end].find(char::is_whitespace).map_or(end, |blank| last + blank);
+        let path = rest[..end].trim_end_matches(SEPARATORS);
+        shown.push_str(path.rsplit(SEPARATORS).next().unwrap_or_default());
+        (before, rest) = ('/', &rest[end..]);
     }
     shown
+}
+
+/// Whether a text begins with an absolute path, and how long the name of its drive is: `/home`, `C:\models`.
+fn path_root(text: &str) -> Option<usize> {
+    match text.as_bytes() {
+        [b'/', next, ..] if !next.is_ascii_whitespace() && *next != b'/' => Some(0),
+        [drive, b':', b'/' | b'\\', next, ..] if drive.is_ascii_alphabetic() && *next != b'/' => Some(2),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -187,7 +209,11 @@ mod tests {
         for (text, shown) in [
             ("cannot read /home/ann/models/a.bin: no such file", "cannot read a.bin: no such file"),
             ("/a/b: file `/c/weights.bin` (see '/d/e/'): 1/2", "b: file `weights.bin` (see 'e'): 1/2"),
-            ("and/or a / b //", "and/or a / b //"),
+            ("and/or a / b //, 1/2", "and/or a / b //, 1/2"),
+            ("see http://a.example/b", "see http://a.example/b"),
+            ("cannot read /home/a b/m/x.bin: no such file", "cannot read x.bin: no such file"),
+            ("`/a b/c d/é.bin` is not there", "`é.bin` is not there"),
+            (r"C:\Users\Ann B\m.gguf: damaged, D:/x/", "m.gguf: damaged, x"),
         ] {
             assert_eq!(without_folders(text), shown);
         }

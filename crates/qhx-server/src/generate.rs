@@ -147,12 +147,12 @@ impl ChatJob {
     }
 }
 
-/// Makes a job of a request, which may be large.
-pub(crate) async fn prepared(
+/// Makes something of a request, which may be large.
+pub(crate) async fn prepared<T: Send + 'static>(
     app: &App,
     in_use: &InUse,
-    prepare: impl FnOnce(&Model) -> Result<ChatJob, ApiError> + Send + 'static,
-) -> Result<ChatJob, ApiError> {
+    prepare: impl FnOnce(&Model) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
     let model = in_use.model.clone();
     blocking(app, move || prepare(&model)).await
 }
@@ -252,6 +252,8 @@ impl Drop for Replies {
     fn drop(&mut self) {
         let left = self.replies.iter().flatten().count();
         self.app.metrics.aborted(&self.in_use.entry.name, left);
+        // What the prompts and media took is not known: it is gone soon.
+        self.app.bodies.free(1);
     }
 }
 

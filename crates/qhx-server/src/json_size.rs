@@ -7,10 +7,12 @@ use std::{collections::HashSet, fmt};
 const MOST_VALUES: usize = 500_000;
 /// What a value takes in memory, with its key.
 const VALUE_BYTES: usize = 96;
+/// An object takes as much as so many values, beside those in it.
+const OBJECT_VALUES: usize = 4;
 /// The most bytes of texts that are no media.
 const MOST_TEXT: usize = 8 << 20;
-/// A longer text may be media.
-const LONG: usize = 64 << 10;
+/// Fields whose texts are files in base64 or addresses that hold one.
+const MEDIA: [&str; 7] = ["data", "url", "images", "image", "image_url", "audio", "audio_url"];
 
 /// The bytes that its values take, beside those of its texts. An error if they are too many, or if an object has a key twice.
 pub(crate) fn measure(json: &[u8]) -> Result<usize, String> {
@@ -28,11 +30,21 @@ pub(crate) fn measure(json: &[u8]) -> Result<usize, String> {
 struct Size {
     values: usize,
     text: usize,
+    /// Whether what is read may be a file.
+    in_media: bool,
 }
 
 impl Size {
+    fn values<E: Error>(&mut self, more: usize) -> Result<(), E> {
+        self.values += more;
+        match self.values > MOST_VALUES {
+            true => Err(E::custom(format!("it has more than {MOST_VALUES} values, of which an object is {OBJECT_VALUES}"))),
+            false => Ok(()),
+        }
+    }
+
     fn text<E: Error>(&mut self, text: &str) -> Result<(), E> {
-        if text.len() < LONG || !is_base64(text) {
+        if !self.in_media || !is_base64(text) {
             self.text += text.len();
         }
         match self.text > MOST_TEXT {
@@ -52,11 +64,8 @@ impl<'de> DeserializeSeed<'de> for &mut Size {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        self.values += 1;
-        match self.values > MOST_VALUES {
-            true => Err(D::Error::custom(format!("it has more than {MOST_VALUES} values"))),
-            false => deserializer.deserialize_any(self),
-        }
+        self.values(1)?;
+        deserializer.deserialize_any(self)
     }
 }
 
@@ -97,14 +106,19 @@ impl<'de> Visitor<'de> for &mut Size {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
+        self.values(OBJECT_VALUES - 1)?;
         let mut keys = HashSet::new();
+        let around = self.in_media;
         while let Some(Key(key)) = fields.next_key()? {
+            self.in_media = false;
             self.text(&key)?;
+            self.in_media = MEDIA.contains(&key.as_str());
             fields.next_value_seed(&mut *self)?;
             if let Some(twice) = keys.replace(key) {
-                return Err(A::Error::custom(format!("the key `{}` stands twice in an object", twice.escape_debug())));
+                return Err(A::Error::custom(format!("the key `{}` occurs twice in an object", twice.escape_debug())));
             }
         }
+        self.in_media = around;
         Ok(())
     }
 }
@@ -122,13 +136,30 @@ mod tests {
             let error = measure(json.as_bytes()).unwrap_err();
             assert!(error.contains(told) && error.len() < 300, "{error}");
         };
-        wrong(r#"{"messages": [{"role": "user", "content": "a", "role": "system"}]}"#, "the key `role` stands twice");
-        wrong(r#"{"a": 1, "\u0061": 2}"#, "the key `a` stands twice");
+        wrong(r#"{"messages": [{"role": "user", "content": "a", "role": "system"}]}"#, "the key `role` occurs twice");
+        wrong(r#"{"a": 1, "\u0061": 2}"#, "the key `a` occurs twice");
         wrong(&format!("[{}0]", "0,".repeat(MOST_VALUES)), "more than 500000 values");
         wrong(&format!("[{}[]]", "[],".repeat(MOST_VALUES)), "more than 500000 values");
+        wrong(&format!("[{}{{}}]", "{},".repeat(MOST_VALUES / OBJECT_VALUES)), "more than 500000 values");
         wrong(&format!("{{\"x\": \"{}\"}}", "a b ".repeat(MOST_TEXT / 4 + 1)), "texts have more than");
-        let media = format!("{{\"url\": \"data:image/png;base64,{}\"}}", "A".repeat(2 * MOST_TEXT));
-        assert_eq!(measure(media.as_bytes()), Ok(2 * VALUE_BYTES));
+        let long = "A".repeat(2 * MOST_TEXT);
+        for media in [
+            format!("{{\"url\": \"data:image/png;base64,{long}\"}}"),
+            format!("{{\"data\": \"{long}\"}}"),
+            format!("{{\"images\": [\"{long}\"]}}"),
+        ] {
+            assert!(measure(media.as_bytes()).is_ok());
+        }
+        // What only looks like a file, or stands behind one.
+        for text in [
+            format!("{{\"prompt\": \"{long}\"}}"),
+            format!("[\"data:,{long}\"]"),
+            format!("{{\"images\": {{\"x\": \"{long}\"}}}}"),
+            format!("[{{\"url\": \"A\"}}, \"{long}\"]"),
+            format!("{{\"url\": \"A\", \"{long}\": 1}}"),
+        ] {
+            wrong(&text, "texts have more than");
+        }
         // Left to the parser that follows.
         for broken in ["", "{", "[1,", "nul", &"[".repeat(1000)] {
             assert!(measure(broken.as_bytes()).is_ok(), "{broken}");

@@ -44,6 +44,16 @@ pub(crate) fn check_fields(fields: &Map<String, Value>, place: &str, is_read: im
     }
 }
 
+/// An object of these fields, which are moved: `json!` would copy them, and texts and media may be long.
+pub(crate) fn object<const N: usize>(fields: [(&str, Value); N]) -> Value {
+    Value::Object(fields.map(|(name, value)| (name.to_owned(), value)).into_iter().collect())
+}
+
+/// A part that carries or names an image.
+pub(crate) fn image_part(url: Value) -> Value {
+    object([("type", "image_url".into()), ("image_url", object([("url", url)]))])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

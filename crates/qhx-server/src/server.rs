@@ -20,10 +20,10 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
-        mpsc,
+        mpsc::{self, RecvTimeoutError},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -38,7 +38,11 @@ const HEADER_TIME: Duration = Duration::from_secs(30);
 const FIRST_REQUEST_TIME: Duration = Duration::from_secs(1);
 /// How often it is looked whether the server is to stop, and whether models are idle.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long engines may take to stop.
+/// So many bytes that requests have freed are given back to the system at once …
+const MUCH: u64 = 8 << 20;
+/// … and fewer after so long without requests.
+const QUIET: Duration = Duration::from_millis(500);
+/// How long engines may take to stop, and a model that is being loaded.
 const LEAVE_TIME: Duration = Duration::from_secs(1);
 /// Threads for connections: models work on their own.
 const THREADS: usize = 2;
@@ -59,7 +63,7 @@ pub enum ServerError {
     #[error("cannot start the server: {0}")]
     Start(io::Error),
     /// A key that no request could bring.
-    #[error("API key number {number} can never match: a key has visible ASCII characters, and no blanks around them")]
+    #[error("API key number {number} can never match: a key consists of visible ASCII characters without surrounding spaces")]
     Key {
         /// Which of them, from 1: a key itself is not told.
         number: usize,
@@ -122,13 +126,14 @@ impl Server {
             TcpListener::from_std(self.listener).map_err(ServerError::Start)?
         };
         let accepting = threads.spawn(accept(listener, router(app.clone()), app.clone(), stopped));
-        let loaded = load_first(&app);
+        let loaded = load_first(&app, &stop);
         if loaded.is_ok() && !stop.is_cancelled() {
             ready();
+            let mut freed = Freed::new();
             while !stop.is_cancelled() {
                 thread::sleep(LOOK);
                 app.models.unload_idle();
-                if app.bodies.has_freed_much() {
+                if freed.is_worth_giving_back(app.bodies.freed(), Instant::now()) {
                     (app.options.give_back)();
                 }
             }
@@ -141,29 +146,63 @@ impl Server {
             tracing::warn!("some answers did not finish in time");
         }
         threads.shutdown_timeout(LOOK);
-        leave(app);
+        // Whoever was to be answered is, or has been told. An engine may be in the middle of something long.
+        if until_stopped("qhx-leave", &stop, move || drop(app)).is_ok_and(|left| left.is_none()) {
+            tracing::warn!("an engine has not stopped in time");
+        }
         loaded
     }
 }
 
-/// Lets go of the models, and waits for their engines unless one is in the middle of something long: whoever was to be answered is, or has been told.
-fn leave(app: Arc<App>) {
-    let (to, gone) = mpsc::sync_channel(1);
-    let work = move || {
-        drop(app);
-        let _ = to.send(());
-    };
-    if thread::Builder::new().name("qhx-leave".to_owned()).spawn(work).is_ok() && gone.recv_timeout(LEAVE_TIME).is_err() {
-        tracing::warn!("an engine has not stopped in time");
+/// Does work on a thread of its own; none if it is not done soon after `stop` is set.
+fn until_stopped<T: Send + 'static>(name: &str, stop: &Cancel, work: impl FnOnce() -> T + Send + 'static) -> io::Result<Option<T>> {
+    let (to, done) = mpsc::sync_channel(1);
+    let work = move || drop(to.send(work()));
+    thread::Builder::new().name(name.to_owned()).spawn(work)?;
+    while !stop.is_cancelled() {
+        match done.recv_timeout(LOOK) {
+            Ok(done) => return Ok(Some(done)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Err(io::Error::other(format!("the thread {name} has ended: this is a bug"))),
+        }
+    }
+    Ok(done.recv_timeout(LEAVE_TIME).ok())
+}
+
+/// Loads the first model.
+fn load_first(app: &Arc<App>, stop: &Cancel) -> Result<(), ServerError> {
+    let Some(first) = app.models.entries().first().cloned() else { return Err(ServerError::NoModel) };
+    let (models, name) = (app.models.clone(), first.name.clone());
+    let loaded = until_stopped("qhx-load", stop, move || models.load(&first)).map_err(ServerError::Start)?;
+    match loaded.unwrap_or_else(|| Some("the server was stopped".to_owned())) {
+        None => Ok(()),
+        Some(problem) => Err(ServerError::Model { model: name, problem }),
     }
 }
 
-/// Loads the first model, and then as many others as there is room for without unloading one.
-fn load_first(app: &Arc<App>) -> Result<(), ServerError> {
-    let Some(first) = app.models.entries().first() else { return Err(ServerError::NoModel) };
-    match app.models.load(first) {
-        None => Ok(()),
-        Some(problem) => Err(ServerError::Model { model: first.name.clone(), problem }),
+/// When freed memory is given back to the system: once it is much, and once no more follows.
+struct Freed {
+    given_back: u64,
+    last: u64,
+    since: Instant,
+}
+
+impl Freed {
+    fn new() -> Self {
+        Self { given_back: 0, last: 0, since: Instant::now() }
+    }
+
+    /// `freed` is all that was ever freed.
+    fn is_worth_giving_back(&mut self, freed: u64, now: Instant) -> bool {
+        if freed != self.last {
+            (self.last, self.since) = (freed, now);
+        }
+        let is_quiet = now.duration_since(self.since) >= QUIET;
+        let is_worth = freed - self.given_back >= MUCH || is_quiet && freed > self.given_back;
+        if is_worth {
+            self.given_back = freed;
+        }
+        is_worth
     }
 }
 
@@ -239,5 +278,48 @@ async fn serve(stream: TcpStream, router: Router, mut stopped: watch::Receiver<b
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "connection ended");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic;
+
+    /// An engine in the middle of something long, or a disk that does not answer.
+    #[test]
+    fn what_does_not_end_is_not_waited_for() {
+        let (go_on, never) = mpsc::channel::<()>();
+        struct Slow(mpsc::Receiver<()>);
+        impl Drop for Slow {
+            fn drop(&mut self) {
+                let _ = self.0.recv();
+            }
+        }
+        let (stop, slow, began) = (Cancel::new(), Slow(never), Instant::now());
+        let stopping = stop.clone();
+        let stops = thread::spawn(move || stopping.cancel());
+        assert_eq!(until_stopped("slow", &stop, move || drop(slow)).unwrap(), None);
+        assert!((LEAVE_TIME..LEAVE_TIME * 20).contains(&began.elapsed()));
+        stops.join().unwrap();
+        // What ends is what counts, before the stop and after it.
+        assert_eq!(until_stopped("quick", &stop, || 1).unwrap(), Some(1));
+        assert_eq!(until_stopped("quick", &Cancel::new(), || 2).unwrap(), Some(2));
+        assert!(until_stopped::<()>("panics", &Cancel::new(), || panic::resume_unwind(Box::new(()))).is_err());
+        drop(go_on);
+    }
+
+    #[test]
+    fn memory_is_given_back_once_it_is_much_or_no_more_follows() {
+        let (mut freed, began) = (Freed::new(), Instant::now());
+        let mut is_due = |bytes, milliseconds| freed.is_worth_giving_back(bytes, began + Duration::from_millis(milliseconds));
+        assert!(!is_due(0, 10_000), "nothing was freed");
+        assert!(!is_due(900_000, 10_010));
+        assert!(!is_due(MUCH - 1, 10_020));
+        assert!(is_due(MUCH, 10_030));
+        assert!(!is_due(MUCH, 20_000));
+        assert!(!is_due(MUCH + 1, 20_010));
+        assert!(is_due(MUCH + 1, 20_510));
+        assert!(!is_due(MUCH + 1, 30_000));
     }
 }

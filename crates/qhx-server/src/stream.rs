@@ -16,6 +16,7 @@ use std::{
 };
 use tokio::{
     sync::mpsc,
+    task::spawn_blocking,
     time::{sleep, timeout},
 };
 
@@ -80,14 +81,27 @@ pub(crate) fn respond<F: Future<Output = Result<(), Gone>> + Send + 'static>(kin
     response
 }
 
+impl Kind {
+    fn frame(self, value: &impl Serialize) -> Result<String, Gone> {
+        let json = serde_json::to_string(value).map_err(|_| Gone)?;
+        Ok(match self {
+            Self::Events => format!("data: {json}\n\n"),
+            Self::Lines => format!("{json}\n"),
+        })
+    }
+}
+
 impl Sink {
     /// A frame of JSON.
     pub(crate) async fn send(&self, value: &impl Serialize) -> Result<(), Gone> {
-        let json = serde_json::to_string(value).map_err(|_| Gone)?;
-        match self.kind {
-            Kind::Events => self.raw(format!("data: {json}\n\n")).await,
-            Kind::Lines => self.raw(format!("{json}\n")).await,
-        }
+        self.raw(self.kind.frame(value)?).await
+    }
+
+    /// The same for much, which is written on a thread for that.
+    pub(crate) async fn send_large(&self, value: impl Serialize + Send + 'static) -> Result<(), Gone> {
+        let kind = self.kind;
+        let frame = spawn_blocking(move || kind.frame(&value)).await;
+        self.raw(frame.map_err(|_| Gone)??).await
     }
 
     /// A named event.
@@ -96,12 +110,21 @@ impl Sink {
         self.raw(format!("event: {name}\ndata: {json}\n\n")).await
     }
 
-    /// What ends a stream of the OpenAI API.
-    pub(crate) async fn done(&self) -> Result<(), Gone> {
-        self.raw("data: [DONE]\n\n".to_owned()).await
+    /// A named event whose JSON comes in parts: what several events have in common is not copied.
+    pub(crate) async fn event_in_parts<const N: usize>(&self, name: &str, json: [Bytes; N]) -> Result<(), Gone> {
+        self.raw(format!("event: {name}\ndata: ")).await?;
+        for part in json {
+            self.raw(part).await?;
+        }
+        self.raw("\n\n").await
     }
 
-    async fn raw(&self, text: String) -> Result<(), Gone> {
+    /// What ends a stream of the OpenAI API.
+    pub(crate) async fn done(&self) -> Result<(), Gone> {
+        self.raw("data: [DONE]\n\n").await
+    }
+
+    async fn raw(&self, text: impl Into<Bytes>) -> Result<(), Gone> {
         match timeout(self.patience.read, self.frames.send(text.into())).await {
             Ok(Ok(())) => Ok(()),
             _ => Err(Gone),
@@ -118,7 +141,7 @@ impl Sink {
                 value = &mut what => return Ok(value),
                 () = self.frames.closed() => return Err(Gone),
                 () = sleep(self.patience.keep_alive) => match self.kind {
-                    Kind::Events => self.raw(": keep-alive\n\n".to_owned()).await?,
+                    Kind::Events => self.raw(": keep-alive\n\n").await?,
                     Kind::Lines => {}
                 },
             }

@@ -2,13 +2,13 @@
 
 use crate::{
     app::App,
-    body::Json,
+    body::{Json, large_json},
     error::ApiError,
     generate::{ChatJob, Sampling, blocking, blocking_until},
     models::InUse,
     openai::log_probs::token_text,
 };
-use axum::extract::State;
+use axum::{extract::State, response::Response};
 use qhx::{
     Cancel, Model,
     runtime::{Error as RunError, Prompt},
@@ -63,7 +63,7 @@ fn tokenizer(model: &Model) -> Result<&Tokenizer, ApiError> {
     Ok(model.runtime().tokenizer().ok_or(RunError::NoTokenizer { what: "a text" })?)
 }
 
-pub(crate) async fn tokenize(State(app): State<Arc<App>>, Json(request): Json<TokenizeRequest>) -> Result<Json<Tokens>, ApiError> {
+pub(crate) async fn tokenize(State(app): State<Arc<App>>, Json(request): Json<TokenizeRequest>) -> Result<Response, ApiError> {
     let InUse { model, .. } = app.models.get(request.model.as_deref())?;
     let access = app.media_access();
     let work = move |cancel: Cancel| {
@@ -86,13 +86,15 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, Json(request): Json<To
         let token_strs = request.return_token_strs.unwrap_or(false).then(texts);
         Ok(Tokens { count: ids.len(), max_model_len: model.context(), tokens: ids, token_strs })
     };
-    Ok(Json(blocking_until(&app, work).await?))
+    let tokens = blocking_until(&app, work).await?;
+    large_json(|| tokens).await
 }
 
-pub(crate) async fn detokenize(State(app): State<Arc<App>>, Json(request): Json<DetokenizeRequest>) -> Result<Json<Text>, ApiError> {
+pub(crate) async fn detokenize(State(app): State<Arc<App>>, Json(request): Json<DetokenizeRequest>) -> Result<Response, ApiError> {
     let InUse { model, .. } = app.models.get(request.model.as_deref())?;
     let work = move || Ok(tokenizer(&model)?.decode(&request.tokens, false).map_err(RunError::from)?);
-    Ok(Json(Text { prompt: blocking(&app, work).await? }))
+    let prompt = blocking(&app, work).await?;
+    large_json(|| Text { prompt }).await
 }
 
 pub(crate) async fn tokenizer_info(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {

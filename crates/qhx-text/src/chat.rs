@@ -232,10 +232,10 @@ impl<A> Chat<A> {
         }
     }
 
-    /// Bytes of text in messages, tools and documents.
+    /// Bytes of text in messages, tools, documents and options.
     pub fn text_bytes(&self) -> usize {
         let messages = self.messages.iter().flat_map(|message| message.fields.values());
-        messages.chain(&self.tools).chain(&self.documents).map(|value| size(value).1 as usize).sum()
+        messages.chain(&self.tools).chain(&self.documents).chain(self.options.values()).map(|value| size(value).1 as usize).sum()
     }
 }
 

@@ -132,6 +132,7 @@ impl Serve {
         #[cfg(not(unix))]
         let listener = self.listen()?;
         log::to_stderr();
+        heap::keep_little();
         let server = Server::on(listener, options).map_err(explain)?;
         let address = server.address();
         server.run(interrupt.cancel().clone(), || output::note(&format!("listening on http://{address}"))).map_err(explain)?;

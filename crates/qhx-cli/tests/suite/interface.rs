@@ -198,3 +198,16 @@ fn both_binaries_are_built() {
     let help = Command::new(env!("CARGO_BIN_EXE_qhx_generate")).arg("--help").output().unwrap();
     assert!(String::from_utf8(help.stdout).unwrap().contains("qhx_generate MANIFEST"));
 }
+
+/// What could not be said is no success.
+#[cfg(target_os = "linux")]
+#[test]
+fn help_for_a_full_device_fails() {
+    for (program, flag) in
+        [(env!("CARGO_BIN_EXE_qhx"), "--help"), (env!("CARGO_BIN_EXE_qhx"), "--version"), (env!("CARGO_BIN_EXE_qhx_generate"), "--help")]
+    {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = Command::new(program).arg(flag).stdout(full).output().unwrap();
+        assert!(!output.status.success() && !output.stderr.is_empty(), "{program} {flag}: {output:?}");
+    }
+}

@@ -6,11 +6,11 @@ use super::types::{
 use crate::{
     error::ApiError,
     generate::{ChatJob, Sampling},
-    messages::check_fields,
+    messages::{check_fields, image_part, object},
     openai::structure::limit_reasoning,
 };
 use qhx::{Constraint, Model, Structure, ToolChoice, text::reply::Tools};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 /// A line that coding agents put into the system prompt; it changes with every request, and nothing computed for one could serve the next.
 const BILLING: &str = "x-anthropic-billing-header";
@@ -26,7 +26,7 @@ pub(super) fn job(request: MessagesRequest, model: &Model) -> Result<ChatJob, Ap
     if let Some(system) = request.system {
         let text = system_text(system)?;
         if !text.is_empty() {
-            messages.push(json!({ "role": "system", "content": text }));
+            messages.push(object([("role", "system".into()), ("content", text.into())]));
         }
     }
     for (place, message) in request.messages.into_iter().enumerate() {
@@ -38,13 +38,13 @@ pub(super) fn job(request: MessagesRequest, model: &Model) -> Result<ChatJob, Ap
         if let Some(kind) = tool.kind.filter(|kind| kind != "custom") {
             return Err(ApiError::field("tools", format!("has one of type `{kind}`; only tools that you run yourself are supported")));
         }
-        let mut function = json!({ "name": tool.name, "parameters": tool.input_schema });
+        let mut function = object([("name", tool.name.into()), ("parameters", tool.input_schema.into())]);
         if let Some(description) = tool.description {
             function["description"] = description.into();
         }
-        tools.push(json!({ "type": "function", "function": function }));
+        tools.push(object([("type", "function".into()), ("function", function)]));
     }
-    let tools = Some(Value::from(tools)).filter(|tools| tools != &json!([]));
+    let tools = (!tools.is_empty()).then(|| Value::from(tools));
     let mut structure = Structure::default();
     choose_tools(&mut structure, tools.as_ref(), request.tool_choice)?;
     let OutputFormat::JsonSchema { schema } = match request.output_config.and_then(|config| config.format) {
@@ -85,41 +85,48 @@ fn system_text(system: Content) -> Result<String, ApiError> {
 /// Adds what a message says in the form of the OpenAI API: results of tools are messages of their own.
 fn convert(message: MessageParam, messages: &mut Vec<Value>) -> Result<(), String> {
     let blocks = match message.content {
-        Content::Text(text) => vec![json!({ "type": "text", "text": text })],
+        Content::Text(text) => vec![object([("type", "text".into()), ("text", text.into())])],
         Content::Blocks(blocks) => blocks,
     };
     let (mut parts, mut calls, mut thoughts) = (Vec::new(), Vec::new(), String::new());
-    for block in blocks {
+    for mut block in blocks {
         check_block(&block)?;
-        let text = |name: &str| block[name].as_str().map(str::to_owned).ok_or_else(|| format!("`{name}` must be a text"));
-        match block["type"].as_str().unwrap_or_default() {
-            "text" => parts.push(json!({ "type": "text", "text": text("text")? })),
-            "image" => parts.push(image(&block)?),
+        let kind = block["type"].as_str().unwrap_or_default().to_owned();
+        let mut take = |name: &str| block.get_mut(name).map(Value::take).unwrap_or_default();
+        let mut text = |name: &str| match take(name) {
+            Value::String(text) => Ok(text),
+            _ => Err(format!("`{name}` must be a text")),
+        };
+        match kind.as_str() {
+            "text" => parts.push(object([("type", "text".into()), ("text", text("text")?.into())])),
+            "image" => parts.push(image(take("source"))?),
             "thinking" => thoughts += &text("thinking")?,
             "redacted_thinking" => {}
             "tool_use" => {
-                let function = json!({ "name": text("name")?, "arguments": block["input"] });
-                calls.push(json!({ "id": text("id")?, "type": "function", "function": function }));
+                let (id, name) = (text("id")?, text("name")?);
+                let function = object([("name", name.into()), ("arguments", take("input"))]);
+                calls.push(object([("id", id.into()), ("type", "function".into()), ("function", function)]));
             }
             "tool_result" => {
-                let mut content = result_text(&block["content"])?;
-                if block["is_error"] == true {
-                    content = format!("Error: {content}");
+                let id = text("tool_use_id")?;
+                let mut content = result_text(take("content"))?;
+                if take("is_error") == true {
+                    content.insert_str(0, "Error: ");
                 }
-                messages.push(json!({ "role": "tool", "tool_call_id": text("tool_use_id")?, "content": content }));
+                messages.push(object([("role", "tool".into()), ("tool_call_id", id.into()), ("content", content.into())]));
             }
             other => return Err(format!("a block of type `{other}` is not supported")),
         }
     }
     let only_text = parts.iter().all(|part| part["type"] == "text");
-    let joined = || parts.iter().filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n");
-    let content = if only_text { Value::from(joined()) } else { Value::from(parts.clone()) };
+    let (is_empty, joined) = (parts.is_empty(), || parts.iter().filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n"));
+    let content = if only_text { Value::from(joined()) } else { Value::from(parts) };
     match message.role {
         // A message may have been nothing but results.
-        Role::User if parts.is_empty() => {}
-        Role::User => messages.push(json!({ "role": "user", "content": content })),
+        Role::User if is_empty => {}
+        Role::User => messages.push(object([("role", "user".into()), ("content", content)])),
         Role::Assistant => {
-            let mut said = json!({ "role": "assistant", "content": content });
+            let mut said = object([("role", "assistant".into()), ("content", content)]);
             if !calls.is_empty() {
                 said["tool_calls"] = calls.into();
             }
@@ -148,27 +155,24 @@ fn check_block(block: &Value) -> Result<(), String> {
     check_fields(fields, "content", is_read).map_err(|error| error.message)
 }
 
-fn image(block: &Value) -> Result<Value, String> {
-    let source = &block["source"];
+fn image(mut source: Value) -> Result<Value, String> {
     match source["type"].as_str() {
         Some("base64") => {
             let (Some(kind), Some(data)) = (source["media_type"].as_str(), source["data"].as_str()) else {
                 return Err("an image needs `source.media_type` and `source.data`".to_owned());
             };
-            Ok(json!({ "type": "image_url", "image_url": { "url": format!("data:{kind};base64,{data}") } }))
+            Ok(image_part(format!("data:{kind};base64,{data}").into()))
         }
-        Some("url") => {
-            let url = source["url"].as_str().ok_or("an image needs `source.url`")?;
-            Ok(json!({ "type": "image_url", "image_url": { "url": url } }))
-        }
+        Some("url") if source["url"].is_string() => Ok(image_part(source["url"].take())),
+        Some("url") => Err("an image needs `source.url`".to_owned()),
         other => Err(format!("an image with a source of type {other:?} is not supported; send it as `base64` or `url`")),
     }
 }
 
-fn result_text(content: &Value) -> Result<String, String> {
+fn result_text(content: Value) -> Result<String, String> {
     match content {
         Value::Null => Ok(String::new()),
-        Value::String(text) => Ok(text.clone()),
+        Value::String(text) => Ok(text),
         Value::Array(blocks) => {
             let text = |block: &Value| block["text"].as_str().map(str::to_owned).ok_or("a tool's result can only be text".to_owned());
             Ok(blocks.iter().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
@@ -216,6 +220,7 @@ fn think(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn converted(message: Value) -> Result<Vec<Value>, String> {
         let mut messages = Vec::new();

@@ -10,6 +10,7 @@ use crate::{
     body::Json,
     error::{ApiError, Protocol},
     generate::{self, ChatJob, Collected, End, Replies, Sampling, Told},
+    messages::{image_part, object},
     models::InUse,
     openai::{completions, requests::penalty, structure::limit_reasoning, types::Effort},
     stream::{self, Gone, Kind, Sink},
@@ -77,7 +78,7 @@ pub(crate) async fn generate(
         if let Some(system) = request.system {
             messages.push(json!({ "role": "system", "content": system }));
         }
-        messages.push(json!({ "role": "user", "content": with_images(request.prompt, request.images) }));
+        messages.push(object([("role", "user".into()), ("content", with_images(request.prompt, request.images))]));
         job(messages, None, request.format, request.options, request.think, model)
     };
     let job = generate::prepared(&app, &in_use, prepare).await?;
@@ -243,14 +244,14 @@ fn with_images(text: String, images: Option<Vec<String>>) -> Value {
         return text.into();
     }
     // What kind of file it is shows in its bytes.
-    let image = |data: String| json!({ "type": "image_url", "image_url": { "url": format!("data:image/*;base64,{data}") } });
-    let mut parts: Vec<Value> = images.into_iter().map(image).collect();
-    parts.push(json!({ "type": "text", "text": text }));
+    let mut parts: Vec<Value> = images.into_iter().map(|data| image_part(format!("data:image/*;base64,{data}").into())).collect();
+    parts.push(object([("type", "text".into()), ("text", text.into())]));
     parts.into()
 }
 
 fn openai_message(message: Message) -> Result<Value, ApiError> {
-    let mut said = json!({ "role": message.role, "content": with_images(message.content.unwrap_or_default(), message.images) });
+    let content = with_images(message.content.unwrap_or_default(), message.images);
+    let mut said = object([("role", message.role.into()), ("content", content)]);
     if let Some(thinking) = message.thinking {
         said["reasoning_content"] = thinking.into();
     }

@@ -10,16 +10,12 @@ use super::{
 use crate::{
     access::Caller,
     app::{App, now},
-    body::Json,
+    body::{Json, large_json},
     error::ApiError,
     generate::{self, ChatJob, Collected},
     models::InUse,
 };
-use axum::{
-    Extension,
-    extract::State,
-    response::{IntoResponse, Response},
-};
+use axum::{Extension, extract::State, response::Response};
 use qhx::{FinishReason, Generation, Model, text::reply::ToolCall};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -76,11 +72,15 @@ pub(crate) async fn answer(
         return Ok(chat_stream::respond(app, frame, replies, options, details));
     }
     let answers = replies.collect().await?;
-    let mut usage = Usage::default();
-    let choices = answers.into_iter().enumerate().map(|(index, answer)| choice(&app, &frame, index, answer, &mut usage)).collect();
-    let mut response = frame.response("chat.completion", choices);
-    response.usage = Some(Some(usage));
-    Ok(Json(response).into_response())
+    // With the probabilities of every token it may be long.
+    let response = move || {
+        let mut usage = Usage::default();
+        let choices = answers.into_iter().enumerate().map(|(index, answer)| choice(&app, &frame, index, answer, &mut usage)).collect();
+        let mut response = frame.response("chat.completion", choices);
+        response.usage = Some(Some(usage));
+        response
+    };
+    large_json(response).await
 }
 
 /// What a request asks for; an error names what cannot be done.

@@ -8,21 +8,17 @@ use super::{
 use crate::{
     access::Caller,
     app::App,
-    body::Json,
+    body::{Json, large_json},
     error::{ApiError, Protocol},
-    generate::{self, CancelOnDrop, Sampling, blocking},
+    generate::{self, Sampling, blocking_until},
     models::InUse,
     stream::{self, Gone, Kind, Sink},
 };
-use axum::{
-    Extension,
-    extract::State,
-    response::{IntoResponse, Response},
-};
+use axum::{Extension, extract::State, response::Response};
 use qhx::{
-    Cancel, Generation, Model, TokenLogProbs,
+    Cancel, Generation, Model,
     engine::{Answer, AnswerPiece, Engine, Request},
-    runtime::Prompt,
+    runtime::{Error as RunError, Prompt},
 };
 use std::{
     future::poll_fn,
@@ -40,14 +36,13 @@ pub(crate) async fn answer(
 ) -> Result<Response, ApiError> {
     let in_use = app.models.get(request.model.as_deref())?;
     let streamed = request.streamed()?;
-    let job = Job::new(request, &in_use.model)?;
+    let texts = prepare(&app, &in_use, caller, |model| Job::new(request, model)).await?;
     let frame = Frame::new(&app, "cmpl-", in_use);
-    let model = frame.model().clone();
-    let texts = prepare(&app, model, job, caller).await?;
     if let Some(options) = streamed {
         return Ok(stream::respond(Kind::Events, move |sink| write(app, frame, texts, options.include_usage, sink)));
     }
-    let mut choices: Vec<CompletionChoice> = texts.iter().map(|text| text.beginning(frame.model())).collect();
+    let mut texts = texts;
+    let mut choices: Vec<CompletionChoice> = texts.iter_mut().map(Text::begin).collect();
     let mut usage = Usage::default();
     let mut texts = Texts { texts, next: 0, app, in_use: frame.in_use.clone() };
     while let Some(told) = texts.next().await {
@@ -61,25 +56,31 @@ pub(crate) async fn answer(
     }
     let mut response = response(&frame, choices);
     response.usage = Some(Some(usage));
-    Ok(Json(response).into_response())
+    large_json(|| response).await
 }
 
-/// Begins on a thread for that. Where the client goes away meanwhile, scoring stops.
-async fn prepare(app: &App, model: Model, job: Job, caller: Caller) -> Result<Vec<Text>, ApiError> {
-    if app.options.log_prompts {
-        tracing::info!(prompts = ?job.prompts, "asked");
-    }
-    let cancel = Cancel::new();
-    let mut guard = CancelOnDrop(vec![cancel.clone()]);
-    let texts = blocking(app, move || job.begin(&model, caller, &cancel)).await?;
-    guard.disarm();
-    Ok(texts)
+/// Begins on a thread for that. Where the client goes away meanwhile, reading and scoring stop.
+async fn prepare(
+    app: &App,
+    in_use: &InUse,
+    caller: Caller,
+    job: impl FnOnce(&Model) -> Result<Job, ApiError> + Send + 'static,
+) -> Result<Vec<Text>, ApiError> {
+    let (model, log_prompts) = (in_use.model.clone(), app.options.log_prompts);
+    let work = move |cancel: Cancel| {
+        let job = job(&model)?;
+        if log_prompts {
+            tracing::info!(prompts = ?job.prompts, "asked");
+        }
+        job.begin(&model, caller, &cancel)
+    };
+    blocking_until(app, work).await
 }
 
 /// Begins to continue one text.
 pub(crate) async fn begin(app: &Arc<App>, in_use: &InUse, caller: Caller, prompt: String, sampling: Sampling) -> Result<Texts, ApiError> {
     let job = Job { prompts: Prompts::Text(prompt), sampling, choices: 1, echo: false, generate: true };
-    let texts = prepare(app, in_use.model.clone(), job, caller).await?;
+    let texts = prepare(app, in_use, caller, |_| Ok(job)).await?;
     Ok(Texts { texts, next: 0, app: app.clone(), in_use: in_use.clone() })
 }
 
@@ -109,7 +110,7 @@ fn add(choice: &mut CompletionChoice, model: &Model, piece: &AnswerPiece) {
     }
 }
 
-async fn write(app: Arc<App>, frame: Frame, texts: Vec<Text>, with_usage: bool, sink: Sink) -> Result<(), Gone> {
+async fn write(app: Arc<App>, frame: Frame, mut texts: Vec<Text>, with_usage: bool, sink: Sink) -> Result<(), Gone> {
     let chunk = |choice| {
         let mut chunk = response(&frame, vec![choice]);
         chunk.usage = with_usage.then_some(None);
@@ -117,12 +118,12 @@ async fn write(app: Arc<App>, frame: Frame, texts: Vec<Text>, with_usage: bool, 
     };
     // Offsets of tokens go on from chunk to chunk.
     let mut told: Vec<CompletionChoice> = Vec::with_capacity(texts.len());
-    for text in &texts {
-        let beginning = text.beginning(frame.model());
+    for text in &mut texts {
+        let beginning = text.begin();
+        told.push(beginning.behind());
         if !beginning.text.is_empty() || beginning.logprobs.as_ref().is_some_and(|log_probs| !log_probs.tokens.is_empty()) {
-            sink.send(&chunk(beginning.clone())).await?;
+            sink.send_large(chunk(beginning)).await?;
         }
-        told.push(CompletionChoice { text: String::new(), ..beginning });
     }
     let mut usage = Usage::default();
     let mut texts = Texts { texts, next: 0, app, in_use: frame.in_use.clone() };
@@ -152,6 +153,14 @@ async fn write(app: Arc<App>, frame: Frame, texts: Vec<Text>, with_usage: bool, 
         sink.send(&last).await?;
     }
     sink.done().await
+}
+
+impl CompletionChoice {
+    /// What tokens that follow it are added to.
+    fn behind(&self) -> Self {
+        let logprobs = self.logprobs.as_ref().map(|log_probs| log_probs.behind(log_probs.tokens.len().saturating_sub(1)));
+        Self { index: self.index, text: String::new(), logprobs, finish_reason: None }
+    }
 }
 
 impl CompletionLogProbs {
@@ -201,7 +210,10 @@ impl Job {
 
     /// Reads the prompts, scores them where that is asked for, and begins to continue them.
     fn begin(self, model: &Model, caller: Caller, cancel: &Cancel) -> Result<Vec<Text>, ApiError> {
-        let read = |text: &String| Prompt::completion(model.runtime(), text);
+        let read = |text: &String| match cancel.is_cancelled() {
+            true => Err(RunError::Cancelled),
+            false => Prompt::completion(model.runtime(), text),
+        };
         let count = self.prompts.count();
         if !(1..=MAX_PROMPTS).contains(&count) {
             return Err(ApiError::field("prompt", format!("has {count} prompts, expected 1 to {MAX_PROMPTS}")));
@@ -216,7 +228,11 @@ impl Job {
         let engine = model.engine()?;
         let mut texts = Vec::with_capacity(prompts.len() * self.choices);
         for prompt in prompts {
-            let echo = self.echo.then(|| self.echo(model, &prompt, cancel)).transpose()?;
+            let logprobs = self.sampling.log_probs.map(|_| CompletionLogProbs::default());
+            let mut beginning = CompletionChoice { index: 0, text: String::new(), logprobs, finish_reason: None };
+            if self.echo {
+                self.echo(&mut beginning, model, &prompt, cancel)?;
+            }
             for number in 0..self.choices {
                 let answer = match self.generate {
                     true => {
@@ -226,48 +242,37 @@ impl Job {
                     }
                     false => Making::Nothing(Box::new(Generation::empty(&prompt))),
                 };
-                let (index, with_log_probs) = (texts.len(), self.sampling.log_probs.is_some());
-                texts.push(Text {
-                    index,
-                    is_first: number == 0,
-                    with_log_probs,
-                    echo: echo.clone(),
-                    making: Some(answer),
-                    _engine: engine.clone(),
-                });
+                let beginning = CompletionChoice { index: texts.len(), ..beginning.clone() };
+                texts.push(Text { is_first: number == 0, beginning: Some(beginning), making: Some(answer), _engine: engine.clone() });
             }
         }
         Ok(texts)
     }
 
-    fn echo(&self, model: &Model, prompt: &Prompt, cancel: &Cancel) -> Result<Echo, ApiError> {
-        let text = match &self.prompts {
+    /// Gives the prompt back.
+    fn echo(&self, beginning: &mut CompletionChoice, model: &Model, prompt: &Prompt, cancel: &Cancel) -> Result<(), ApiError> {
+        beginning.text = match &self.prompts {
             Prompts::Text(text) => text.clone(),
             _ => {
-                let tokenizer = model.runtime().tokenizer().ok_or(qhx::runtime::Error::NoTokenizer { what: "`echo`" })?;
-                tokenizer.decode(prompt.ids(), true).map_err(qhx::runtime::Error::from)?
+                let tokenizer = model.runtime().tokenizer().ok_or(RunError::NoTokenizer { what: "`echo`" })?;
+                tokenizer.decode(prompt.ids(), true).map_err(RunError::from)?
             }
         };
-        let scores = self.sampling.log_probs.map(|top| model.runtime().score(prompt.ids(), top, cancel)).transpose()?;
-        Ok(Echo { text, first: prompt.ids().first().copied().unwrap_or_default(), scores: scores.unwrap_or_default() })
+        if let (Some(top), Some(log_probs)) = (self.sampling.log_probs, &mut beginning.logprobs) {
+            let scores = model.runtime().score(prompt.ids(), top, cancel)?;
+            log_probs.first(model, prompt.ids().first().copied().unwrap_or_default());
+            scores.iter().for_each(|score| log_probs.push(model, score));
+        }
+        Ok(())
     }
-}
-
-/// A prompt as it is given back.
-#[derive(Clone)]
-struct Echo {
-    text: String,
-    first: u32,
-    scores: Vec<TokenLogProbs>,
 }
 
 /// A text that is being continued.
 struct Text {
-    index: usize,
     /// Whether it is the first answer to its prompt.
     is_first: bool,
-    with_log_probs: bool,
-    echo: Option<Echo>,
+    /// What is told before the answer.
+    beginning: Option<CompletionChoice>,
     making: Option<Making>,
     /// Lives as long as somebody waits for its answer.
     _engine: Engine,
@@ -280,15 +285,8 @@ enum Making {
 }
 
 impl Text {
-    /// What is told before the answer.
-    fn beginning(&self, model: &Model) -> CompletionChoice {
-        let mut logprobs = self.with_log_probs.then(CompletionLogProbs::default);
-        if let (Some(log_probs), Some(echo)) = (&mut logprobs, &self.echo) {
-            log_probs.first(model, echo.first);
-            echo.scores.iter().for_each(|score| log_probs.push(model, score));
-        }
-        let text = self.echo.as_ref().map_or(String::new(), |echo| echo.text.clone());
-        CompletionChoice { index: self.index, text, logprobs, finish_reason: None }
+    fn begin(&mut self) -> CompletionChoice {
+        self.beginning.take().unwrap_or_default()
     }
 }
 
@@ -306,6 +304,7 @@ impl Drop for Texts {
     fn drop(&mut self) {
         let left = self.texts.iter().filter(|text| text.making.is_some()).count();
         self.app.metrics.aborted(&self.in_use.entry.name, left);
+        self.app.bodies.free(1);
     }
 }
 

@@ -6,6 +6,7 @@ use crate::{
     body::{Json, whole},
     error::ApiError,
     generate::{self, ChatJob, Collected, Sampling},
+    messages::object,
     multipart::Fields,
 };
 use axum::{
@@ -18,7 +19,7 @@ use axum::{
 use qhx::Model;
 use schemars::JsonSchema;
 use serde_json::{Map, json};
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 /// What a model is asked to do with a sound.
 const INSTRUCTION: &str = "Transcribe this speech.";
@@ -45,8 +46,12 @@ impl TranscriptionForm {
     fn read(kind: &str, bytes: &Bytes) -> Result<Self, ApiError> {
         let wrong = |problem: String| ApiError::bad_request(format!("the form cannot be read: {problem}"));
         let mut form = Self::default();
+        let mut seen = HashSet::new();
         for field in Fields::new(kind, bytes).map_err(wrong)? {
             let field = field.map_err(wrong)?;
+            if !seen.insert(field.name.clone()) {
+                return Err(ApiError::field(field.name, "occurs twice in the form"));
+            }
             let text = || String::from_utf8_lossy(field.value).trim().to_owned();
             match field.name.as_str() {
                 "file" => form.file = Some(bytes.slice_ref(field.value)),
@@ -87,9 +92,10 @@ pub(crate) async fn answer(
     let (instruction, temperature) = (form.instruction(), form.temperature.unwrap_or(0.0));
     let prepare = move |_: &Model| {
         // What kind of file it is shows in its bytes.
-        let audio = json!({ "type": "input_audio", "input_audio": { "data": base64::encode(sound) } });
-        let text = json!({ "type": "text", "text": instruction });
-        let messages = vec![json!({ "role": "user", "content": [audio, text] })];
+        let data = object([("data", base64::encode(sound).into())]);
+        let audio = object([("type", "input_audio".into()), ("input_audio", data)]);
+        let text = object([("type", "text".into()), ("text", instruction.into())]);
+        let messages = vec![object([("role", "user".into()), ("content", vec![audio, text].into())])];
         let sampling = Sampling { temperature: Some(temperature), ..Sampling::default() };
         Ok(ChatJob { messages, tools: None, template_options: Map::new(), sampling, choices: 1 })
     };

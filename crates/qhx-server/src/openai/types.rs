@@ -282,7 +282,7 @@ pub(crate) struct CompletionLogProbs {
 }
 
 /// One of the completions, or in streams a part of it.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct CompletionChoice {
     pub(crate) index: usize,
     pub(crate) text: String,

@@ -4,6 +4,8 @@ use crate::common::TestServer;
 use serde_json::{Map, Value, json};
 use std::{
     io::{Read, Write},
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -103,7 +105,7 @@ fn bodies_together_have_a_limit() {
     let answer = post(&trees);
     assert!(answer.status == 400 && answer.text().contains("more than 500000 values"), "{answer:?}");
     let twice = post(r#"{"messages": [{"role": "user", "content": "a", "content": "b"}]}"#);
-    assert!(twice.status == 400 && twice.text().contains("`content` stands twice"), "{twice:?}");
+    assert!(twice.status == 400 && twice.text().contains("`content` occurs twice"), "{twice:?}");
     // Whoever does not finish takes room, and gives it back.
     const SIZE: usize = 300 << 10;
     let large = json!({ "messages": [{ "role": "user", "content": "a ".repeat(SIZE / 2) }] }).to_string();
@@ -129,9 +131,103 @@ fn malformed_requests_are_bad_requests() {
     let server = TestServer::new();
     let coded = server.request("POST", "/v1/completions", &[("Content-Encoding", "gzip")], b"{}");
     assert_eq!(coded.status, 415, "{coded:?}");
+    let coded = server.request("POST", "/v1/completions", &[("Content-Encoding", "identity"), ("Content-Encoding", "gzip")], b"{}");
+    assert!(coded.status == 415 && coded.text().contains("`gzip`"), "{coded:?}");
+    let field = "--edge\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nbuiltin\r\n";
+    let twice = format!("{}--edge--", field.repeat(2));
+    let kind = [("Content-Type", "multipart/form-data; boundary=edge")];
+    let twice = server.request("POST", "/v1/audio/transcriptions", &kind, twice.as_bytes());
+    assert!(twice.status == 400 && twice.text().contains("occurs twice"), "{twice:?}");
+    // What only looks like a file is a text.
+    let text = json!({ "prompt": "a".repeat(9 << 20) });
+    let text = server.post("/v1/completions", text);
+    assert!(text.status == 400 && text.text().contains("texts have more than"), "{text:?}");
     let penalty = json!({ "prompt": "Once", "repetition_penalty": 1e-45 });
     assert_eq!(server.post("/v1/completions", penalty).status, 400);
     for (name, value) in [("Host", "user@localhost"), ("Origin", "http://user@localhost"), ("Host", "l\u{f6}calhost")] {
         assert_eq!(server.request("GET", "/v1/models", &[(name, value)], b"").status, 400, "{name}: {value}");
     }
+}
+
+/// What takes long is done on other threads than those that answer: who asks whether the server lives waits little longer than on a machine that is as busy with something else.
+#[test]
+fn large_requests_do_not_hold_up_others() {
+    const VALUES: usize = 400_000;
+    const POLLS: usize = 20;
+    const WORK: usize = 12;
+    /// As many as there are threads that answer, and one more.
+    const CLIENTS: usize = 3;
+    let server = TestServer::with(|options| options.body_bytes = 64 << 20);
+    let numbers = format!("[{}3]", "3,".repeat(VALUES));
+    let user = r#""messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1"#;
+    let requests = [
+        ("/detokenize", format!(r#"{{"tokens": {numbers}}}"#)),
+        ("/tokenize", format!(r#"{{"prompt": "{}", "return_token_strs": true}}"#, "a b ".repeat(50_000))),
+        ("/v1/responses", format!(r#"{{"input": "Hi", "max_output_tokens": 1, "metadata": {{"x": {numbers}}}}}"#)),
+        ("/v1/responses", format!(r#"{{"input": "Hi", "max_output_tokens": 1, "stream": true, "metadata": {{"x": {numbers}}}}}"#)),
+        ("/v1/chat/completions", format!(r#"{{{user}, "chat_template_kwargs": {{"x": {numbers}}}}}"#)),
+    ];
+    // Looked at now and then, as long as it takes to do the work so many times. Nearly the slowest: a machine that is busy elsewhere delays some.
+    let among = |work: &(dyn Fn() + Sync)| {
+        let done = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for _ in 0..CLIENTS {
+                scope.spawn(|| {
+                    while done.load(Ordering::Relaxed) < WORK {
+                        work();
+                        done.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            let mut took = Vec::new();
+            while done.load(Ordering::Relaxed) < WORK || took.len() < POLLS {
+                let began = Instant::now();
+                assert_eq!(server.get("/health").status, 200);
+                took.push(began.elapsed());
+                thread::sleep(Duration::from_millis(2));
+            }
+            took.sort();
+            took[took.len() * 9 / 10]
+        })
+    };
+    let busy = among(&|| _ = std::hint::black_box((0..100_000_000u64).fold(0, |sum, number| sum ^ number.wrapping_mul(sum | 1))));
+    for (path, body) in &requests {
+        let answer = server.request("POST", path, &[], body.as_bytes());
+        assert_eq!(answer.status, 200, "{path}: {:.300}", answer.text());
+        let took = among(&|| drop(server.request("POST", path, &[], body.as_bytes())));
+        println!("{path}, {} bytes: {took:?}, {busy:?} on a busy machine", body.len());
+        assert!(took < 3 * busy + Duration::from_millis(15), "{path}, {} bytes: {took:?}, {busy:?} on a busy machine", body.len());
+    }
+}
+
+/// Requests of which none is large give memory back, too.
+#[test]
+fn freed_memory_is_given_back() {
+    static TIMES: AtomicUsize = AtomicUsize::new(0);
+    let server = TestServer::with(|options| {
+        options.give_back = || {
+            TIMES.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let wait_for = |times: usize| {
+        let began = Instant::now();
+        while TIMES.load(Ordering::Relaxed) < times {
+            assert!(began.elapsed() < Duration::from_secs(20), "{} times", TIMES.load(Ordering::Relaxed));
+            thread::sleep(Duration::from_millis(2));
+        }
+    };
+    // A small one, once no more follows.
+    ask(&server);
+    wait_for(1);
+    // Many that do not end.
+    let before = TIMES.load(Ordering::Relaxed);
+    let unfinished: Vec<_> = (0..20)
+        .map(|_| {
+            let mut stream = server.send_head("POST", "/v1/chat/completions", &[("Content-Length", "1000000")]);
+            stream.write_all(&[b' '; 900_000]).unwrap();
+            stream
+        })
+        .collect();
+    drop(unfinished);
+    wait_for(before + 1);
 }

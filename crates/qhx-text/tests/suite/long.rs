@@ -4,6 +4,7 @@ use qhx_text::{Chat, ChatError, ChatTemplate, Message};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::sync::atomic::AtomicBool;
+use std::{env, fs, time::Instant};
 
 const MESSAGES: usize = 2_001;
 const TOOL_TURNS: usize = 300;
@@ -130,4 +131,22 @@ fn rendering_can_be_cancelled() {
     assert_eq!(plain.render_until(&chat, &cancel), Err(ChatError::Cancelled));
     assert_eq!(plain.render_until(&Chat { without_system: true, ..chat.clone() }, &cancel), Err(ChatError::Cancelled));
     assert!(plain.render_until(&chat, &AtomicBool::new(false)).is_ok());
+}
+
+/// Published templates, with what Python's jinja2 makes of long conversations. Run by `cargo xtask test --extended judges`; `QHX_LONG_TEMPLATES` names the file of cases.
+#[test]
+#[ignore = "needs published templates: cargo xtask test --extended judges"]
+fn published_templates_render_as_in_python() {
+    let cases = fs::read(env::var_os("QHX_LONG_TEMPLATES").expect("QHX_LONG_TEMPLATES names the cases")).expect("cases");
+    let cases: Vec<Value> = serde_json::from_slice(&cases).expect("cases in JSON");
+    assert!(cases.len() >= 8, "{} cases", cases.len());
+    for case in &cases {
+        let template = ChatTemplate::new(case["template"].as_str().expect("a template"), [("bos_token", "<s>"), ("eos_token", "</s>")]);
+        let messages: Vec<Message> = Message::list_from_json(case["messages"].clone()).expect("messages");
+        let (count, began) = (messages.len(), Instant::now());
+        let rendered = template.expect("it compiles").render(&Chat { add_generation_prompt: true, ..Chat::new(messages) });
+        println!("{}: {count} messages in {:.2} s", case["name"], began.elapsed().as_secs_f64());
+        let is_equal = rendered.as_deref() == Ok(case["text"].as_str().expect("a text"));
+        assert!(is_equal, "{} of {count} messages: {:?}", case["name"], rendered.map(|text| text.len()));
+    }
 }

@@ -4,6 +4,7 @@ use super::types::{Input, ResponsesRequest};
 use crate::{
     error::ApiError,
     generate::{ChatJob, Sampling},
+    messages::{image_part, object},
     openai::{
         requests::at_least_one,
         structure::{choose_tools, constraint, limit_reasoning},
@@ -11,7 +12,7 @@ use crate::{
     },
 };
 use qhx::{Model, Structure};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 pub(super) fn job(request: ResponsesRequest, model: &Model) -> Result<ChatJob, ApiError> {
     let refused = |field: &str, problem: &str| Err(ApiError::field(field, problem));
@@ -35,10 +36,10 @@ pub(super) fn job(request: ResponsesRequest, model: &Model) -> Result<ChatJob, A
     }
     let mut messages = Vec::new();
     if let Some(instructions) = request.instructions {
-        messages.push(json!({ "role": "system", "content": instructions }));
+        messages.push(object([("role", "system".into()), ("content", instructions.into())]));
     }
     match request.input {
-        Input::Text(text) => messages.push(json!({ "role": "user", "content": text })),
+        Input::Text(text) => messages.push(object([("role", "user".into()), ("content", text.into())])),
         Input::Items(items) => {
             for (place, item) in items.into_iter().enumerate() {
                 let wrong = |problem: String| ApiError::field("input", format!("item {}: {problem}", place + 1));
@@ -73,29 +74,36 @@ pub(super) fn job(request: ResponsesRequest, model: &Model) -> Result<ChatJob, A
 }
 
 /// Adds what an item says in the form of chat completions.
-fn add(item: Value, messages: &mut Vec<Value>) -> Result<(), String> {
-    let text = |name: &str| item[name].as_str().map(str::to_owned).ok_or_else(|| format!("`{name}` must be a text"));
+fn add(mut item: Value, messages: &mut Vec<Value>) -> Result<(), String> {
     // A message need not say that it is one.
-    match item["type"].as_str().unwrap_or("message") {
+    let kind = item["type"].as_str().unwrap_or("message").to_owned();
+    let mut take = |name: &str| item.get_mut(name).map(Value::take).unwrap_or_default();
+    let mut text = |name: &str| Some(take(name)).filter(Value::is_string).ok_or_else(|| format!("`{name}` must be a text"));
+    match kind.as_str() {
         "message" => {
-            let content = match &item["content"] {
-                Value::String(text) => Value::from(text.as_str()),
-                Value::Array(parts) => parts.iter().map(part).collect::<Result<Vec<_>, _>>()?.into(),
+            let role = text("role")?;
+            let content = match take("content") {
+                text @ Value::String(_) => text,
+                Value::Array(parts) => parts.into_iter().map(part).collect::<Result<Vec<_>, _>>()?.into(),
                 _ => return Err("`content` must be a text or a list of parts".to_owned()),
             };
-            messages.push(json!({ "role": text("role")?, "content": content }));
+            messages.push(object([("role", role), ("content", content)]));
         }
         "function_call" => {
-            let function = json!({ "name": text("name")?, "arguments": text("arguments")? });
-            let call = json!({ "id": text("call_id")?, "type": "function", "function": function });
+            let function = object([("name", text("name")?), ("arguments", text("arguments")?)]);
+            let call = object([("id", text("call_id")?), ("type", "function".into()), ("function", function)]);
             // Calls that were made together are one message.
             match messages.last_mut().and_then(|last| last.get_mut("tool_calls")?.as_array_mut()) {
                 Some(calls) => calls.push(call),
-                None => messages.push(json!({ "role": "assistant", "content": null, "tool_calls": [call] })),
+                None => {
+                    let calls = vec![call].into();
+                    messages.push(object([("role", "assistant".into()), ("content", Value::Null), ("tool_calls", calls)]));
+                }
             }
         }
         "function_call_output" => {
-            messages.push(json!({ "role": "tool", "tool_call_id": text("call_id")?, "content": text("output")? }));
+            let (id, content) = (text("call_id")?, text("output")?);
+            messages.push(object([("role", "tool".into()), ("tool_call_id", id), ("content", content)]));
         }
         // What was reasoned before is not needed again.
         "reasoning" => {}
@@ -104,24 +112,28 @@ fn add(item: Value, messages: &mut Vec<Value>) -> Result<(), String> {
     Ok(())
 }
 
-fn part(part: &Value) -> Result<Value, String> {
-    match part["type"].as_str().unwrap_or_default() {
-        "input_text" | "output_text" | "text" => Ok(json!({ "type": "text", "text": part["text"] })),
-        "input_image" => Ok(json!({ "type": "image_url", "image_url": { "url": part["image_url"] } })),
-        "input_audio" => Ok(json!({ "type": "input_audio", "input_audio": part["input_audio"] })),
+fn part(mut part: Value) -> Result<Value, String> {
+    let kind = part["type"].as_str().unwrap_or_default().to_owned();
+    let mut take = |name: &str| part.get_mut(name).map(Value::take).unwrap_or_default();
+    match kind.as_str() {
+        "input_text" | "output_text" | "text" => Ok(object([("type", "text".into()), ("text", take("text"))])),
+        "input_image" => Ok(image_part(take("image_url"))),
+        "input_audio" => Ok(object([("type", "input_audio".into()), ("input_audio", take("input_audio"))])),
         other => Err(format!("a part of type `{other}` is not supported")),
     }
 }
 
 /// A tool in the form of chat completions.
-fn tool(tool: Value) -> Result<Value, ApiError> {
+fn tool(mut tool: Value) -> Result<Value, ApiError> {
     match tool["type"].as_str() {
         Some("function") => {
-            let mut function = json!({ "name": tool["name"], "parameters": tool["parameters"] });
-            if let Some(description) = tool["description"].as_str() {
-                function["description"] = description.into();
+            let mut take = |name: &str| tool.get_mut(name).map(Value::take).unwrap_or_default();
+            let mut function = object([("name", take("name")), ("parameters", take("parameters"))]);
+            let description = take("description");
+            if description.is_string() {
+                function["description"] = description;
             }
-            Ok(json!({ "type": "function", "function": function }))
+            Ok(object([("type", "function".into()), ("function", function)]))
         }
         other => Err(ApiError::field("tools", format!("has one of type `{}`; only functions are supported", other.unwrap_or_default()))),
     }
@@ -155,6 +167,7 @@ fn format(mut format: Value) -> Result<ResponseFormat, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn items_become_messages() {

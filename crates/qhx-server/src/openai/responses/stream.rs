@@ -1,6 +1,6 @@
 //! `/v1/responses` with `stream: true`: events with numbers, each item with its beginning, its parts and its end.
 
-use super::{Whole, call_item, message_item, reasoning_item, text_part};
+use super::{State, Whole, call_item, message_item, reasoning_item, text_part};
 use crate::{
     app::App,
     error::Protocol,
@@ -38,6 +38,14 @@ impl Writer {
         (value["type"], value["sequence_number"]) = (kind.into(), self.events.into());
         self.events += 1;
         self.sink.event(kind, &value).await
+    }
+
+    /// An event with the whole response.
+    async fn state(&mut self, kind: &str, whole: &Whole, state: &State) -> Result<(), Gone> {
+        let [fixed, state] = whole.with(state).map_err(|_| Gone)?;
+        let start = format!("{{\"type\":\"{kind}\",\"sequence_number\":{},\"response\":", self.events);
+        self.events += 1;
+        self.sink.event_in_parts(kind, [start.into(), fixed, state, "}".into()]).await
     }
 
     async fn text(&mut self, is_reasoning: bool, text: String) -> Result<(), Gone> {
@@ -94,9 +102,8 @@ impl Writer {
 
 async fn write(app: Arc<App>, whole: Whole, mut replies: Replies, sink: Sink) -> Result<(), Gone> {
     let mut writer = Writer { app: app.clone(), sink, events: 0, open: None, output: Vec::new() };
-    writer.event("response.created", json!({ "response": whole.0 })).await?;
-    writer.event("response.in_progress", json!({ "response": whole.0 })).await?;
-    let mut whole = Some(whole);
+    writer.state("response.created", &whole, &State::begun()).await?;
+    writer.state("response.in_progress", &whole, &State::begun()).await?;
     while let Some(told) = writer.sink.wait_for(replies.next()).await? {
         match told {
             Ok(Told::Event(_, ReplyEvent::Part(ReplyPart::Reasoning(text)))) => writer.text(true, text).await?,
@@ -122,10 +129,8 @@ async fn write(app: Arc<App>, whole: Whole, mut replies: Replies, sink: Sink) ->
                     writer.text(false, String::new()).await?;
                 }
                 writer.close().await?;
-                let Some(whole) = whole.take() else { continue };
-                let response = whole.ended(std::mem::take(&mut writer.output), &end);
-                let kind = if response["status"] == "completed" { "response.completed" } else { "response.incomplete" };
-                writer.event(kind, json!({ "response": response })).await?;
+                let state = State::ended(std::mem::take(&mut writer.output), &end);
+                writer.state(&format!("response.{}", state.status), &whole, &state).await?;
             }
             Err(error) => {
                 let error = &error.body(Protocol::OpenAi)["error"];

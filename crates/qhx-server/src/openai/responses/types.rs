@@ -3,7 +3,7 @@
 use crate::openai::types::Effort;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 /// `POST /v1/responses`
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -46,13 +46,6 @@ pub(crate) struct ResponsesRequest {
     /// Of no consequence.
     #[serde(rename = "prompt_cache_key")]
     pub(crate) _prompt_cache_key: Option<String>,
-}
-
-impl ResponsesRequest {
-    /// The format of the content, as it is given back.
-    pub(super) fn text_format(&self) -> Value {
-        self.text.as_ref().and_then(|text| text.format.clone()).unwrap_or_else(|| json!({ "type": "text" }))
-    }
 }
 
 /// A question, or the items of a conversation.
