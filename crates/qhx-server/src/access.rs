@@ -203,7 +203,9 @@ mod tests {
             (keys.number_of("one"), keys.number_of("two"), keys.number_of("onf"), keys.number_of("")),
             (Some(1), Some(2), None, None)
         );
-        assert!(!Keys::new(&[]).are_needed());
+        // In some of so many, the differences from a known one cancel each other out.
+        assert!((0..4000).all(|number| keys.number_of(&number.to_string()).is_none()));
+        assert!(keys.are_needed() && !Keys::new(&[]).are_needed());
     }
 
     #[test]

@@ -165,4 +165,18 @@ mod tests {
             assert!(measure(broken.as_bytes()).is_ok(), "{broken}");
         }
     }
+
+    #[test]
+    fn as_much_as_may_be_is_taken() {
+        let measure = |json: String| measure(json.as_bytes());
+        assert_eq!(measure(r#"{"a": [null, true, -1, 1, 0.5, "x"]}"#.into()), Ok(8 * VALUE_BYTES));
+        assert_eq!(measure(format!("[{}0]", "0,".repeat(MOST_VALUES - 2))), Ok(MOST_VALUES * VALUE_BYTES));
+        // Keys are texts too.
+        let text = |bytes: usize| format!("{{\"x\": \"{}\"}}", " ".repeat(bytes - 1));
+        assert!(measure(text(MOST_TEXT)).is_ok() && measure(text(MOST_TEXT + 1)).is_err());
+        // What is short is no media, whatever it looks like.
+        let texts =
+            |bytes: usize| format!("[{}0]", format!("\"{}\",", "+/-_".repeat(bytes)[..bytes].to_owned()).repeat(MOST_TEXT / bytes + 1));
+        assert!(measure(texts(LONG - 1)).is_err() && measure(texts(LONG)).is_ok());
+    }
 }

@@ -50,3 +50,81 @@ mod trust {
         matches!(cause, Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)))
     }
 }
+
+#[cfg(all(test, feature = "tls"))]
+mod tests {
+    use super::*;
+    use rustls::{
+        ServerConfig, ServerConnection, StreamOwned,
+        crypto::ring,
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    };
+    use std::{
+        env,
+        io::{Read, Write},
+        net::{SocketAddr, TcpListener},
+        path::{Path, PathBuf},
+        process::Command,
+        sync::Arc,
+        thread,
+    };
+
+    /// Tells the other process whom to ask.
+    const ADDRESS: &str = "QHX_TEST_TLS_ADDRESS";
+
+    /// `authority.pem` has signed `server.pem`, for 127.0.0.1. No system knows it.
+    fn file(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tls").join(name)
+    }
+
+    /// A server that says hello to everyone who trusts it.
+    fn server() -> SocketAddr {
+        let chain = CertificateDer::pem_file_iter(file("server.pem")).unwrap().collect::<Result<_, _>>().unwrap();
+        let key = PrivateKeyDer::from_pem_file(file("server.key")).unwrap();
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider())).with_safe_default_protocol_versions().unwrap();
+        let config = Arc::new(config.with_no_client_auth().with_single_cert(chain, key).unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let mut stream = StreamOwned::new(ServerConnection::new(config.clone()).unwrap(), client);
+                // A client that does not trust it hangs up.
+                let _ = stream.read(&mut [0; 4096]).and_then(|_| stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"));
+            }
+        });
+        address
+    }
+
+    /// What a process with these authorities, or those of the system, gets from a server.
+    fn answer(address: SocketAddr, authorities: Option<&Path>) -> String {
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.args(["--ignored", "--exact", "--nocapture", "tls::tests::asks"]).env(ADDRESS, address.to_string());
+        command.env_remove("SSL_CERT_DIR").env_remove("SSL_CERT_FILE");
+        if let Some(file) = authorities {
+            command.env("SSL_CERT_FILE", file);
+        }
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    }
+
+    #[test]
+    #[ignore = "is a process of authorities_are_those_of_the_system"]
+    fn asks() {
+        let agent: ureq::Agent = enable(ureq::Agent::config_builder()).build().into();
+        match agent.get(format!("https://{}/", env::var(ADDRESS).unwrap())).call() {
+            Ok(mut response) => println!("said: {}", response.body_mut().read_to_string().unwrap()),
+            Err(error) => println!("refused: {error}: {:?}", hint(&error)),
+        }
+    }
+
+    #[test]
+    fn authorities_are_those_of_the_system() {
+        let address = server();
+        let refused = answer(address, None);
+        assert!(refused.contains("refused: ") && refused.contains("name a file of authorities in SSL_CERT_FILE"), "{refused}");
+        let trusted = answer(address, Some(&file("authority.pem")));
+        assert!(trusted.contains("said: hello"), "{trusted}");
+        // Others do not vouch for it: a certificate of a server is no authority for others.
+        let other = answer(address, Some(&file("server.key")));
+        assert!(other.contains("refused: "), "{other}");
+    }
+}

@@ -18,6 +18,8 @@ mod build;
 mod cases;
 mod company;
 mod compare;
+#[cfg(test)]
+mod coverage;
 mod cuts;
 mod judge;
 pub mod models;
@@ -31,6 +33,9 @@ use crate::{ActivationForm, Device, OpKind};
 use build::Case;
 use rng::Rng;
 use std::{collections::BTreeMap, fmt};
+
+/// [`Options::cases`] of a test that is not extended: enough for every form of every op (`coverage.rs`).
+const FEW: usize = 4;
 
 /// Options of the suite.
 #[derive(Clone, Debug)]
@@ -73,7 +78,7 @@ impl Options {
         let (default, extended) = (Self::default(), std::env::var_os("QHX_EXTENDED").is_some());
         Self {
             seed: number("QHX_CONFORMANCE_SEED").unwrap_or(default.seed),
-            cases: number("QHX_CONFORMANCE_CASES").map_or(if extended { default.cases } else { 4 }, |n| n as usize),
+            cases: number("QHX_CONFORMANCE_CASES").map_or(if extended { default.cases } else { FEW }, |n| n as usize),
             only: std::env::var("QHX_CONFORMANCE_ONLY").ok(),
             ..default
         }
@@ -190,8 +195,7 @@ fn all(
     judge: &mut dyn FnMut(&Case, &mut Rng, &mut String) -> Outcome,
 ) {
     for group in cases::GROUPS.iter().chain(models::GROUPS) {
-        let count = (options.cases * group.weight).div_ceil(4).max(group.least);
-        for number in (0..count).step_by(options.every).filter(|&number| options.wants(group.name, number)) {
+        for number in (0..group.count(options.cases)).step_by(options.every).filter(|&number| options.wants(group.name, number)) {
             let result = one(options, group, number, judge);
             report(&result);
             summary.add(group.name, result, options.strict);
@@ -222,9 +226,23 @@ struct Group {
     draw: fn(Rng, usize) -> Case,
 }
 
+impl Group {
+    /// Its cases, where an op of ordinary variety has `cases`.
+    fn count(&self, cases: usize) -> usize {
+        (cases * self.weight).div_ceil(4).max(self.least)
+    }
+
+    fn case(&self, seed: u64, number: usize) -> Case {
+        (self.draw)(self.rng(seed, number, 0), number)
+    }
+
+    fn rng(&self, seed: u64, number: usize, part: u64) -> Rng {
+        Rng::new(&[seed, rng::hash(self.name), number as u64, part])
+    }
+}
+
 fn one(options: &Options, group: &Group, number: usize, judge: &mut dyn FnMut(&Case, &mut Rng, &mut String) -> Outcome) -> CaseResult {
-    let rng = |part: u64| Rng::new(&[options.seed, rng::hash(group.name), number as u64, part]);
-    let mut case = (group.draw)(rng(0), number);
+    let mut case = group.case(options.seed, number);
     if options.half {
         for op in &mut case.program.ops {
             if let OpKind::Linear { activation: form, .. } | OpKind::Experts { form, .. } = &mut op.op {
@@ -236,7 +254,7 @@ fn one(options: &Options, group: &Group, number: usize, judge: &mut dyn FnMut(&C
         }
     }
     let mut calls = String::new();
-    let outcome = guard(|| judge(&case, &mut rng(1), &mut calls));
+    let outcome = guard(|| judge(&case, &mut group.rng(options.seed, number, 1), &mut calls));
     CaseResult { name: format!("{}/{number}", group.name), seed: options.seed, what: format!("{}; {calls}", case.what), outcome }
 }
 

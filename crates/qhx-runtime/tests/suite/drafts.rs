@@ -1,6 +1,6 @@
 //! Drafts change nothing: answers with guesses, right, wrong and senseless ones, are the answers without.
 
-use crate::common::{KINDS, Kind, VOCABULARY, device_choices, devices::Troubled, ids, parts, predicting};
+use crate::common::{self, KINDS, Kind, VOCABULARY, device_choices, devices::Troubled, ids, parts, predicting};
 use qhx_ir::{Device, reference::ReferenceDevice};
 use qhx_runtime::{
     Cancel, DeviceChoice, Error, FinishReason, GenerateOptions, Generation, LoadOptions, LogitProcessor, Model, Prompt,
@@ -10,10 +10,7 @@ use qhx_runtime::{
     placement::{Overlap, Rules},
     sample::{SamplerConfig, random::uniform},
 };
-use std::{
-    sync::{Arc, Mutex},
-    time::{Duration, Instant},
-};
+use std::sync::{Arc, Mutex};
 
 const CONTEXT: usize = 60;
 
@@ -109,10 +106,7 @@ fn accepted_drafts_save_calls() {
     let answer = engine.submit(drafted(&[1, 2, 3], &expected, 0.0, &plain(0.0))).unwrap().finish().unwrap();
     assert_eq!(answer.ids, expected.ids);
     // A step is counted after what it gave was handed out.
-    let started = Instant::now();
-    while engine.stats().rows < 3 + 39 && started.elapsed() < Duration::from_secs(20) {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    common::wait_until("all rows are counted", || engine.stats().rows >= 3 + 39);
     assert!(engine.stats().steps - before <= 8, "{} steps", engine.stats().steps - before);
     assert_eq!(engine.stats().rows, 3 + 39);
 }

@@ -14,7 +14,6 @@ use std::{
         mpsc,
     },
     task::{Context, Poll, Wake, Waker},
-    time::Duration,
 };
 
 const CONTEXT: usize = 60;
@@ -244,7 +243,7 @@ impl Wake for Woken {
 #[test]
 fn an_answer_is_a_stream() {
     let (model, device, engine) = troubled(Kind::Windowed);
-    device.set(|trouble| trouble.delay = Duration::from_millis(3));
+    device.set(|trouble| trouble.held = true);
     let mut answer = engine.submit(request(&ids(4, 9))).unwrap();
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(woken.clone());
@@ -256,6 +255,7 @@ fn an_answer_is_a_stream() {
             Poll::Ready(None) => break,
             Poll::Pending => {
                 pending += 1;
+                device.set(|trouble| trouble.held = false);
                 while woken.0.load(Ordering::SeqCst) < pending {
                     std::thread::yield_now();
                 }

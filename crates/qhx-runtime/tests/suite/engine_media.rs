@@ -1,7 +1,7 @@
 //! The engine with images whose tower has a device of its own: what can be computed meanwhile is, and nobody waits for a tower that is not theirs.
 
 use crate::common::{
-    Kind,
+    self, Kind,
     devices::Troubled,
     media::{IMAGE, image, seeing, words},
 };
@@ -12,11 +12,7 @@ use qhx_runtime::{
     generate,
     placement::Rules,
 };
-use std::{
-    sync::Arc,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, thread};
 
 /// The tower on a device that can be held up, the text on another.
 fn apart(kind: Kind, sessions: usize) -> (Troubled, Engine) {
@@ -53,11 +49,7 @@ fn submit(engine: &Engine, prompt: Prompt, cancel: &Cancel) -> thread::JoinHandl
 
 #[track_caller]
 fn wait_until(engine: &Engine, what: &str, is_so: impl Fn(EngineStats) -> bool) {
-    let began = Instant::now();
-    while !is_so(engine.stats()) {
-        assert!(began.elapsed() < Duration::from_secs(20), "{what}: {:?}", engine.stats());
-        thread::sleep(Duration::from_millis(1));
-    }
+    common::wait_until(what, || is_so(engine.stats()));
 }
 
 fn alone(model: &Model, prompt: &Prompt) -> Vec<u32> {
@@ -135,11 +127,7 @@ fn one_device_encodes_first() {
     let prompt = prompt(engine.model(), &[image(1, 2, 3)]);
     device.set(|trouble| trouble.held = true);
     let submitted = submit(&engine, prompt.clone(), &Cancel::new());
-    let began = Instant::now();
-    while device.calls() == 0 {
-        assert!(began.elapsed() < Duration::from_secs(20));
-        thread::sleep(Duration::from_millis(1));
-    }
+    common::wait_until("the tower runs", || device.calls() > 0);
     assert_eq!((engine.stats().active, engine.stats().waiting), (0, 0), "it is not queued yet");
     device.set(|trouble| trouble.held = false);
     assert_eq!(submitted.join().unwrap().unwrap().finish().unwrap().ids, alone(engine.model(), &prompt));

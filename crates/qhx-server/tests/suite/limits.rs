@@ -4,7 +4,7 @@ use crate::common::TestServer;
 use qhx::engine::EngineOptions;
 use serde_json::{Value, json};
 use std::{
-    io::Read,
+    io::{ErrorKind, Read, Write},
     net::{Shutdown, TcpStream},
     thread,
     time::{Duration, Instant},
@@ -115,15 +115,38 @@ fn broken_chunks_are_told_from_large_ones() {
 fn connections_are_limited() {
     let server = TestServer::with(|options| options.connections = 2);
     // Two that have said nothing yet.
-    let held: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+    let mut held: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(server.address).unwrap()).collect();
     let mut waiting = server.send("GET", "/health", &[], b"");
-    waiting.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-    let mut head = [0; 12];
-    assert!(waiting.read_exact(&mut head).is_err(), "a third connection is answered");
+    waiting.set_nonblocking(true).unwrap();
+    // It would have its turn while these are answered, one after the other.
+    for number in 0..100 {
+        assert!(health_of_kept(&mut held[number % 2]).starts_with("HTTP/1.1 200"));
+        let answered = waiting.peek(&mut [0]);
+        assert!(answered.as_ref().is_err_and(|e| e.kind() == ErrorKind::WouldBlock), "a third connection is answered: {answered:?}");
+    }
     drop(held);
-    waiting.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    waiting.set_nonblocking(false).unwrap();
+    let mut head = [0; 12];
     waiting.read_exact(&mut head).unwrap();
     assert_eq!(&head, b"HTTP/1.1 200");
+}
+
+/// What `/health` answers on a connection that is kept.
+fn health_of_kept(stream: &mut TcpStream) -> String {
+    stream.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let (mut answer, mut length) = (Vec::new(), None);
+    while length.is_none_or(|length| answer.len() < length) {
+        let mut bytes = [0; 1024];
+        let count = stream.read(&mut bytes).unwrap();
+        assert_ne!(count, 0, "it is not kept");
+        answer.extend_from_slice(&bytes[..count]);
+        let text = String::from_utf8_lossy(&answer).into_owned();
+        length = text.find("\r\n\r\n").map(|head| {
+            let body = text.lines().find_map(|line| line.strip_prefix("content-length: "));
+            head + 4 + body.map_or(0, |body| body.parse().unwrap())
+        });
+    }
+    String::from_utf8(answer).unwrap()
 }
 
 #[test]

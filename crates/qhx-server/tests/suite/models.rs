@@ -2,12 +2,7 @@
 
 use crate::common::{self, TestServer};
 use serde_json::{Value, json};
-use std::{
-    io::Read,
-    path::Path,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{io::Read, path::Path};
 
 /// A server of so many models with memory for `budget` of them.
 fn server(count: usize, budget: f64) -> (TestServer, Vec<String>) {
@@ -29,11 +24,7 @@ fn ask(server: &TestServer, name: &str) -> common::Response {
 }
 
 fn ask_until_loaded(server: &TestServer, name: &str) {
-    let began = Instant::now();
-    while ask(server, name).status != 200 {
-        assert!(began.elapsed().as_secs() < 30, "{:?}", ask(server, name));
-        thread::sleep(Duration::from_millis(10));
-    }
+    common::wait_until("the model is loaded", || ask(server, name).status == 200);
 }
 
 fn states(server: &TestServer) -> Vec<Value> {
@@ -74,17 +65,13 @@ fn the_least_recently_used_makes_room_and_never_one_in_use() {
             stream
         })
         .collect();
-    let began = Instant::now();
-    let refused = loop {
+    let mut text = String::new();
+    common::wait_until("loading has failed", || {
         let refused = ask(&server, &names[1]);
         assert_eq!(refused.status, 503, "{refused:?}");
-        if refused.text().contains("model_failed") {
-            break refused;
-        }
-        assert!(began.elapsed().as_secs() < 30, "{refused:?}");
-        thread::sleep(Duration::from_millis(5));
-    };
-    let text = refused.text();
+        text = refused.text();
+        text.contains("model_failed")
+    });
     assert!(text.contains("memory budget"), "{text}");
     for mut stream in busy {
         let mut rest = String::new();
@@ -99,11 +86,7 @@ fn models_are_unloaded_when_nobody_uses_them() {
     let (server, names) = server(1, 2.0);
     let unload = server.post("/api/generate", json!({ "model": names[0], "keep_alive": 0 }));
     assert_eq!(unload.json()["done_reason"], "unload", "{unload:?}");
-    let began = Instant::now();
-    while states(&server) != ["unloaded"] {
-        assert!(began.elapsed().as_secs() < 10, "{:?}", states(&server));
-        thread::sleep(Duration::from_millis(10));
-    }
+    common::wait_until("the model is unloaded", || states(&server) == ["unloaded"]);
     // It lives, and will be there when it is asked for.
     assert_eq!(server.get("/health").status, 200);
     ask_until_loaded(&server, &names[0]);

@@ -9,6 +9,8 @@ use qhx_runtime::{DeviceChoice, LoadOptions, Model, ModelParts, sample::random::
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
+    thread,
+    time::{Duration, Instant},
 };
 
 pub(crate) mod devices;
@@ -63,6 +65,16 @@ impl Kind {
 
     fn epochs(self) -> Vec<usize> {
         if matches!(self, Self::Epochs | Self::RecurrentEpochs) { vec![12, 20] } else { vec![] }
+    }
+}
+
+/// Waits until something is so, for which there is no event.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "it is never so: {what}");
+        thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -12,6 +12,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// Waits until something is so, and gives how long that took.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(30), "it is never so: {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+    began.elapsed()
+}
+
 /// A server that runs until it is dropped.
 pub(crate) struct TestServer {
     pub(crate) address: SocketAddr,
@@ -109,15 +120,8 @@ impl TestServer {
 
     /// Waits until a number of each model's load is one of these.
     pub(crate) fn wait_for(&self, number: &str, wanted: RangeInclusive<u64>) -> Duration {
-        let began = Instant::now();
-        loop {
-            let loads = self.get("/loads").json();
-            if loads["loads"].as_array().unwrap().iter().all(|load| wanted.contains(&load[number].as_u64().unwrap())) {
-                return began.elapsed();
-            }
-            assert!(began.elapsed() < Duration::from_secs(20), "{number} is not in {wanted:?}: {loads}");
-            thread::sleep(Duration::from_millis(2));
-        }
+        let is_wanted = |load: &Value| wanted.contains(&load[number].as_u64().unwrap());
+        wait_until(&format!("{number} is in {wanted:?}"), || self.get("/loads").json()["loads"].as_array().unwrap().iter().all(is_wanted))
     }
 }
 
