@@ -196,7 +196,7 @@ fn large_requests_do_not_hold_up_others() {
         assert_eq!(answer.status, 200, "{path}: {:.300}", answer.text());
         let took = among(&|| drop(server.request("POST", path, &[], body.as_bytes())));
         println!("{path}, {} bytes: {took:?}, {busy:?} on a busy machine", body.len());
-        assert!(took < 3 * busy + Duration::from_millis(15), "{path}, {} bytes: {took:?}, {busy:?} on a busy machine", body.len());
+        assert!(took < 3 * busy + Duration::from_millis(25), "{path}, {} bytes: {took:?}, {busy:?} on a busy machine", body.len());
     }
 }
 
