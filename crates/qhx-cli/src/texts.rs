@@ -1,6 +1,7 @@
 //! Texts that a person names by their files.
 
 use crate::failure::Failure;
+use qhx::json;
 use qhx_bundle::files::read_given;
 use serde_json::Value;
 use std::path::Path;
@@ -20,5 +21,5 @@ pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
 
 /// A file of JSON.
 pub(crate) fn read_json(path: &Path) -> Result<Value, Failure> {
-    serde_json::from_str(&read_text(path)?).map_err(|error| Failure::work(format!("{} is not valid JSON: {error}", path.display())))
+    json::read(&read_text(path)?).map_err(|error| Failure::work(format!("{} is not valid JSON: {error}", path.display())))
 }

@@ -4,7 +4,10 @@
 //! `repetition_penalty`, `seed` and `stop`. Its answer is `{"id": …, "ids": […], "text": …, "finish_reason": …}`, or `{"id": …, "error": {"message": …}}`: a bad line never stops
 //! the others.
 
-use crate::messages::{self, FileAccess};
+use crate::{
+    json,
+    messages::{self, FileAccess},
+};
 use qhx_bundle::Bundle;
 use qhx_runtime::{
     Cancel, GenerateOptions, Model, Prompt,
@@ -171,7 +174,9 @@ impl<'a> Batch<'a> {
     }
 
     fn request(&self, line: &Result<String, String>) -> Result<Request, String> {
-        let line: Line = serde_json::from_str(line.as_ref()?).map_err(|error| format!("the line is not a request: {error}"))?;
+        let text = line.as_ref()?;
+        let line = json::check(text).and_then(|()| serde_json::from_str::<Line>(text));
+        let line = line.map_err(|error| format!("the line is not a request: {error}"))?;
         let model = self.engine.model();
         let prompt = self.prompt(model, &line)?;
         let mut options = self.options.clone();

@@ -16,6 +16,7 @@ pub mod eval;
 mod event;
 mod forge_lock;
 mod hub;
+pub mod json;
 pub mod messages;
 mod model;
 mod names;

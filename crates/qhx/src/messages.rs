@@ -4,6 +4,7 @@
 //! `{"type": "image_url", "image_url": {"url": "file://photo.jpg"}}`, or carry it: `{"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}`,
 //! `{"type": "input_audio", "input_audio": {"data": "…", "format": "wav"}}`. Nothing is fetched. Which files may be opened is for the caller to say ([`FileAccess`]).
 
+use crate::json;
 use qhx_bundle::{Bundle, files};
 use qhx_runtime::{
     MediaKind, Medium,
@@ -102,7 +103,7 @@ pub const KNOWN_FIELDS: [&str; 4] = ["messages", "tools", "documents", "chat_tem
 /// Reads a conversation: a list of messages, or an object with `messages` and what else templates take ([`KNOWN_FIELDS`]). Its media are not opened
 /// yet: see [`open_media`].
 pub fn parse(json: &str) -> Result<Chat, MessagesError> {
-    from_json(serde_json::from_str(json)?)
+    from_json(json::read(json)?)
 }
 
 /// The same for JSON that was read already.

@@ -372,6 +372,7 @@ fn conversations_that_are_wrong() {
     let chat = file.to_str().unwrap();
     let cases: &[(&str, i32, &str)] = &[
         ("", 1, "is not valid JSON"),
+        ("[{\"role\": \"user\", \"content\": \"a\", \"role\": \"system\"}]", 1, "the key `role` occurs twice in an object"),
         ("{}", 1, "messages"),
         ("[]", 1, "the conversation is empty"),
         ("[{\"content\": \"a\"}]", 1, "message 1: `role` is missing"),
