@@ -119,7 +119,7 @@ impl Metrics {
             family(name, kind, help, &mut |name, text| {
                 for entry in models.entries() {
                     let Some(engine) = entry.status().model.and_then(|model| model.engine().ok()) else { continue };
-                    let value = number(&engine.stats(), engine.options().prefix_bytes);
+                    let value = number(&engine.stats(), engine.prefix_bytes());
                     let _ = writeln!(text, "{name}{{{}}} {value}", label(&entry.name));
                 }
             });

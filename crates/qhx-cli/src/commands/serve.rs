@@ -109,7 +109,7 @@ impl Serve {
         options.load = LoadOptions { sessions: self.parallel, wanted: SCORED_ROWS, ..self.execution.load_options()? };
         options.engine.queue = self.queue;
         if let Some(mebibytes) = self.prefix_cache {
-            options.engine.prefix_bytes = (mebibytes as u64) << 20;
+            options.engine.prefix_bytes = Some((mebibytes as u64) << 20);
         }
         options.places = environment::places();
         options.give_back = heap::give_back;

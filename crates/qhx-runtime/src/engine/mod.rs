@@ -51,19 +51,21 @@ pub struct EngineOptions {
     /// How long a step may take while answers are running: prompts are computed in chunks that fit. Where there are more prompts than answers, up to four times as long.
     pub step_time: Duration,
     /// Bytes that the states of running answers and of what is kept for requests that begin alike may have together. Beyond it, what is kept is given up, the least
-    /// recently used first. By default a sixteenth of the memory that is free, 2 GiB at most.
-    pub prefix_bytes: u64,
+    /// recently used first. By default a sixteenth of the memory that is free when the engine starts, 2 GiB at most.
+    pub prefix_bytes: Option<u64>,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        let prefix_bytes = available_bytes().map_or(MOST_PREFIX_BYTES, |free| (free / 16).min(MOST_PREFIX_BYTES));
-        Self { queue: 1024, step_time: Duration::from_millis(250), prefix_bytes }
+        Self { queue: 1024, step_time: Duration::from_millis(250), prefix_bytes: None }
     }
 }
 
-/// What is kept of prompts by default where memory is plenty.
-const MOST_PREFIX_BYTES: u64 = 2 << 30;
+/// What is kept of prompts where nobody says how much, with so much memory free.
+fn prefix_bytes_with(free: Option<u64>) -> u64 {
+    const MOST: u64 = 2 << 30;
+    free.map_or(MOST, |free| (free / 16).min(MOST))
+}
 
 /// Something to be answered.
 #[non_exhaustive]
@@ -155,6 +157,8 @@ struct Handle {
 struct Shared {
     model: Model,
     options: EngineOptions,
+    /// [`EngineOptions::prefix_bytes`], as it was said or found.
+    prefix_bytes: u64,
     queue: Mutex<Queue>,
     /// Something happened: a request came, one was cancelled, a medium is encoded, or the engine is to stop.
     wake: Condvar,
@@ -194,7 +198,8 @@ impl Shared {
 impl Engine {
     /// Starts the engine's thread. How many answers share a call is what `model` was loaded for: [`crate::LoadOptions::sessions`].
     pub fn start(model: Model, options: EngineOptions) -> Result<Self, Error> {
-        let shared = Arc::new(Shared { model, options, queue: Mutex::default(), wake: Condvar::new() });
+        let prefix_bytes = options.prefix_bytes.unwrap_or_else(|| prefix_bytes_with(available_bytes()));
+        let shared = Arc::new(Shared { model, options, prefix_bytes, queue: Mutex::default(), wake: Condvar::new() });
         let scheduler = Scheduler::new(shared.clone());
         let thread = thread::Builder::new().name("qhx-engine".into()).spawn(move || scheduler.run());
         let thread = thread.map_err(|source| Error::Thread { source })?;
@@ -209,6 +214,11 @@ impl Engine {
     /// How it works.
     pub fn options(&self) -> &EngineOptions {
         &self.0.shared.options
+    }
+
+    /// Bytes that states may have: [`EngineOptions::prefix_bytes`], or what was chosen when it started.
+    pub fn prefix_bytes(&self) -> u64 {
+        self.0.shared.prefix_bytes
     }
 
     /// Queues a request. Its media are encoded here, on the caller's thread; all else happens on the engine's. Where towers have a device of their own, the engine computes what stands
@@ -277,5 +287,15 @@ impl Sender {
     /// Ends a request that will not be answered.
     fn refuse(self, error: Error) {
         self.end(Err(error));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes_have_a_share_of_what_is_free() {
+        assert_eq!([None, Some(1 << 40), Some(16 << 20), Some(0)].map(prefix_bytes_with), [2 << 30, 2 << 30, 1 << 20, 0]);
     }
 }

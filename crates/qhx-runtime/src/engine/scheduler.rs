@@ -374,7 +374,7 @@ impl Scheduler {
 
     /// Gives up prefixes beyond the bytes that may be kept.
     fn make_room(&mut self) {
-        let most = self.shared.options.prefix_bytes;
+        let most = self.shared.prefix_bytes;
         let held = |prefixes: &Prefixes| match self.model.runner().executable.state_bytes() {
             Some(bytes) => bytes.total(),
             None => prefixes.bytes(),
