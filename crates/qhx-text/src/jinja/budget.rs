@@ -27,8 +27,8 @@ pub(super) const MAX_OUTPUT_BYTES: usize = 64 << 20;
 const BYTES_PER_STEP: u64 = 8;
 /// How many bytes are copied for one step.
 const COPIED_BYTES_PER_STEP: u64 = 128;
-/// The most steps for any conversation: about a second.
-const MAX_STEPS: u64 = 80_000_000;
+/// The most steps for any conversation: a second or two. A published template takes 254 million for 3,001 messages.
+const MAX_STEPS: u64 = 400_000_000;
 /// What writing all digits of a number with a fraction takes.
 pub(super) const FLOAT_STEPS: usize = 1_000;
 /// What an item of a list takes.
