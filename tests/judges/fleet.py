@@ -40,8 +40,8 @@ def answered(address):
     return sum(int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:request_success_total"))
 
 
-def is_busy(address):
-    return any(load["num_total_reqs"] for load in json.loads(get(f"{address}/loads"))["loads"])
+def requests(address):
+    return sum(load["num_total_reqs"] for load in json.loads(get(f"{address}/loads"))["loads"])
 
 
 port = free_port()
@@ -61,7 +61,7 @@ def endless_stream():
     """A stream that has begun, and the server that writes it."""
     stream = ask("Tell me a story.", stream=True, ignore_eos=True, temperature=1, max_tokens=900)
     stream.read(300)
-    return stream, next(worker for worker in workers if is_busy(worker[1]))
+    return stream, next(worker for worker in workers if requests(worker[1]))
 
 
 try:
@@ -89,11 +89,12 @@ try:
     workers.remove((leaving, address))
     print(f"drained in {time.time() - drain_began:.1f} s")
     # One is killed.
-    stream, (victim, _) = endless_stream()
+    stream, (victim, address) = endless_stream()
     # Of these nothing has been sent yet.
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         whole = [pool.submit(lambda: json.load(ask("Tell me a story.", ignore_eos=True, temperature=1, seed=7, max_tokens=300))) for _ in range(8)]
-        time.sleep(0.3)
+        while requests(address) < 2 and not all(answer.done() for answer in whole):
+            time.sleep(0.005)
         victim.send_signal(signal.SIGKILL)
         rest = stream.read().decode()
         assert '"error"' in rest and '"finish_reason":"' not in rest, f"a stream that was cut off looks complete: {rest[-300:]}"

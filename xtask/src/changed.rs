@@ -17,6 +17,7 @@ pub(crate) fn since(commit: &str) -> Result<Changed, Failure> {
     for path in lists.iter().flat_map(|list| list.lines()) {
         match path.strip_prefix("crates/").and_then(|rest| rest.split_once('/')) {
             Some((name, _)) if root().join("crates").join(name).is_dir() => _ = crates.insert(name.to_owned()),
+            _ if path.starts_with("xtask/") => _ = crates.insert("xtask".to_owned()),
             // The tests of the command line read the documents.
             _ if path.ends_with(".md") => _ = crates.insert("qhx-cli".to_owned()),
             _ => _ = elsewhere.insert(path.to_owned()),

@@ -4,6 +4,7 @@ mod aarch64;
 mod assets;
 mod attack;
 mod changed;
+mod conventions;
 mod debian;
 mod deps;
 mod features;
@@ -18,6 +19,7 @@ mod package;
 mod peers;
 mod policy;
 mod programs;
+mod repeat;
 mod size;
 mod suites;
 mod timings;
@@ -37,6 +39,8 @@ const HELP: &str = "cargo xtask COMMAND
                   the tests of the crates that differ from a commit (HEAD), without those of the crates that depend on them
   test --extended [SUITE…]
                   all that takes long: docs/testing.md
+  repeat N [--beside-build] [--skip TEST]… CRATE[:TEST]…
+                  the tests of crates, or those whose names hold TEST, N times, and which of them failed how often
   fetch           all that the suites need from elsewhere, to test without a network later
   aarch64 COMMAND …
                   a command of cargo for aarch64, with tools that are fetched where they are missing: build --release
@@ -81,6 +85,7 @@ fn main() -> ExitCode {
         ["build-tests", ref packages @ ..] => programs::build(packages),
         ["suite", name] => suites::one(name),
         ["aarch64", ref arguments @ ..] => aarch64::pass_on(arguments),
+        ["repeat", ref arguments @ ..] => repeat::repeat(arguments),
         ["shaders"] => gpu::shaders(),
         ["man"] => man(),
         ["attack", ref arguments @ ..] => programs::build(&[]).and_then(|()| attack::attack(arguments)),

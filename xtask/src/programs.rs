@@ -13,6 +13,18 @@ use std::{
 /// The profile of all tests: one build with every check on serves all suites.
 pub(crate) const PROFILE: [&str; 2] = ["--profile", "test-opt"];
 
+/// Tests that measure or change their whole process, each a program of its own, and what it is. All others are modules of their crate's `suite`.
+pub(crate) const OWN_PROCESS: [(&str, &str, &str); 8] = [
+    ("qhx-cpu", "idle", "measures CPU time"),
+    ("qhx-cpu", "no_alloc", "counts allocations"),
+    ("qhx-forge", "gate_memory", "measures memory"),
+    ("qhx-forge", "memory", "measures memory"),
+    ("qhx-runtime", "decode_allocations", "counts allocations"),
+    ("qhx-runtime", "text_sampler", "counts allocations"),
+    ("qhx-text", "text_hostile", "measures allocated memory"),
+    ("qhx-text", "text_quiet", "sets the panic hook"),
+];
+
 /// A program with tests.
 #[derive(Clone)]
 pub(crate) struct Program {

@@ -1,8 +1,8 @@
 //! The test suites: what each does, what it may cost, and the three ways to run them.
 
 use crate::{
-    Failure, aarch64, assets, attack, cargo, changed, deps, features, gpu, judges, licenses, loom, measure, package, policy, programs,
-    programs::PROFILE, run, size, target,
+    Failure, aarch64, assets, attack, cargo, changed, conventions, deps, features, gpu, judges, licenses, loom, measure, package,
+    policy, programs, programs::PROFILE, run, size, target,
 };
 use std::{
     env,
@@ -70,7 +70,7 @@ pub(crate) enum Tier {
 const PATIENCE: f64 = 3.0;
 
 /// All suites, the longest first where they run side by side; those that call cargo apart from each other, for it lets one build wait for another.
-const SUITES: [Suite; 26] = {
+const SUITES: [Suite; 27] = {
     use Asset::*;
     use Work::{Crate, Programs, Sources};
     const fn suite(name: &'static str, budget: [Option<u32>; 2], assets: &'static [Asset], work: Work) -> Suite {
@@ -95,6 +95,7 @@ const SUITES: [Suite; 26] = {
         suite("qhx-media", [Some(10), Some(10)], &[], Crate),
         suite("qhx", [Some(10), Some(10)], &[], Crate),
         suite("qhx-attack", [Some(10), Some(10)], &[], Crate),
+        suite("xtask", [Some(2), Some(2)], &[], Crate),
         suite("judges", [Some(40), Some(100)], &[Judges], Programs(judges::test)),
         suite("attack", [Some(20), Some(4000)], &[], Programs(attack::test)),
         suite("doctest", [Some(60), Some(60)], &[], Sources(doctest)),
@@ -105,6 +106,11 @@ const SUITES: [Suite; 26] = {
         suite("dependencies", [None, Some(60)], &[], Sources(policy::deny)),
     ]
 };
+
+/// The crates whose tests are a suite.
+pub(crate) fn of_crates() -> impl Iterator<Item = &'static str> {
+    SUITES.iter().filter(|suite| matches!(suite.work, Work::Crate)).map(|suite| suite.name)
+}
 
 fn find(name: &str) -> Result<&'static Suite, Failure> {
     SUITES.iter().find(|suite| suite.name == name).ok_or_else(|| {
@@ -330,6 +336,7 @@ pub(crate) fn lint() -> Result<(), Failure> {
     deps::check()?;
     policy::check()?;
     licenses::check()?;
+    conventions::check()?;
     run(cargo().args(["clippy", "--workspace", "--all-targets"]).args(PROFILE).args(["--", "-D", "warnings"]))?;
     run(cargo().args(["doc", "--workspace", "--no-deps", "--document-private-items"]).args(PROFILE).env("RUSTDOCFLAGS", "-D warnings"))
 }

@@ -13,6 +13,8 @@ use std::{
 const MEMORY_KIB: u64 = 4 << 20;
 /// A process that blocks forever uses no CPU time, so the wall-clock limit is this many times the CPU limit.
 const WALL_FACTOR: u32 = 6;
+/// One that had more than one in so many parts of that is at work on a busy machine, and has ten times as long.
+const IDLE_SHARE: u32 = 50;
 /// Linux reports CPU time in hundredths of a second.
 const TICK: Duration = Duration::from_millis(10);
 
@@ -45,8 +47,9 @@ impl Watch {
         if used > self.limit {
             return Some(format!("took more than {} s of CPU time", self.limit.as_secs_f64()));
         }
-        let wall = self.limit * WALL_FACTOR;
-        (self.began.elapsed() > wall).then(|| format!("did not end within {} s", wall.as_secs_f64()))
+        let (waited, wall) = (self.began.elapsed(), self.limit * WALL_FACTOR);
+        let is_idle = used * IDLE_SHARE < waited;
+        (waited > wall && is_idle || waited > 10 * wall).then(|| format!("did not end within {} s", waited.as_secs_f64().floor()))
     }
 }
 

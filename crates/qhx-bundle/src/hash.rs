@@ -109,11 +109,28 @@ mod tests {
     #[test]
     fn known_sum_and_text_form() {
         assert_eq!(Digest::of(b"abc").to_string(), ABC);
+        assert_eq!(format!("{:?}", Digest::of(b"abc")), format!("Digest({ABC})"));
+        assert_eq!(Digest::of(b"abc").as_bytes()[..2], [0xba, 0x78]);
         assert_eq!(ABC.parse::<Digest>().unwrap(), Digest::of(b"abc"));
         assert_eq!(Digest::of_reader(&b"abc"[..], None).unwrap(), (Digest::of(b"abc"), 3));
         for bad in ["", "ba78", &ABC.to_uppercase(), &ABC.replace('f', "g"), &format!("{ABC}0")] {
             assert!(bad.parse::<Digest>().is_err(), "{bad}");
         }
+    }
+
+    /// Gives `abc` after an error.
+    struct Late(Option<io::ErrorKind>, &'static [u8]);
+
+    impl Read for Late {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.0.take().map_or(Ok(()), |kind| Err(kind.into())).and_then(|()| self.1.read(buffer))
+        }
+    }
+
+    #[test]
+    fn interruptions_are_gone_over_and_errors_are_told() {
+        assert_eq!(Digest::of_reader(Late(Some(io::ErrorKind::Interrupted), b"abc"), None).unwrap(), (Digest::of(b"abc"), 3));
+        assert_eq!(Digest::of_reader(Late(Some(io::ErrorKind::NotFound), b"abc"), None).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

@@ -119,7 +119,12 @@ mod tests {
         for text in ["a", "qhx.json", "weights/00001-of-00002.safetensors", "a/b/c d/…", "..a/b..", ".hidden"] {
             assert_eq!(BundlePath::new(text).unwrap().as_str(), text);
         }
-        assert_eq!(BundlePath::new("a/b").unwrap().to_relative(), PathBuf::from("a").join("b"));
+        let path: BundlePath = "a/b".parse().unwrap();
+        assert_eq!((path.to_relative(), path.to_string()), (PathBuf::from("a").join("b"), "a/b".to_owned()));
+        // As long as may be.
+        assert!(BundlePath::new("a".repeat(MAX_NAME)).is_ok());
+        assert!(BundlePath::new("a/".repeat(MAX_PATH / 2 - 1) + "bc").is_ok());
+        assert!(BundlePath::new("a/".repeat(MAX_PATH / 2) + "b").is_err());
     }
 
     #[test]
@@ -139,9 +144,11 @@ mod tests {
         ];
         for (text, reason) in cases {
             let error = BundlePath::new(text).unwrap_err().to_string();
-            assert!(error.contains(reason), "{text:?}: {error}");
+            assert!(error.contains(reason) && error.contains(&shown(text)), "{text:?}: {error}");
+            assert!(text.parse::<BundlePath>().is_err());
             assert!(serde_json::from_value::<BundlePath>(text.into()).is_err());
         }
+        assert_eq!(shown("..\\..\\x\0"), "..\\\\..\\\\x\\0");
         assert!(BundlePath::new("a".repeat(256)).unwrap_err().to_string().contains("longer than 255"));
         let long = BundlePath::new("a/".repeat(1_000_000)).unwrap_err().to_string();
         assert!(long.contains("longer than 1024") && long.len() < 400, "{long}");

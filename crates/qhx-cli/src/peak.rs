@@ -70,13 +70,18 @@ fn look(peak: &Mutex<Peak>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Instant;
 
     #[test]
     #[cfg(target_os = "linux")]
     fn a_short_peak_is_seen() {
         let watch = PeakMemory::watch();
         let numbers = vec![1u8; 64 << 20];
-        thread::sleep(EVERY * 5);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while watch.peak.lock().unwrap().own_bytes < 64 << 20 {
+            assert!(Instant::now() < deadline, "it is never seen");
+            thread::sleep(EVERY);
+        }
         assert!(numbers.iter().all(|&n| n == 1));
         drop(numbers);
         let peak = watch.finish();

@@ -1,8 +1,8 @@
 //! `qhx batch`: many prompts from a file.
 
-use crate::common::{self, DEVICE, bundle, fail, ids, json, qhx, read_json, scratch, text};
+use crate::common::{self, DEVICE, bundle, fail, ids, json, qhx, read_json, scratch, text, wait_until};
 use serde_json::{Value, json};
-use std::{fs, path::Path, thread, time::Duration};
+use std::{fs, path::Path};
 
 /// The fixture's prompts as lines, and the greedy answers that the oracle gave.
 fn prompts(family: &str) -> (Vec<String>, Vec<Value>) {
@@ -61,10 +61,10 @@ fn a_killed_batch_goes_on_where_it_was() {
     fs::write(&input, many.join("\n") + "\n").unwrap();
     let arguments = batch(&bundle("qwen3"), &input, &output);
     let mut child = qhx(&arguments).spawn().unwrap();
-    while fs::read(&output).map_or(0, |bytes| bytes.iter().filter(|byte| **byte == b'\n').count()) < 3 {
-        thread::sleep(Duration::from_millis(2));
+    wait_until("three lines are written", || {
         assert!(child.try_wait().unwrap().is_none_or(|status| status.success()));
-    }
+        fs::read(&output).map_or(0, |bytes| bytes.iter().filter(|byte| **byte == b'\n').count()) >= 3
+    });
     child.kill().unwrap();
     child.wait().unwrap();
     // As if it had been killed in the middle of a line.

@@ -190,6 +190,7 @@ fn settings_are_changed_within_a_conversation() {
 #[cfg(unix)]
 mod terminal {
     use super::*;
+    use crate::common::wait_until;
     use std::{
         fs::File,
         io::{Read, Write},
@@ -198,7 +199,6 @@ mod terminal {
         process::{Child, Stdio},
         sync::{Arc, Mutex},
         thread::{self, JoinHandle},
-        time::{Duration, Instant},
     };
 
     struct Terminal {
@@ -241,17 +241,15 @@ mod terminal {
 
         /// Waits until this is shown, after what was waited for before; gives what is shown between.
         fn wait_for(&mut self, text: &str) -> String {
-            let begun = Instant::now();
-            loop {
-                let seen = String::from_utf8_lossy(&self.seen.lock().unwrap()).into_owned();
-                if let Some(at) = seen.get(self.read..).and_then(|new| new.find(text)) {
-                    let start = self.read;
-                    self.read += at + text.len();
-                    return seen[start..start + at].to_owned();
-                }
-                assert!(begun.elapsed() < Duration::from_secs(60), "{text:?} is not shown: {seen:?}");
-                thread::sleep(Duration::from_millis(10));
-            }
+            let (seen, start, mut found) = (&self.seen, self.read, None);
+            wait_until(&format!("{text:?} is shown"), || {
+                let seen = String::from_utf8_lossy(&seen.lock().unwrap()).into_owned();
+                found = seen.get(start..).and_then(|new| Some(new[..new.find(text)?].to_owned()));
+                found.is_some()
+            });
+            let between = found.unwrap();
+            self.read += between.len() + text.len();
+            between
         }
 
         /// Pastes as terminals do: marked where the program asked for it.

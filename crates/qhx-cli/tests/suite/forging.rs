@@ -1,13 +1,12 @@
 //! Forging that is stopped half-way, by a full disk or by a person, leaves nothing behind; many processes that need one bundle make it once.
 #![cfg(unix)]
 
-use crate::common::{DEVICE, failed, fixture, listing, qhx, ran, scratch, wait_for_line};
+use crate::common::{DEVICE, failed, fixture, listing, qhx, ran, scratch, wait_for_line, wait_until};
 use serde_json::json;
 use std::{
     fs,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -48,11 +47,7 @@ fn ctrl_c() {
         let out = place.join("bundle");
         let arguments = ["synth", config.to_str().unwrap(), "--out", out.to_str().unwrap(), "--precision", "w4"];
         let child = qhx(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let begun = Instant::now();
-        while !listing(&place).iter().any(|name| name.contains("tmp")) {
-            assert!(begun.elapsed() < Duration::from_secs(60), "forging did not begin");
-            thread::sleep(Duration::from_millis(2));
-        }
+        wait_until("forging has begun", || listing(&place).iter().any(|name| name.contains("tmp")));
         let sent = Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap();
         assert!(sent.success());
         let asked = Instant::now();

@@ -2,7 +2,7 @@
 #![cfg(feature = "cpu")]
 
 use crate::{
-    common::{self, fail, fixture, json, listing, qhx, ran, run, scratch, succeed, text},
+    common::{self, fail, fixture, json, listing, qhx, ran, run, scratch, succeed, text, wait_until},
     extended,
 };
 use serde_json::{Value, json};
@@ -10,8 +10,6 @@ use std::{
     fs,
     path::Path,
     process::{Command, Stdio},
-    thread,
-    time::{Duration, Instant},
 };
 
 #[test]
@@ -185,13 +183,9 @@ fn a_gate_can_be_stopped() {
     let arguments =
         ["forge", text(&fixture("llama")), "--out", text(&out), "--precision", "f32", "--prompts", text(&prompts)].map(str::to_owned);
     let child = qhx(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let begun = Instant::now();
     // The manifest is the last that is written before the gate begins.
     let gating = |place: &Path| fs::read_dir(place).unwrap().any(|entry| entry.unwrap().path().join("qhx.json").exists());
-    while !gating(&place) {
-        assert!(begun.elapsed() < Duration::from_secs(60), "forging did not begin");
-        thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("the gate has begun", || gating(&place));
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let ended = ran(child.wait_with_output().unwrap());
     assert!(ended.code == Some(1) && ended.stderr.contains("cancelled: nothing was written"), "{ended:?}");

@@ -10,7 +10,7 @@ use std::{
     path::Path,
     process::{Command, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 const QUESTION: &str = "What is the capital of Portugal?";
@@ -106,13 +106,18 @@ fn a_prompt_outlives_the_process_of_its_gpu() {
     let (model, prompt) = (bundle("qwen3"), "hello there ".repeat(60));
     let arguments = ["run", model.to_str().unwrap(), &prompt, "--max-new", "8", "--ignore-eos", "--context", "1024"];
     let expected = succeed([&arguments[..], &["--device", "cpu"]].concat());
-    // Later and later: the first ones die early, and one dies in the prompt.
-    let killed_in_prompt = (1..30).any(|tries| {
-        let mut child = qhx([&arguments[..], &["--device", "gpu", "--isolate"]].concat())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+    let start = || {
+        let mut isolated = qhx([&arguments[..], &["--device", "gpu", "--isolate"]].concat());
+        isolated.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let began = Instant::now();
+    let mut undisturbed = start();
+    undisturbed.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    let first_output = began.elapsed();
+    assert!(undisturbed.wait_with_output().unwrap().status.success());
+    // Later and later on the way to the first output: the first ones die early, and one dies in the prompt.
+    let killed_in_prompt = (1..16).cycle().take(45).any(|part| {
+        let mut child = start();
         let mut output = child.stdout.take().unwrap();
         let reader = thread::spawn(move || {
             let mut first = [0];
@@ -121,12 +126,12 @@ fn a_prompt_outlives_the_process_of_its_gpu() {
             output.read_to_end(&mut answer).unwrap();
             (at, String::from_utf8(answer).unwrap())
         });
-        thread::sleep(Duration::from_millis(40 * tries));
+        thread::sleep(first_output * part / 16);
         let (worker, killed) = (child_of(&child), Instant::now());
         Command::new("kill").args(["-9", &worker]).status().unwrap();
         let (begun, answer) = reader.join().unwrap();
         let found = ran(child.wait_with_output().unwrap());
-        assert_eq!((found.code, &answer), (Some(0), &expected), "killed after {} ms: {found:?}", 40 * tries);
+        assert_eq!((found.code, &answer), (Some(0), &expected), "killed after {part}/16 of {first_output:?}: {found:?}");
         begun > killed && found.stderr.contains("gpu was lost: its process is gone")
     });
     assert!(killed_in_prompt, "no process was killed between loading and the first token");

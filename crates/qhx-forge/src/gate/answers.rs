@@ -34,7 +34,7 @@ impl Gate<'_, '_> {
         suite: &Suite,
         prompts: usize,
     ) -> Result<(Vec<Played>, usize, bool), ForgeError> {
-        let started = Instant::now();
+        let started = (self.clock)();
         let rows = |prompt: &SuitePrompt| prompt.prompt.ids().len();
         let longest = suite.prompts.iter().map(rows).max().unwrap_or(1);
         let tokens = suite.tokens;
@@ -48,7 +48,7 @@ impl Gate<'_, '_> {
         let (mut played, mut left, mut pace) = (Vec::new(), all, Pace::default());
         let mut sessions = (0..together.min(asked.len())).map(|_| model.session()).collect::<Result<Vec<_>, _>>()?;
         for prompts in asked.chunks(together) {
-            let late = self.options.budget.is_some_and(|budget| started.elapsed() > budget.mul_f64(ANSWERING_SHARE));
+            let late = self.options.budget.is_some_and(|budget| (self.clock)() - started > budget.mul_f64(ANSWERING_SHARE));
             if late && played.len() >= suite.required() {
                 return Ok((played, vocabulary, true));
             }

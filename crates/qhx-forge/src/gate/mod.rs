@@ -229,6 +229,8 @@ struct Gate<'m, 'o> {
     suite: Suite,
     /// What the model loses by plain rounding, once that had to be known.
     plain: Option<PlainRounding>,
+    /// The time by which a budget is spent.
+    clock: Box<dyn Fn() -> Duration>,
 }
 
 impl<'m, 'o> Gate<'m, 'o> {
@@ -247,7 +249,9 @@ impl<'m, 'o> Gate<'m, 'o> {
         let suite = if options.quick { suite.quick() } else { suite };
         let native = material.programs(&PrecisionPlan::from(Precision::Native))?;
         let lossless = crate::forge::weights(&native).map(|(name, weight, _)| (name.clone(), weight.encoding)).collect();
-        Ok(Self { material, precision: forge.precision, options, kind, device, f32, lossless, manifest, suite, plain: None })
+        let (precision, began) = (forge.precision, Instant::now());
+        let clock = Box::new(move || began.elapsed());
+        Ok(Self { material, precision, options, kind, device, f32, lossless, manifest, suite, plain: None, clock })
     }
 
     fn tell(&mut self, what: &str, done: usize, total: usize) {

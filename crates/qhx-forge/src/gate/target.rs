@@ -25,10 +25,7 @@ use qhx_runtime::{
     memory::weight_bytes,
     verify::{Notes, centred_stages, row_stages},
 };
-use std::{
-    collections::BTreeSet,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, time::Duration};
 use suite::{Suite, SuitePrompt};
 
 /// Tokens of each answer: emulators are slow.
@@ -103,7 +100,7 @@ impl Gate<'_, '_> {
         suite: &Suite,
     ) -> Result<Option<Measurement>, ForgeError> {
         let model = target_model(bundle, manifest, order)?;
-        let (budget, started) = (self.options.budget.unwrap_or(BUDGET), Instant::now());
+        let (budget, started) = (self.options.budget.unwrap_or(BUDGET), (self.clock)());
         let tokens = TOKENS.min(suite::new_tokens(model.context_limit()));
         let stages = row_stages(model.program());
         let mut session = [model.session()?];
@@ -112,12 +109,12 @@ impl Gate<'_, '_> {
         let suite = suite.clone().shortest_first();
         let (all, required) = (suite.prompts.len(), suite.required());
         for prompt in &suite.prompts {
-            if played.len() >= required && started.elapsed() > budget.mul_f64(super::ANSWERING_SHARE) {
+            if played.len() >= required && (self.clock)() - started > budget.mul_f64(super::ANSWERING_SHARE) {
                 break;
             }
             let done = GateProgress::new("answering prompts in the emulator", played.len() * tokens, all * tokens);
             played.extend(self.answer_prompts(&model, &mut session, &[(prompt, 0)], &stages, tokens, done)?.0);
-            if played.len() == 1 && started.elapsed() > budget {
+            if played.len() == 1 && (self.clock)() - started > budget {
                 return Ok(None);
             }
         }
@@ -294,18 +291,17 @@ mod tests {
             Arc,
             atomic::{AtomicUsize, Ordering},
         },
-        thread,
     };
 
-    /// The processor under the name of an NPU. It dawdles over its first calls.
-    struct Slow {
+    /// The processor under the name of an NPU, with its calls counted.
+    struct Counted {
         device: Arc<dyn Device>,
         calls: Arc<AtomicUsize>,
     }
 
-    struct SlowExecutable(Box<dyn Executable>, Arc<AtomicUsize>);
+    struct CountedExecutable(Box<dyn Executable>, Arc<AtomicUsize>);
 
-    impl Device for Slow {
+    impl Device for Counted {
         fn name(&self) -> &str {
             "npu"
         }
@@ -315,13 +311,13 @@ mod tests {
         }
 
         fn open(&self) -> Result<Arc<dyn Machine>, DeviceError> {
-            Ok(Arc::new(SlowMachine(self.device.open()?, self.calls.clone())))
+            Ok(Arc::new(CountedMachine(self.device.open()?, self.calls.clone())))
         }
     }
 
-    struct SlowMachine(Arc<dyn Machine>, Arc<AtomicUsize>);
+    struct CountedMachine(Arc<dyn Machine>, Arc<AtomicUsize>);
 
-    impl Machine for SlowMachine {
+    impl Machine for CountedMachine {
         fn describe(&self) -> DeviceInfo {
             let mut info = self.0.describe();
             let texts = ["library", "build", "oldest_library"].map(|fact| (fact.to_owned(), Fact::from("1")));
@@ -331,11 +327,11 @@ mod tests {
         }
 
         fn load(&self, program: &Checked, weights: &Arc<dyn Weights>, options: &DeviceOptions) -> Result<Box<dyn Executable>, DeviceError> {
-            Ok(Box::new(SlowExecutable(self.0.load(program, weights, options)?, self.1.clone())))
+            Ok(Box::new(CountedExecutable(self.0.load(program, weights, options)?, self.1.clone())))
         }
     }
 
-    impl Executable for SlowExecutable {
+    impl Executable for CountedExecutable {
         fn program(&self) -> &Checked {
             self.0.program()
         }
@@ -345,9 +341,7 @@ mod tests {
         }
 
         fn submit(&mut self, call: &mut Call<'_>) -> Result<Ticket, DeviceError> {
-            if self.1.fetch_add(1, Ordering::Relaxed) < TOKENS {
-                thread::sleep(Duration::from_millis(100));
-            }
+            self.1.fetch_add(1, Ordering::Relaxed);
             self.0.submit(call)
         }
 
@@ -369,15 +363,21 @@ mod tests {
         let out = folder.path().join("model");
         let mut options = ForgeOptions::new(&out, Precision::F32);
         let mut silent = |_: GateProgress<'_>| {};
-        let budget = Some(Duration::from_millis(100 * TOKENS as u64 * 9 / 4));
+        let budget = Some(Duration::from_secs(TOKENS as u64 * 9 / 4));
         let mut gate = Gate::new(&material, &options, GateOptions { budget, ..GateOptions::new(&mut silent) }).unwrap();
         let plan = PrecisionPlan::from(Precision::F32);
         let programs = material.programs(&plan).unwrap();
         let staged = material.stage(&plan, &programs, &mut options).unwrap();
         let measured = gate.measure(&staged).unwrap();
         let root = gate.parity(&staged, &programs, measured, None).unwrap();
+        // The first calls take a second each.
+        let calls = Arc::new(AtomicUsize::new(0));
+        gate.clock = Box::new({
+            let calls = calls.clone();
+            move || Duration::from_secs(calls.load(Ordering::Relaxed).min(TOKENS) as u64)
+        });
         let order = TargetOrder {
-            device: Arc::new(Slow { device: gate.device.clone(), calls: Arc::default() }),
+            device: Arc::new(Counted { device: gate.device.clone(), calls }),
             made_for: MadeFor::Emulator,
             context: Some(512),
             prefill: vec![128],

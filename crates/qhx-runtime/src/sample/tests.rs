@@ -171,6 +171,18 @@ fn frequencies_follow_the_probabilities() {
     }
 }
 
+/// What users' seeds reproduce depends on it.
+#[test]
+fn without_filters_draws_fall_on_ids_in_their_order() {
+    let mut sampler = sampler(|c| c.seed = 3);
+    let logits = [0.1f32, 0.6, 0.3].map(f32::ln);
+    for position in 0..200 {
+        let draw = random::uniform(3, position as u64);
+        let expected = [0.1, 0.7].into_iter().filter(|end| draw >= *end).count() as u32;
+        assert_eq!(sampler.sample(&logits, &[], position), Ok(expected), "{draw}");
+    }
+}
+
 #[test]
 fn temperature_sharpens_before_the_filters() {
     let logits = [1.0, 0.0];

@@ -113,18 +113,29 @@ pub(crate) fn wait_for_line(process: &mut Child, text: &str) {
     }
 }
 
+/// Waits until something is so that another process does.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "it is never so: {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
 /// The only child of a process (Linux).
 pub(crate) fn child_of(process: &Child) -> String {
-    let began = Instant::now();
-    loop {
+    let mut child = None;
+    wait_until("the process has a child", || {
         let tasks = fs::read_dir(format!("/proc/{}/task", process.id())).unwrap().map(|task| task.unwrap().path().join("children"));
         let children: String = tasks.filter_map(|file| fs::read_to_string(file).ok()).collect();
         match children.split_whitespace().collect::<Vec<_>>()[..] {
-            [only] => return only.to_owned(),
-            ref all => assert!(all.is_empty() && began.elapsed() < Duration::from_secs(60), "{all:?}"),
+            [only] => child = Some(only.to_owned()),
+            ref all => assert!(all.is_empty(), "{all:?}"),
         }
-        thread::sleep(Duration::from_millis(10));
-    }
+        child.is_some()
+    });
+    child.unwrap()
 }
 
 /// Forges `source` into `out`, without a gate: tests of gates have their own.
