@@ -3,26 +3,23 @@
 use crate::{
     classes::{Bench, Case, Outcome},
     files::{empty_folder, names_in, write_folder},
-    limits::{Watch, limited, wait},
+    limits::{FOLDERS, Watch, contained, wait},
 };
 use serde_json::Value;
 use std::{
-    env,
     fs::{self, File},
     io,
-    path::Path,
-    process::{ExitStatus, Stdio},
-    time::Duration,
+    process::{Command, ExitStatus},
 };
 
 /// The most that a command may say on stderr.
 const MOST_STDERR: usize = 64 << 10;
 
 /// Runs `qhx` on a case. The error is what is wrong with how it behaved.
-pub(crate) fn run(qhx: &Path, case: &Case, bench: &Bench, limit: Duration) -> Result<Outcome, String> {
+pub(crate) fn run(case: &Case, bench: &Bench) -> Result<Outcome, String> {
     let cannot = |error: io::Error| format!("the harness cannot work with its files: {error}");
     let at = |name: &str| bench.scratch.join(name);
-    for folder in ["here", "tmp", "home", "out"] {
+    for folder in FOLDERS.into_iter().chain(["out"]) {
         empty_folder(&at(folder)).map_err(cannot)?;
     }
     write_folder(&at("case"), &case.files).map_err(cannot)?;
@@ -33,36 +30,44 @@ pub(crate) fn run(qhx: &Path, case: &Case, bench: &Bench, limit: Duration) -> Re
         let argument = argument.replace("{case}", &place(at("case"))).replace("{out}", &place(at("out").join("made")));
         argument.replace("{bundles}", &place(bench.bundles.clone()))
     };
-    let mut command = limited(qhx);
-    command.args(case.arguments.iter().map(fill)).current_dir(at("here")).env_clear();
-    command.envs(env::vars_os().filter(|(name, _)| name == "PATH"));
-    command.envs([("TMPDIR", at("tmp")), ("HOME", at("home")), ("QHX_CACHE_DIR", at("cache"))]).env("MALLOC_ARENA_MAX", "2");
-    let file = |name: &str| File::create(at(name)).map_err(cannot);
-    command.stdin(Stdio::null()).stdout(file("stdout")?).stderr(file("stderr")?);
-    let mut child = command.spawn().map_err(cannot)?;
-    let watch = Watch::new(child.id(), limit);
-    let ended = wait(&mut child, &watch);
-    let stderr = fs::read(at("stderr")).map_err(cannot)?;
-    let shown =
-        |problem: String| format!("{problem}; stderr: {}", String::from_utf8_lossy(&stderr[..stderr.len().min(4000)]).escape_debug());
-    let stdout = fs::read(at("stdout")).map_err(cannot)?;
+    let mut command = contained(&bench.qhx, &bench.scratch);
+    command.args(case.arguments.iter().map(fill));
     let wants_json = case.arguments.iter().any(|argument| argument == "--json");
-    let outcome = ended.and_then(|status| judge(status, &stdout, &stderr, wants_json)).map_err(shown)?;
+    let (outcome, stderr) = run_to_its_end(&mut command, bench, wants_json)?;
 
     let mut left: Vec<String> = Vec::new();
-    for folder in ["here", "tmp", "home"] {
+    for folder in FOLDERS {
         left.extend(names_in(&at(folder)).map_err(cannot)?);
     }
     left.extend(names_in(&at("out")).map_err(cannot)?.into_iter().filter(|name| !is_output(name)));
     left.extend(names_in(&at("case")).map_err(cannot)?.into_iter().filter(|name| !before.contains(name)));
     match left.is_empty() {
         true => Ok(outcome),
-        false => Err(shown(format!("left files behind: {}", left.join(", ")))),
+        false => Err(shown(&format!("left files behind: {}", left.join(", ")), &stderr)),
     }
 }
 
+/// Runs a command that must end by itself, and what it said on stderr.
+pub(crate) fn run_to_its_end(command: &mut Command, bench: &Bench, wants_json: bool) -> Result<(Outcome, Vec<u8>), String> {
+    let cannot = |error: io::Error| format!("the harness cannot work with its files: {error}");
+    let [stdout, stderr] = ["stdout", "stderr"].map(|name| bench.scratch.join(name));
+    command.stdout(File::create(&stdout).map_err(cannot)?).stderr(File::create(&stderr).map_err(cannot)?);
+    let mut child = command.spawn().map_err(cannot)?;
+    let watch = Watch::new(child.id(), bench.limit);
+    let ended = wait(&mut child, &watch);
+    let (stdout, stderr) = (fs::read(stdout).map_err(cannot)?, fs::read(stderr).map_err(cannot)?);
+    match ended.and_then(|status| judge(status, &stdout, &stderr, wants_json)) {
+        Ok(outcome) => Ok((outcome, stderr)),
+        Err(problem) => Err(shown(&problem, &stderr)),
+    }
+}
+
+fn shown(problem: &str, stderr: &[u8]) -> String {
+    format!("{problem}; stderr: {}", String::from_utf8_lossy(&stderr[..stderr.len().min(4000)]).escape_debug())
+}
+
 /// What a command is asked to make, and the name of one that failed its gate.
-fn is_output(name: &str) -> bool {
+pub(crate) fn is_output(name: &str) -> bool {
     ["made", "made.rejected", ".made.lock"].contains(&name)
 }
 

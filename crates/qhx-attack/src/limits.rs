@@ -1,10 +1,11 @@
 //! Limits of a case: memory, enforced by the system, and time, enforced by whoever waits for it.
 
 use std::{
+    env,
     ffi::OsStr,
     fs,
     path::Path,
-    process::{Child, Command, ExitStatus},
+    process::{Child, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -22,6 +23,19 @@ pub(crate) fn limited(program: &Path) -> Command {
     let script = format!("ulimit -c 0; ulimit -v {MEMORY_KIB} 2>/dev/null; exec \"$0\" \"$@\"");
     // Each thread's own arena would reserve address space that nobody uses.
     command.args([OsStr::new("-c"), script.as_ref(), program.as_os_str()]).env("MALLOC_ARENA_MAX", "2");
+    command
+}
+
+/// The folders of [`contained`], within that of a worker.
+pub(crate) const FOLDERS: [&str; 3] = ["here", "tmp", "home"];
+
+/// The same, with nothing of this process's environment but where programs are: whatever it writes unasked lands in [`FOLDERS`].
+pub(crate) fn contained(program: &Path, scratch: &Path) -> Command {
+    let mut command = limited(program);
+    let [here, tmp, home] = FOLDERS.map(|name| scratch.join(name));
+    command.current_dir(here).env_clear().envs(env::vars_os().filter(|(name, _)| name == "PATH"));
+    command.envs([("TMPDIR", tmp), ("HOME", home), ("QHX_CACHE_DIR", scratch.join("cache"))]).env("MALLOC_ARENA_MAX", "2");
+    command.stdin(Stdio::null());
     command
 }
 
@@ -46,7 +60,9 @@ impl Watch {
             return Some(format!("took more than {} s of CPU time", self.limit.as_secs_f64()));
         }
         let wall = self.limit * WALL_FACTOR;
-        (self.began.elapsed() > wall).then(|| format!("did not end within {} s", wall.as_secs_f64()))
+        // One that could go on waits for nothing but a core.
+        let is_blocked = self.began.elapsed() > wall && !is_runnable(self.process);
+        is_blocked.then(|| format!("did not end within {} s", wall.as_secs_f64()))
     }
 }
 
@@ -63,6 +79,13 @@ pub(crate) fn wait(child: &mut Child, watch: &Watch) -> Result<ExitStatus, Strin
         }
         thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Whether a thread of a process runs or could run, where the system reports it.
+fn is_runnable(process: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let mut statuses = threads.filter_map(|thread| fs::read_to_string(thread.path().join("stat")).ok());
+    statuses.any(|status| status.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('R')))
 }
 
 /// CPU time of a process and all its threads, where the system reports it.
