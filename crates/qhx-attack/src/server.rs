@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn servers_that_misbehave_are_noticed() {
         let ask = |server: &mut Server| server.ask(&request("GET", "/case", "", b""), Client::Waits).map(|_| ());
-        let mut good = server("good", |path| well(path));
+        let mut good = server("good", well);
         for _ in 0..2 * QUESTION {
             assert_eq!(ask(&mut good), Ok(()));
         }
