@@ -7,6 +7,7 @@
 mod classes;
 mod command;
 mod corpus;
+mod ending;
 mod files;
 mod http;
 mod limits;

@@ -3,7 +3,7 @@
 use super::{INPUT, assert_answered, batch, prepare, run};
 use crate::{
     classes::{Bench, Case, Outcome},
-    command::is_output,
+    ending::is_output,
     files::{names_in, repository},
     http::post,
     limits::{Watch, contained, wait},

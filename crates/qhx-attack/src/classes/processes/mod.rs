@@ -4,7 +4,7 @@ mod batch;
 mod kill;
 
 use super::{Bench, Case, Class, Outcome};
-use crate::{command::run_to_its_end, files::empty_folder, limits::FOLDERS};
+use crate::{ending::run_to_its_end, files::empty_folder, limits::FOLDERS};
 use serde_json::Value;
 use std::{fs, path::Path, process::Command};
 
@@ -30,7 +30,7 @@ fn batch(command: &mut Command, bench: &Bench, output: &Path) {
 
 /// Runs a command to its end. What is wrong with how it behaves is a panic, as in a library.
 fn run(command: &mut Command, bench: &Bench) -> Outcome {
-    run_to_its_end(command, bench, false).unwrap_or_else(|problem| panic!("{problem}")).0
+    run_to_its_end(command, &bench.scratch, bench.limit, false).unwrap_or_else(|problem| panic!("{problem}")).0
 }
 
 /// Panics unless a batch has a whole answer for each line of its input.
