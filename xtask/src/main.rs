@@ -8,6 +8,7 @@ mod conventions;
 mod debian;
 mod deps;
 mod features;
+mod fuzz;
 mod gpu;
 mod graph;
 mod judges;
@@ -47,7 +48,8 @@ const HELP: &str = "cargo xtask COMMAND
   shaders         compile the GPU's shaders anew, with a compiler that is fetched
   man             write man pages to target/man and shell completions to target/completions
   attack [CLASS…] [--seconds N] [--seed S]
-                  hostile files of each class against the libraries and the binary, a minute each; --help says more
+                  hostile input of each class against the libraries, the binary and a server, a minute each; --help says more
+  fuzz SECONDS    coverage-guided fuzzing of every reader, from the same good files
   builtin         forge the model inside the library and the binary anew from demo/qwen3_5
   bench-peers [NAME…] [--instructions avx2] …
                   speed beside llama.cpp, in one run, on SmolLM2 and the four full-size models; needs disk and minutes
@@ -89,6 +91,10 @@ fn main() -> ExitCode {
         ["shaders"] => gpu::shaders(),
         ["man"] => man(),
         ["attack", ref arguments @ ..] => programs::build(&[]).and_then(|()| attack::attack(arguments)),
+        ["fuzz", seconds] => match seconds.parse() {
+            Ok(seconds) => programs::build(&[]).and_then(|()| fuzz::fuzz(seconds)),
+            Err(_) => Err(format!("fuzz needs a number of seconds, found `{seconds}`")),
+        },
         ["builtin"] => builtin(),
         ["bench-peers", ref arguments @ ..] => peers::bench(arguments),
         ["bench-sessions", ref arguments @ ..] => peers::bench_sessions(arguments),

@@ -2,27 +2,17 @@
 
 use crate::{
     classes::{Bench, Case, Outcome},
+    ending::{is_output, run_to_its_end, shown},
     files::{empty_folder, names_in, write_folder},
-    limits::{Watch, limited, wait},
+    limits::{FOLDERS, contained},
 };
-use serde_json::Value;
-use std::{
-    env,
-    fs::{self, File},
-    io,
-    path::Path,
-    process::{ExitStatus, Stdio},
-    time::Duration,
-};
-
-/// The most that a command may say on stderr.
-const MOST_STDERR: usize = 64 << 10;
+use std::io;
 
 /// Runs `qhx` on a case. The error is what is wrong with how it behaved.
-pub(crate) fn run(qhx: &Path, case: &Case, bench: &Bench, limit: Duration) -> Result<Outcome, String> {
+pub(crate) fn run(case: &Case, bench: &Bench) -> Result<Outcome, String> {
     let cannot = |error: io::Error| format!("the harness cannot work with its files: {error}");
     let at = |name: &str| bench.scratch.join(name);
-    for folder in ["here", "tmp", "home", "out"] {
+    for folder in FOLDERS.into_iter().chain(["out"]) {
         empty_folder(&at(folder)).map_err(cannot)?;
     }
     write_folder(&at("case"), &case.files).map_err(cannot)?;
@@ -33,102 +23,19 @@ pub(crate) fn run(qhx: &Path, case: &Case, bench: &Bench, limit: Duration) -> Re
         let argument = argument.replace("{case}", &place(at("case"))).replace("{out}", &place(at("out").join("made")));
         argument.replace("{bundles}", &place(bench.bundles.clone()))
     };
-    let mut command = limited(qhx);
-    command.args(case.arguments.iter().map(fill)).current_dir(at("here")).env_clear();
-    command.envs(env::vars_os().filter(|(name, _)| name == "PATH"));
-    command.envs([("TMPDIR", at("tmp")), ("HOME", at("home")), ("QHX_CACHE_DIR", at("cache"))]).env("MALLOC_ARENA_MAX", "2");
-    let file = |name: &str| File::create(at(name)).map_err(cannot);
-    command.stdin(Stdio::null()).stdout(file("stdout")?).stderr(file("stderr")?);
-    let mut child = command.spawn().map_err(cannot)?;
-    let watch = Watch::new(child.id(), limit);
-    let ended = wait(&mut child, &watch);
-    let stderr = fs::read(at("stderr")).map_err(cannot)?;
-    let shown =
-        |problem: String| format!("{problem}; stderr: {}", String::from_utf8_lossy(&stderr[..stderr.len().min(4000)]).escape_debug());
-    let stdout = fs::read(at("stdout")).map_err(cannot)?;
+    let mut command = contained(&bench.qhx, &bench.scratch);
+    command.args(case.arguments.iter().map(fill));
     let wants_json = case.arguments.iter().any(|argument| argument == "--json");
-    let outcome = ended.and_then(|status| judge(status, &stdout, &stderr, wants_json)).map_err(shown)?;
+    let (outcome, stderr) = run_to_its_end(&mut command, &bench.scratch, bench.limit, wants_json)?;
 
     let mut left: Vec<String> = Vec::new();
-    for folder in ["here", "tmp", "home"] {
+    for folder in FOLDERS {
         left.extend(names_in(&at(folder)).map_err(cannot)?);
     }
     left.extend(names_in(&at("out")).map_err(cannot)?.into_iter().filter(|name| !is_output(name)));
     left.extend(names_in(&at("case")).map_err(cannot)?.into_iter().filter(|name| !before.contains(name)));
     match left.is_empty() {
         true => Ok(outcome),
-        false => Err(shown(format!("left files behind: {}", left.join(", ")))),
-    }
-}
-
-/// What a command is asked to make, and the name of one that failed its gate.
-fn is_output(name: &str) -> bool {
-    ["made", "made.rejected", ".made.lock"].contains(&name)
-}
-
-/// Whether a command ended as every command must.
-fn judge(status: ExitStatus, stdout: &[u8], stderr: &[u8], wants_json: bool) -> Result<Outcome, String> {
-    let code = match status.code() {
-        Some(code @ 0..=2) => code,
-        _ => return Err(format!("ended with {status}")),
-    };
-    let Ok(said) = std::str::from_utf8(stderr) else { return Err("stderr is not UTF-8".into()) };
-    if said.contains("panicked at") {
-        return Err("panicked".into());
-    }
-    if let Some(control) = said.chars().find(|&character| is_raw_control(character)) {
-        return Err(format!("printed the control character {control:?}"));
-    }
-    if stderr.len() > MOST_STDERR {
-        return Err(format!("said {} bytes on stderr", stderr.len()));
-    }
-    if code == 0 && wants_json && !matches!(serde_json::from_slice(stdout), Ok(Value::Object(_))) {
-        return Err("stdout is not one JSON object".into());
-    }
-    match code {
-        0 => Ok(Ok("exit code 0".into())),
-        _ if said.trim().is_empty() => Err(format!("ended with exit code {code} and said nothing")),
-        _ => Ok(Err(said.to_owned())),
-    }
-}
-
-/// What a terminal would obey, or what would show a text in another order than it is in.
-fn is_raw_control(character: char) -> bool {
-    (character.is_control() && !matches!(character, '\n' | '\t')) || matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
-#[cfg(all(test, unix))]
-mod tests {
-    use super::*;
-    use std::os::unix::process::ExitStatusExt;
-
-    fn judged(raw: i32, stdout: &str, stderr: &str) -> Result<Outcome, String> {
-        judge(ExitStatus::from_raw(raw), stdout.as_bytes(), stderr.as_bytes(), true)
-    }
-
-    #[test]
-    fn good_behaviour_passes() {
-        assert!(matches!(judged(0, "{}\n", ""), Ok(Ok(_))));
-        assert!(matches!(judged(1 << 8, "", "error: é is not a bundle\n"), Ok(Err(_))));
-        assert!(matches!(judged(2 << 8, "", "usage\n"), Ok(Err(_))));
-    }
-
-    #[test]
-    fn bad_behaviour_is_named() {
-        let long = "x".repeat(MOST_STDERR + 1);
-        for (raw, stdout, stderr, expected) in [
-            (11, "", "", "signal"),
-            (101 << 8, "", "error", "exit status: 101"),
-            (1 << 8, "", "thread 'main' panicked at src/x.rs", "panicked"),
-            (1 << 8, "", "error: \u{1b}[2J", "control"),
-            (1 << 8, "", "error: \u{202e}", "control"),
-            (1 << 8, "", &long, "bytes on stderr"),
-            (1 << 8, "", "", "said nothing"),
-            (0, "", "", "JSON"),
-            (0, "{}{}", "", "JSON"),
-        ] {
-            let problem = judged(raw, stdout, stderr).unwrap_err();
-            assert!(problem.contains(expected), "{problem}");
-        }
+        false => Err(shown(&format!("left files behind: {}", left.join(", ")), &stderr)),
     }
 }

@@ -1,10 +1,11 @@
 //! Limits of a case: memory, enforced by the system, and time, enforced by whoever waits for it.
 
 use std::{
+    env,
     ffi::OsStr,
     fs,
     path::Path,
-    process::{Child, Command, ExitStatus},
+    process::{Child, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -13,8 +14,6 @@ use std::{
 const MEMORY_KIB: u64 = 4 << 20;
 /// A process that blocks forever uses no CPU time, so the wall-clock limit is this many times the CPU limit.
 const WALL_FACTOR: u32 = 6;
-/// One that had more than one in so many parts of that is at work on a busy machine, and has ten times as long.
-const IDLE_SHARE: u32 = 50;
 /// Linux reports CPU time in hundredths of a second.
 const TICK: Duration = Duration::from_millis(10);
 
@@ -24,6 +23,19 @@ pub(crate) fn limited(program: &Path) -> Command {
     let script = format!("ulimit -c 0; ulimit -v {MEMORY_KIB} 2>/dev/null; exec \"$0\" \"$@\"");
     // Each thread's own arena would reserve address space that nobody uses.
     command.args([OsStr::new("-c"), script.as_ref(), program.as_os_str()]).env("MALLOC_ARENA_MAX", "2");
+    command
+}
+
+/// The folders of [`contained`], within that of a worker.
+pub(crate) const FOLDERS: [&str; 3] = ["here", "tmp", "home"];
+
+/// The same, with nothing of this process's environment but where programs are: whatever it writes unasked lands in [`FOLDERS`].
+pub(crate) fn contained(program: &Path, scratch: &Path) -> Command {
+    let mut command = limited(program);
+    let [here, tmp, home] = FOLDERS.map(|name| scratch.join(name));
+    command.current_dir(here).env_clear().envs(env::vars_os().filter(|(name, _)| name == "PATH"));
+    command.envs([("TMPDIR", tmp), ("HOME", home), ("QHX_CACHE_DIR", scratch.join("cache"))]).env("MALLOC_ARENA_MAX", "2");
+    command.stdin(Stdio::null());
     command
 }
 
@@ -47,9 +59,10 @@ impl Watch {
         if used > self.limit {
             return Some(format!("took more than {} s of CPU time", self.limit.as_secs_f64()));
         }
-        let (waited, wall) = (self.began.elapsed(), self.limit * WALL_FACTOR);
-        let is_idle = used * IDLE_SHARE < waited;
-        (waited > wall && is_idle || waited > 10 * wall).then(|| format!("did not end within {} s", waited.as_secs_f64().floor()))
+        let wall = self.limit * WALL_FACTOR;
+        // One that could go on waits for nothing but a core.
+        let is_blocked = self.began.elapsed() > wall && !is_runnable(self.process);
+        is_blocked.then(|| format!("did not end within {} s", wall.as_secs_f64()))
     }
 }
 
@@ -66,6 +79,13 @@ pub(crate) fn wait(child: &mut Child, watch: &Watch) -> Result<ExitStatus, Strin
         }
         thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Whether a thread of a process runs or could run, where the system reports it.
+fn is_runnable(process: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let mut statuses = threads.filter_map(|thread| fs::read_to_string(thread.path().join("stat")).ok());
+    statuses.any(|status| status.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('R')))
 }
 
 /// CPU time of a process and all its threads, where the system reports it.

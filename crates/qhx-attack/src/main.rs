@@ -1,4 +1,4 @@
-//! Hostile inputs against the libraries and the binary, for a given time: `cargo xtask attack`.
+//! Hostile input against the libraries, the binary and a server, for a given time: `cargo xtask attack`.
 //!
 //! Each class of input has a maker of cases and a way into the libraries ([`classes`]). Workers are processes of their own with limits of memory and
 //! time ([`worker`], [`supervise`], [`limits`]), so that a crash or a hang is a result and not an end. A case follows from its class, the seed and its
@@ -6,13 +6,17 @@
 
 mod classes;
 mod command;
+mod corpus;
+mod ending;
 mod files;
+mod http;
 mod limits;
 mod mutate;
 mod options;
 mod random;
 mod report;
 mod seeds;
+mod server;
 mod supervise;
 mod worker;
 
@@ -34,6 +38,10 @@ fn main() -> ExitCode {
         Some((first, order)) if first == "--worker" => {
             Order::from_arguments(order).ok_or("a worker got no order".into()).and_then(worker::work).map(|()| true)
         }
+        Some((first, [folder])) if first == "corpus" => Prepared::new().and_then(|prepared| {
+            let folder = Path::new(folder);
+            corpus::write(&prepared.seeds, folder).map_err(|error| format!("{}: {error}", folder.display())).map(|()| true)
+        }),
         _ => match Options::read(arguments.into_iter().map(|argument| argument.to_string_lossy().into_owned())) {
             Ok(Some(options)) => attack(&options),
             Ok(None) => {
@@ -58,14 +66,7 @@ fn main() -> ExitCode {
 
 /// Runs the classes one after the other; true where nothing failed.
 fn attack(options: &Options) -> Result<bool, String> {
-    let program = env::current_exe().map_err(|error| error.to_string())?;
-    let folder = program.ancestors().nth(2).unwrap_or(Path::new(".")).join("attack");
-    let scratch = Scratch(folder.join(format!("run-{}", process::id())));
-    let bundles = scratch.0.join("bundles");
-    fs::create_dir_all(&bundles).map_err(|error| format!("{}: {error}", bundles.display()))?;
-    seeds::forge_bundles(&bundles)?;
-    let seeds = Seeds::read(&bundles).map_err(|error| format!("the seeds cannot be read: {error}"))?;
-
+    let Prepared { program, folder, scratch, bundles, seeds } = Prepared::new()?;
     let mut results = Vec::new();
     for &class in &options.classes {
         let order = Order {
@@ -100,6 +101,29 @@ fn attack(options: &Options) -> Result<bool, String> {
         false => print!("{}", report::table(&results)),
     }
     Ok(results.iter().all(|result| result.tally.failures.is_empty()))
+}
+
+/// What all classes begin with.
+struct Prepared {
+    program: PathBuf,
+    /// Where failures are kept.
+    folder: PathBuf,
+    scratch: Scratch,
+    bundles: PathBuf,
+    seeds: Seeds,
+}
+
+impl Prepared {
+    fn new() -> Result<Self, String> {
+        let program = env::current_exe().map_err(|error| error.to_string())?;
+        let folder = program.ancestors().nth(2).unwrap_or(Path::new(".")).join("attack");
+        let scratch = Scratch(folder.join(format!("run-{}", process::id())));
+        let bundles = scratch.0.join("bundles");
+        fs::create_dir_all(&bundles).map_err(|error| format!("{}: {error}", bundles.display()))?;
+        seeds::forge_bundles(&bundles)?;
+        let seeds = Seeds::read(&bundles).map_err(|error| format!("the seeds cannot be read: {error}"))?;
+        Ok(Self { program, folder, scratch, bundles, seeds })
+    }
 }
 
 /// A folder that goes when it is no longer needed.

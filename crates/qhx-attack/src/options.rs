@@ -1,17 +1,27 @@
 //! The command line.
 
-use crate::classes::{CLASSES, Class, class};
+use crate::classes::{Class, class, classes};
 use std::time::Duration;
 
 /// What `--help` says.
 pub(crate) const HELP: &str = "cargo xtask attack [CLASS…] [--seconds N] [--seed S] [--jobs N] [--json]
 cargo xtask attack CLASS --seed S --case N
+cargo xtask attack corpus FOLDER
 
-Mutates good files of each class into hostile ones and feeds them to the libraries and, one case in 16, to the `qhx` binary. A case fails if it panics, is
-killed by a signal, exits with a code other than 0, 1 or 2, needs more than 4 GiB of memory or 5 s of CPU time, ends differently when repeated, prints control
-characters or more than 64 KiB on stderr, or leaves a file behind.
+Turns good input of each class into hostile input.
 
-  CLASS…       gguf safetensors config bundle program template tokenizer media chat toml (default: all)
+Files go to the libraries and, one case in 16, to the `qhx` binary. A case fails if it panics, is killed by a signal, exits with a code other than 0, 1 or 2,
+needs more than 4 GiB of memory or 5 s of CPU time, ends differently when repeated, prints control characters or more than 64 KiB on stderr, or leaves a file.
+
+Requests go to a `qhx serve` that lives through all cases of a worker. A case fails if the server ends, panics, answers with 500 or not at all, keeps more than
+1 GiB of memory, answers a known question differently, or takes a second for `/health`.
+
+Commands are given special files, or get a signal at a random moment. A case fails if the command does not end, or if anything half written remains.
+
+  CLASS…       default: all
+               files:    gguf safetensors config bundle program template tokenizer media chat toml
+               requests: grammar schema forced body http keys mediafolder
+               commands: batch kill
   --seconds N  time for each class (default 60)
   --cases N    at most N cases of each class
   --seed S     a different seed gives different cases (default 1)
@@ -20,7 +30,7 @@ characters or more than 64 KiB on stderr, or leaves a file behind.
   --jobs N     worker processes (default: one per core)
   --json       print one JSON object on stdout
 
-Failing cases are kept in target/attack/failures, each with the command that repeats it. The exit code is 1 if any case failed.";
+`corpus` writes the good input of each fuzz target into a folder. Failing cases are kept in target/attack/failures, each with the command that repeats it. The exit code is 1 if any case failed.";
 
 /// What to run.
 pub(crate) struct Options {
@@ -78,7 +88,7 @@ impl Options {
             return Err("--case needs the one class that the case is of".into());
         }
         if options.classes.is_empty() {
-            options.classes = CLASSES.iter().collect();
+            options.classes = classes().collect();
         }
         Ok(Some(options))
     }

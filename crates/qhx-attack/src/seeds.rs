@@ -1,4 +1,4 @@
-//! The good files that mutations begin with: fixtures, demo models, fuzz seeds, and bundles forged from the fixtures.
+//! The good files that mutations and fuzzers begin with: fixtures, demo models, `fuzz/seeds`, and bundles forged from the fixtures.
 
 use crate::files::{Files, read_folder, repository};
 use qhx_forge::{ForgeOptions, Precision, forge_checkpoint};
@@ -20,6 +20,8 @@ pub(crate) struct Seeds {
     pub(crate) templates: Vec<String>,
     /// Images and sounds in every format.
     pub(crate) media: Vec<Vec<u8>>,
+    /// Forms, each after a line with its content type.
+    pub(crate) forms: Vec<Vec<u8>>,
 }
 
 /// What bundles are forged from, and how.
@@ -67,6 +69,7 @@ impl Seeds {
         let is_template = |name: &str| name.ends_with("chat_template.jinja");
         let templates = [read_folder(&fixtures, &is_template)?, read_folder(&root.join("demo"), &is_template)?];
         let templates = templates.into_iter().flat_map(|files| files.into_values());
+        let sound = fs::read(fixtures.join("media/files/s16.wav"))?;
         Ok(Self {
             checkpoints,
             gguf,
@@ -75,8 +78,17 @@ impl Seeds {
             bundles,
             templates: templates.map(|text| String::from_utf8_lossy(&text).into_owned()).collect(),
             media: contents(&fixtures.join("media/files"))?,
+            forms: vec![form("edge", "file", &sound), form("\"--a b\"; charset=utf-8", "prompt", b"Say it.\r\n--")],
         })
     }
+}
+
+/// A form of two fields.
+fn form(boundary: &str, name: &str, value: &[u8]) -> Vec<u8> {
+    let edge = boundary.split(';').next().unwrap_or_default().trim_matches('"');
+    let field = |name: &str| format!("--{edge}\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"a.wav\"\r\n\r\n");
+    let kind = format!("multipart/form-data; boundary={boundary}\n");
+    [(kind + &field("response_format") + "text\r\n" + &field(name)).as_bytes(), value, format!("\r\n--{edge}--\r\n").as_bytes()].concat()
 }
 
 /// The fixture's name.

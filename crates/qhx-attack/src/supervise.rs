@@ -9,7 +9,7 @@ use std::{
     fs::{self, File},
     io::{BufRead, BufReader},
     path::Path,
-    process::Stdio,
+    process::{Command, Stdio},
     sync::mpsc::{self, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
@@ -83,6 +83,8 @@ fn run_one(order: &Order, tally: &mut Tally) -> Result<Option<u64>, String> {
     let errors = File::create(&stderr).map_err(|error| format!("{}: {error}", stderr.display()))?;
     let mut command = limited(&program);
     command.arg("--worker").args(order.to_arguments()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors);
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let mut child = command.spawn().map_err(|error| format!("a worker cannot be started: {error}"))?;
     let (to_parent, lines) = mpsc::channel();
     let stdout = child.stdout.take().ok_or("a worker has no stdout")?;
@@ -109,13 +111,18 @@ fn run_one(order: &Order, tally: &mut Tally) -> Result<Option<u64>, String> {
             },
             Err(RecvTimeoutError::Timeout) => {
                 if let Some(overdue) = current.as_ref().and_then(|(_, watch)| watch.overdue()) {
-                    let _ = child.kill();
                     break Some(overdue);
                 }
             }
             Err(RecvTimeoutError::Disconnected) => break None,
         }
     };
+    // With all that it has started.
+    if cfg!(unix) {
+        let group = format!("-{}", child.id());
+        let _ = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status();
+    }
+    let _ = child.kill();
     let status = child.wait().map_err(|error| error.to_string())?;
     let Some((number, _)) = current else {
         return if status.success() { Ok(None) } else { Err(format!("a worker ended with {status}: {}", last_words(&stderr))) };

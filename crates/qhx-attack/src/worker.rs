@@ -116,7 +116,8 @@ fn last_panic() -> String {
 fn run_all(order: &Order) -> Result<(), String> {
     let began = Instant::now();
     let seeds = Seeds::read(&order.bundles).map_err(|error| format!("the seeds cannot be read: {error}"))?;
-    let bench = Bench { seeds, bundles: order.bundles.clone(), scratch: order.scratch.clone() };
+    let (bundles, scratch, qhx) = (order.bundles.clone(), order.scratch.clone(), order.qhx.clone());
+    let bench = Bench { seeds, bundles, scratch, qhx, limit: order.limit };
     for place in 0..order.count {
         if began.elapsed() >= order.time {
             break;
@@ -129,7 +130,7 @@ fn run_all(order: &Order) -> Result<(), String> {
         }
         say(&format!("{} {number}", if for_the_binary { "binary" } else { "library" }))?;
         let verdict = match for_the_binary {
-            true => command::run(&order.qhx, &case, &bench, order.limit).map_or_else(Verdict::Failed, |outcome| verdict_of(&outcome)),
+            true => command::run(&case, &bench).map_or_else(Verdict::Failed, |outcome| verdict_of(&outcome)),
             false => run(order.class, &case, &bench, number),
         };
         say(&match verdict {

@@ -112,7 +112,8 @@ impl Writer {
                 let began = Instant::now();
                 let mask = only.mask(ids);
                 self.mask_time += began.elapsed();
-                mask
+                // Nothing is the largest of none: with the logits, `pick` finds out why.
+                mask.filter(|mask| mask.0.iter().any(|word| *word != 0))
             }
             _ => None,
         }

@@ -37,5 +37,8 @@ mod stream;
 pub mod tls;
 mod tokens;
 
+// For hostile input: `qhx-attack`.
+#[doc(hidden)]
+pub use multipart::form_fields;
 pub use options::ServerOptions;
 pub use server::{Server, ServerError};

@@ -68,6 +68,12 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
+/// The fields of a form: their names, and how long their values are.
+#[doc(hidden)]
+pub fn form_fields(kind: &str, body: &[u8]) -> Result<Vec<(String, usize)>, String> {
+    Fields::new(kind, body)?.map(|field| field.map(|field| (field.name, field.value.len()))).collect()
+}
+
 /// The value of one of the parameters of a header: `a=b; c="d e"`.
 ///
 /// Browsers write quotes inside of a value as `%22`, others as `\"`: a value ends at the first quote with nothing but a semicolon behind it.

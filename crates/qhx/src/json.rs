@@ -77,7 +77,10 @@ mod tests {
 
     #[test]
     fn a_key_occurs_once_in_an_object() {
-        assert_eq!(read(r#"[{"a": [1, -2.5, null]}, {"a": {"a": true}}]"#).unwrap(), json!([{ "a": [1, -2.5, null] }, { "a": { "a": true } }]));
+        assert_eq!(
+            read(r#"[{"a": [1, -2.5, null]}, {"a": {"a": true}}]"#).unwrap(),
+            json!([{ "a": [1, -2.5, null] }, { "a": { "a": true } }])
+        );
         for text in [r#"{"a": 1, "\u0061": 2}"#, r#"[{"b": {"a": "x", "a": "x"}}]"#] {
             assert!(read(text).unwrap_err().to_string().contains("the key `a` occurs twice in an object"), "{text}");
         }

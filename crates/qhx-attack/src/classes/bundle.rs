@@ -2,6 +2,7 @@
 
 use super::{Bench, Case, Outcome, refused, safetensors::mutate_safetensors, template};
 use crate::{files::Files, mutate::mutate_json, random::Random, seeds::Seeds};
+use qhx_attack::probes;
 use qhx_bundle::{Bundle, BundlePath, Digest, OpenOptions, Verify, manifest::MANIFEST_FILE};
 use qhx_ir::{AlignedBytes, Bytes};
 use qhx_runtime::{
@@ -88,6 +89,7 @@ pub(super) fn rehash(files: &mut Files) {
 }
 
 pub(super) fn attempt(case: &Case, _: &Bench) -> Outcome {
+    probes::manifest(case.file(MANIFEST_FILE))?;
     run(&in_memory(&case.files)?)
 }
 

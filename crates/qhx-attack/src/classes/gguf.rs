@@ -6,6 +6,7 @@ use crate::{
     random::Random,
     seeds::Seeds,
 };
+use qhx_attack::probes;
 use qhx_forge::{
     ForgeOptions, Material, Precision,
     read::{Checkpoint, Mapping},
@@ -31,12 +32,9 @@ pub(super) fn make(seeds: &Seeds, random: &mut Random) -> Case {
 }
 
 pub(super) fn attempt(case: &Case, bench: &Bench) -> Outcome {
-    let checkpoint = Checkpoint::from_gguf(Mapping::from_bytes(FILE, case.file(FILE).to_vec())).map_err(refused)?;
-    for info in checkpoint.tensors.tensors() {
-        let tensor = checkpoint.tensors.tensor(&info.name).map_err(refused)?;
-        let mut numbers = vec![0.0; info.rows() * info.columns()];
-        tensor.read_f32(0..info.rows(), &mut numbers).map_err(refused)?;
-    }
+    let file = case.file(FILE);
+    probes::gguf(file)?;
+    let checkpoint = Checkpoint::from_gguf(Mapping::from_bytes(FILE, file.to_vec())).map_err(refused)?;
     let material = Material::Checkpoint(Box::new(checkpoint));
     forge(&material, case, &bench.scratch.join("forged"))
 }

@@ -7,12 +7,15 @@ mod faults;
 mod gguf;
 mod media;
 mod placement;
+mod processes;
 mod safetensors;
+mod serving;
 mod template;
 mod tokenizer;
 
-use crate::{files::Files, random::Random, seeds::Seeds};
-use std::path::PathBuf;
+use crate::{files::Files, random::Random, seeds::Seeds, server::Client};
+pub(crate) use qhx_attack::probes::Outcome;
+use std::{path::PathBuf, time::Duration};
 
 /// A class of hostile input.
 pub(crate) struct Class {
@@ -33,6 +36,8 @@ pub(crate) struct Case {
     pub(crate) arguments: Vec<String>,
     /// Whether all that can follow is tried, or only what is quick.
     pub(crate) deep: bool,
+    /// How a request's client behaves.
+    pub(crate) client: Client,
 }
 
 /// What a worker has at hand.
@@ -43,13 +48,14 @@ pub(crate) struct Bench {
     pub(crate) bundles: PathBuf,
     /// A folder of its own, for files of cases.
     pub(crate) scratch: PathBuf,
+    /// The binary.
+    pub(crate) qhx: PathBuf,
+    /// CPU time allowed for a case.
+    pub(crate) limit: Duration,
 }
 
-/// Accepted, with what came of it; or refused, with the message.
-pub(crate) type Outcome = Result<String, String>;
-
-/// All classes, in the order in which they run.
-pub(crate) const CLASSES: [Class; 10] = [
+/// Classes of files.
+const OF_FILES: [Class; 10] = [
     Class { name: "gguf", make: gguf::make, attempt: gguf::attempt },
     Class { name: "safetensors", make: safetensors::make, attempt: safetensors::attempt },
     Class { name: "config", make: config::make, attempt: config::attempt },
@@ -62,12 +68,17 @@ pub(crate) const CLASSES: [Class; 10] = [
     Class { name: "toml", make: placement::make, attempt: placement::attempt },
 ];
 
+/// All classes, in the order in which they run.
+pub(crate) fn classes() -> impl Iterator<Item = &'static Class> {
+    OF_FILES.iter().chain(&serving::CLASSES).chain(&processes::CLASSES)
+}
+
 /// What the harness itself is tried with: cases that fail in every way that it must notice.
 const FAULTS: Class = Class { name: "faults", make: faults::make, attempt: faults::attempt };
 
 /// The class of that name.
 pub(crate) fn class(name: &str) -> Option<&'static Class> {
-    CLASSES.iter().chain([&FAULTS]).find(|class| class.name == name)
+    classes().chain([&FAULTS]).find(|class| class.name == name)
 }
 
 impl Case {

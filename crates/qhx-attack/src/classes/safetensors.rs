@@ -7,6 +7,7 @@ use crate::{
     random::Random,
     seeds::Seeds,
 };
+use qhx_attack::probes;
 use qhx_forge::Material;
 use serde_json::Value;
 
@@ -63,16 +64,5 @@ pub(super) fn attempt(case: &Case, bench: &Bench) -> Outcome {
         write_folder(&folder, &case.files).map_err(refused)?;
         return forge(&Material::open(&folder).map_err(refused)?, case, &bench.scratch.join("forged"));
     }
-    let file = case.file(FILE);
-    let bundle = qhx_bundle::safetensors::read_header(file).map(|header| header.tensors.len());
-    let tensors = qhx_forge::read::safetensors::parse_header(file).map_err(|problem| format!("{problem:?}"))?;
-    for tensor in &tensors {
-        let bytes = file.get(tensor.range.clone()).expect("a tensor lies within its file");
-        assert_eq!(
-            tensor.info.rows() * tensor.info.columns() * tensor.info.source_type.block().1,
-            bytes.len(),
-            "a tensor is as long as its shape"
-        );
-    }
-    Ok(format!("{} tensors, {bundle:?}", tensors.len()))
+    probes::safetensors_header(case.file(FILE))
 }

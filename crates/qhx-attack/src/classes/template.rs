@@ -1,9 +1,8 @@
 //! Chat templates: programs of strangers. Some are real ones that were changed, some are written by a grammar that knows where interpreters hurt.
 
-use super::{Bench, Case, Outcome, bundle, refused};
+use super::{Bench, Case, Outcome, bundle};
 use crate::{mutate::mutate_bytes, random::Random, seeds::Seeds};
-use qhx_runtime::text::{Chat, ChatTemplate, Message};
-use serde_json::json;
+use qhx_attack::probes;
 
 const FILE: &str = "chat_template.jinja";
 
@@ -298,20 +297,5 @@ impl Writer<'_> {
 }
 
 pub(super) fn attempt(case: &Case, _: &Bench) -> Outcome {
-    let template = ChatTemplate::new(&case.text(FILE), [("bos_token", "<s>"), ("eos_token", "</s>")]).map_err(refused)?;
-    let mut chat = Chat::new(vec![
-        Message::new("system", "Be brief."),
-        Message::new("user", "Hello\nthere"),
-        Message::new("assistant", "Hi"),
-        Message::new("user", "Bye"),
-    ]);
-    chat.now = Some(1_700_000_000);
-    let plain = template.render(&chat).map_err(refused);
-    chat.tools = Some(json!([{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]));
-    chat.without_system = true;
-    let with_tools = template.render(&chat).map_err(refused);
-    match (plain, with_tools) {
-        (Err(reason), Err(_)) => Err(reason),
-        (one, other) => Ok(format!("{one:?} {other:?}")),
-    }
+    probes::template(case.file(FILE))
 }

@@ -1,6 +1,7 @@
 //! The engine on tiny models with every kind of state, on a device that misbehaves on request.
 
 use crate::common::{EOS, KINDS, Kind, VOCABULARY, devices::Troubled, ids, parts};
+use qhx_ir::IdMask;
 use qhx_runtime::{
     Cancel, Error, GenerateOptions, LoadOptions, LogitProcessor, Model, Prompt,
     engine::{Engine, EngineOptions, Request},
@@ -228,6 +229,36 @@ fn a_panic_in_a_processor_ends_its_answer_and_not_the_engine() {
     let error = engine.submit(request(&[1, 2]).with_processor(Broken)).unwrap().finish().unwrap_err();
     assert!(matches!(error, Error::EngineFailed), "{error}");
     assert_eq!(engine.submit(request(&[1, 2])).unwrap().finish().unwrap().ids, alone(&model, &[1, 2]));
+}
+
+/// Allows nothing after two tokens, and says so.
+struct DeadEnd(usize);
+
+impl LogitProcessor for DeadEnd {
+    fn process(&mut self, _: &[u32], logits: &mut [f32]) {
+        logits.fill(f32::NEG_INFINITY);
+    }
+
+    fn mask(&mut self, ids: &[u32]) -> Option<IdMask> {
+        let mut mask = IdMask::none(VOCABULARY);
+        if ids.len() < self.0 {
+            mask.allow(3);
+        }
+        Some(mask)
+    }
+
+    fn problem(&self) -> Option<Error> {
+        Some(Error::Grammar { problem: "there is no way on".into() })
+    }
+}
+
+#[test]
+fn a_dead_end_of_a_grammar_is_its_own_answers_error() {
+    let (model, _, engine) = troubled(Kind::Dense);
+    let other = engine.submit(request(&[5, 6])).unwrap();
+    let error = engine.submit(request(&[1, 2]).with_processor(DeadEnd(4))).unwrap().finish().unwrap_err();
+    assert!(matches!(error, Error::Grammar { .. }), "{error}");
+    assert_eq!(other.finish().unwrap().ids, alone(&model, &[5, 6]));
 }
 
 /// Counts how often it was woken.
