@@ -184,8 +184,14 @@ fn cargo() -> Command {
     command
 }
 
+/// A command as a person would write it.
+fn shown(command: &Command) -> String {
+    let words = [command.get_program()].into_iter().chain(command.get_args());
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
 fn run(command: &mut Command) -> Result<(), Failure> {
-    let shown = format!("{command:?}");
+    let shown = shown(command);
     match command.status() {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("{shown} ended with {status}")),
