@@ -27,7 +27,8 @@ pub(crate) fn fuzz(seconds: u32) -> Result<(), Failure> {
         // Stable Rust has the instrumentation, and keeps it to those who ask for what may change.
         fuzz.current_dir(root()).env("RUSTC_BOOTSTRAP", "1").args(["fuzz", "run", "--target-dir"]).arg(target().join("fuzz"));
         fuzz.arg(&name).args([&corpus, &seeds.join(&name)]).arg("--").arg(format!("-max_total_time={seconds}")).args(LIMITS);
-        run(fuzz.args(["-print_final_stats=1", "-verbosity=0"])).map_err(|e| format!("{name}: its input is in fuzz/artifacts: {e}"))?;
+        run(fuzz.args(["-print_final_stats=1", "-print_funcs=0", "-verbosity=0"]))
+            .map_err(|e| format!("{name}: its input is in fuzz/artifacts: {e}"))?;
     }
     Ok(())
 }
