@@ -1,6 +1,6 @@
 //! The programs that hold the tests: built once, then run by whichever suites need them.
 
-use crate::{Failure, cargo, root, target};
+use crate::{Failure, cargo, root, shown, target};
 use serde_json::Value;
 use std::{
     fs,
@@ -53,7 +53,7 @@ pub(crate) fn built(mut build: Command) -> Result<Vec<Program>, Failure> {
     let output = build.stderr(Stdio::inherit()).output().map_err(|e| format!("cannot start {build:?}: {e}"))?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(listed).collect()),
-        false => Err(format!("{build:?} ended with {}", output.status)),
+        false => Err(format!("{} ended with {}", shown(&build), output.status)),
     }
 }
 
