@@ -1,7 +1,7 @@
 //! The test suites: what each does, what it may cost, and the three ways to run them.
 
 use crate::{
-    Failure, aarch64, assets, attack, cargo, changed, conventions, deps, features, gpu, judges, licenses, loom, measure, package,
+    Failure, aarch64, assets, attack, cargo, changed, conventions, deps, features, gpu, judges, licenses, loom, measure, mutants, package,
     policy, programs, programs::PROFILE, run, size, target,
 };
 use std::{
@@ -70,7 +70,7 @@ pub(crate) enum Tier {
 const PATIENCE: f64 = 3.0;
 
 /// All suites, the longest first where they run side by side; those that call cargo apart from each other, for it lets one build wait for another.
-const SUITES: [Suite; 27] = {
+const SUITES: [Suite; 28] = {
     use Asset::*;
     use Work::{Crate, Programs, Sources};
     const fn suite(name: &'static str, budget: [Option<u32>; 2], assets: &'static [Asset], work: Work) -> Suite {
@@ -103,6 +103,7 @@ const SUITES: [Suite; 27] = {
         suite("tokenizers", [Some(10), Some(10)], &[Tokenizers], Programs(tokenizers)),
         suite("features", [None, Some(200)], &[], Sources(features::features)),
         suite("loom", [None, Some(60)], &[Loom], Sources(loom::models)),
+        suite("mutants", [None, Some(10_000)], &[], Sources(mutants::all)),
         suite("dependencies", [None, Some(60)], &[], Sources(policy::deny)),
     ]
 };
