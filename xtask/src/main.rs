@@ -16,6 +16,7 @@ mod licenses;
 mod llama;
 mod loom;
 mod measure;
+mod mutants;
 mod package;
 mod peers;
 mod policy;
@@ -42,6 +43,7 @@ const HELP: &str = "cargo xtask COMMAND
                   all that takes long: docs/testing.md
   repeat N [--beside-build] [--skip TEST]… CRATE[:TEST]…
                   the tests of crates, or those whose names hold TEST, N times, and which of them failed how often
+  mutants [FILE…] mistakes that cargo-mutants makes in guards, one at a time, which the tests of their crates must notice
   fetch           all that the suites need from elsewhere, to test without a network later
   aarch64 COMMAND …
                   a command of cargo for aarch64, with tools that are fetched where they are missing: build --release
@@ -88,6 +90,7 @@ fn main() -> ExitCode {
         ["suite", name] => suites::one(name),
         ["aarch64", ref arguments @ ..] => aarch64::pass_on(arguments),
         ["repeat", ref arguments @ ..] => repeat::repeat(arguments),
+        ["mutants", ref files @ ..] => mutants::test(files),
         ["shaders"] => gpu::shaders(),
         ["man"] => man(),
         ["attack", ref arguments @ ..] => programs::build(&[]).and_then(|()| attack::attack(arguments)),

@@ -1,8 +1,8 @@
 //! The test suites: what each does, what it may cost, and the three ways to run them.
 
 use crate::{
-    Failure, aarch64, assets, attack, cargo, changed, conventions, deps, features, fuzz, gpu, judges, licenses, loom, measure, package,
-    policy, programs, programs::PROFILE, run, size, target,
+    Failure, aarch64, assets, attack, cargo, changed, conventions, deps, features, fuzz, gpu, judges, licenses, loom, measure, mutants,
+    package, policy, programs, programs::PROFILE, run, size, target,
 };
 use std::{
     env,
@@ -70,7 +70,7 @@ pub(crate) enum Tier {
 const PATIENCE: f64 = 3.0;
 
 /// All suites, the longest first where they run side by side; those that call cargo apart from each other, for it lets one build wait for another.
-const SUITES: [Suite; 28] = {
+const SUITES: [Suite; 29] = {
     use Asset::*;
     use Work::{Crate, Programs, Sources};
     const fn suite(name: &'static str, budget: [Option<u32>; 2], assets: &'static [Asset], work: Work) -> Suite {
@@ -104,6 +104,7 @@ const SUITES: [Suite; 28] = {
         suite("features", [None, Some(200)], &[], Sources(features::features)),
         suite("fuzz", [None, Some(1200)], &[], Programs(fuzz::test)),
         suite("loom", [None, Some(60)], &[Loom], Sources(loom::models)),
+        suite("mutants", [None, Some(10_000)], &[], Sources(mutants::all)),
         suite("dependencies", [None, Some(60)], &[], Sources(policy::deny)),
     ]
 };

@@ -183,6 +183,16 @@ fn without_filters_draws_fall_on_ids_in_their_order() {
     }
 }
 
+/// A draw of 1 stands for one that rounding carries to the end.
+#[test]
+fn draws_on_an_edge_fall_on_the_next_and_at_the_end_on_the_last() {
+    let config = SamplerConfig { temperature: 1.0, ..SamplerConfig::default() };
+    let choose = |draw| Filter::default().choose(&[0.0, 0.0, f32::NEG_INFINITY], 0, &config, draw);
+    assert_eq!([0.0, 0.5, 1.0].map(choose), [0, 1, 1]);
+    let top = [(5, 0.0), (6, 0.0), (7, f32::NEG_INFINITY)];
+    assert_eq!([0.0, 0.5, 1.0].map(|draw| Filter::default().choose_of_top(&top, &config, draw)), [5, 6, 6]);
+}
+
 #[test]
 fn temperature_sharpens_before_the_filters() {
     let logits = [1.0, 0.0];
