@@ -241,9 +241,15 @@ def run(kinds, seconds):
             for kind, time_taken in took:
                 times[kind].append(time_taken)
     server.settle(before.descriptors + 2)
-    # What was freed is given back within a moment.
-    time.sleep(0.5)
     return times, others
+
+
+def held_at_last(most):
+    """What is held once memory is no more than so many MiB: what was freed is given back within a moment."""
+    began = time.time()
+    while (held := server.held()).memory > most and time.time() - began < 5:
+        time.sleep(0.01)
+    return held
 
 
 def padded(size):
@@ -276,7 +282,7 @@ try:
     benign, others = run({kind: padded(size) for kind, (_, size) in kinds.items()}, SECONDS)
     middle = server.held()
     mixed, attacks = run({kind: requests for kind, (requests, _) in kinds.items()}, SECONDS)
-    after = server.held()
+    after = held_at_last(middle.memory + LEFT)
     count = lambda times: sum(map(len, times.values()))
     print(f"{CLIENTS} clients, {SECONDS} s: {count(benign)} good requests and {others.total()} of the same sizes, then {count(mixed)} and {attacks.total()} hostile: {dict(attacks)}")
     for kind in GOOD:

@@ -8,7 +8,7 @@ use std::{
 };
 
 /// Test files that sleep, and what they wait for or let pass. Everything else waits for an event.
-const SLEEPS: [(&str, &str); 16] = [
+const SLEEPS: [(&str, &str); 18] = [
     ("crates/qhx-bundle/tests/suite/integrity.rs", "the clock of the file system goes on: looks until a deadline"),
     ("crates/qhx-cli/src/peak.rs", "a peak of memory is seen: looks until a deadline"),
     ("crates/qhx-cli/tests/suite/common/mod.rs", "another process does something: looks until a deadline"),
@@ -25,6 +25,8 @@ const SLEEPS: [(&str, &str); 16] = [
     ("crates/qhx-server/tests/suite/limits.rs", "bad clients leave after a random time"),
     ("tests/judges/chaos.py", "bad clients leave after a random time"),
     ("tests/judges/fleet.py", "servers reach a state: looks until a deadline"),
+    ("tests/judges/load.py", "bad clients leave after a random time; a server reaches a state: looks until a deadline"),
+    ("tests/judges/serving.py", "a server comes to rest: looks until a deadline"),
 ];
 
 /// Checks all of it.
