@@ -8,7 +8,7 @@ use std::{
 };
 
 /// Test files that sleep, and what they wait for or let pass. Everything else waits for an event.
-const SLEEPS: [(&str, &str); 18] = [
+const SLEEPS: [(&str, &str); 19] = [
     ("crates/qhx-bundle/tests/suite/integrity.rs", "the clock of the file system goes on: looks until a deadline"),
     ("crates/qhx-cli/src/peak.rs", "a peak of memory is seen: looks until a deadline"),
     ("crates/qhx-cli/tests/suite/common/mod.rs", "another process does something: looks until a deadline"),
@@ -22,6 +22,7 @@ const SLEEPS: [(&str, &str); 18] = [
     ("crates/qhx-runtime/tests/suite/common/devices.rs", "a slow device, and one that waits until a test lets it go on"),
     ("crates/qhx-runtime/tests/suite/common/mod.rs", "an engine or a device reaches a state: looks until a deadline"),
     ("crates/qhx-server/tests/suite/common/mod.rs", "a server reaches a state: looks until a deadline"),
+    ("crates/qhx-server/tests/suite/hostile.rs", "a poll every two milliseconds"),
     ("crates/qhx-server/tests/suite/limits.rs", "bad clients leave after a random time"),
     ("tests/judges/chaos.py", "bad clients leave after a random time"),
     ("tests/judges/fleet.py", "servers reach a state: looks until a deadline"),

@@ -1,11 +1,11 @@
 //! `qhx serve` as a process: who may listen where, and how it begins and ends.
 
+use crate::common::wait_until;
 use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     process::{Child, ChildStderr, Command, Output, Stdio},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -155,11 +155,7 @@ fn large_requests_take_little_and_leave_nothing() {
     println!("unfinished: {peak} MiB");
     assert!(peak < MOST, "60 unfinished requests: {peak} MiB");
     drop(unfinished);
-    let began = Instant::now();
-    while memory(&server, "VmRSS:") > before + LEFT {
-        assert!(began.elapsed() < Duration::from_secs(20), "{} MiB of {before} before", memory(&server, "VmRSS:"));
-        thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("the memory is given back", || memory(&server, "VmRSS:") <= before + LEFT);
     server.kill().unwrap();
     server.wait().unwrap();
 }
