@@ -96,7 +96,7 @@ const SUITES: [Suite; 29] = {
         suite("qhx", [Some(10), Some(10)], &[], Crate),
         suite("qhx-attack", [Some(10), Some(10)], &[], Crate),
         suite("xtask", [Some(2), Some(2)], &[], Crate),
-        suite("judges", [Some(40), Some(100)], &[Judges], Programs(judges::test)),
+        suite("judges", [Some(40), Some(400)], &[Judges], Programs(judges::test)),
         suite("attack", [Some(30), Some(8000)], &[], Programs(attack::test)),
         suite("doctest", [Some(60), Some(60)], &[], Sources(doctest)),
         suite("smollm2", [Some(35), Some(35)], &[SmolLm2], Programs(smollm2)),
