@@ -9,25 +9,25 @@ use std::{
 
 /// Test files that sleep, and what they wait for or let pass. Everything else waits for an event.
 const SLEEPS: [(&str, &str); 19] = [
-    ("crates/qhx-bundle/tests/suite/integrity.rs", "the clock of the file system goes on: looks until a deadline"),
-    ("crates/qhx-cli/src/peak.rs", "a peak of memory is seen: looks until a deadline"),
-    ("crates/qhx-cli/tests/suite/common/mod.rs", "another process does something: looks until a deadline"),
-    ("crates/qhx-cli/tests/suite/gpu.rs", "a process is killed after each sixteenth of the time that it needs for its first output"),
-    ("crates/qhx-cli/tests/suite/safe_files.rs", "a command ends: looks until a deadline, then kills it"),
+    ("crates/qhx-bundle/tests/suite/integrity.rs", "the clock of the file system ticks: polls until a deadline"),
+    ("crates/qhx-cli/src/peak.rs", "a peak of memory is seen: polls until a deadline"),
+    ("crates/qhx-cli/tests/suite/common/mod.rs", "another process does something: polls until a deadline"),
+    ("crates/qhx-cli/tests/suite/gpu.rs", "a process is killed at sixteenths of the time to its first output"),
+    ("crates/qhx-cli/tests/suite/safe_files.rs", "a command ends: polls until a deadline, then kills it"),
     ("crates/qhx-cpu/src/pool.rs", "units that take time, and pauses between jobs"),
     ("crates/qhx-cpu/tests/idle.rs", "a pool is idle while its CPU time is measured"),
     ("crates/qhx-forge/tests/gate_memory.rs", "memory is measured every millisecond"),
-    ("crates/qhx-forge/tests/suite/engine.rs", "an engine comes to rest: looks until a deadline"),
+    ("crates/qhx-forge/tests/suite/engine.rs", "an engine comes to rest: polls until a deadline"),
     ("crates/qhx-runtime/src/split/tokens.rs", "stages that take time"),
     ("crates/qhx-runtime/tests/suite/common/devices.rs", "a slow device, and one that waits until a test lets it go on"),
-    ("crates/qhx-runtime/tests/suite/common/mod.rs", "an engine or a device reaches a state: looks until a deadline"),
-    ("crates/qhx-server/tests/suite/common/mod.rs", "a server reaches a state: looks until a deadline"),
+    ("crates/qhx-runtime/tests/suite/common/mod.rs", "an engine or a device reaches a state: polls until a deadline"),
+    ("crates/qhx-server/tests/suite/common/mod.rs", "a server reaches a state: polls until a deadline"),
     ("crates/qhx-server/tests/suite/hostile.rs", "a poll every two milliseconds"),
     ("crates/qhx-server/tests/suite/limits.rs", "bad clients leave after a random time"),
     ("tests/judges/chaos.py", "bad clients leave after a random time"),
-    ("tests/judges/fleet.py", "servers reach a state: looks until a deadline"),
-    ("tests/judges/load.py", "bad clients leave after a random time; a server reaches a state: looks until a deadline"),
-    ("tests/judges/serving.py", "a server comes to rest: looks until a deadline"),
+    ("tests/judges/fleet.py", "servers reach a state: polls until a deadline"),
+    ("tests/judges/load.py", "bad clients leave after a random time; a server reaches a state: polls until a deadline"),
+    ("tests/judges/serving.py", "a server comes to rest: polls until a deadline"),
 ];
 
 /// Checks all of it.
@@ -51,7 +51,7 @@ fn packages() -> Result<Vec<String>, Failure> {
     Ok(problems)
 }
 
-/// Test programs beside the one of their crate, against the list of those that need a process of their own.
+/// Checks the test programs other than `suite` against the list of those that need their own process.
 fn own_processes() -> Result<Vec<String>, Failure> {
     let mut found = BTreeSet::new();
     for package in entries(&root().join("crates"))? {

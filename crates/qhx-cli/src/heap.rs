@@ -1,13 +1,13 @@
 //! Memory that was freed and is still held by the allocator.
 #![allow(unsafe_code)] // A call of the C library.
 
-/// A block of so many bytes is asked of the system and given back to it alone, and what is free at the end of a thread's memory is given back beyond it.
+/// Blocks of this size or larger are mapped separately and return to the system when they are freed. Free memory at the top of an arena returns beyond the same size.
 ///
-/// The C library begins with less, but raises both limits to the largest block that was ever freed, and twice that: after one large request, each thread would keep what another needs.
+/// glibc starts lower, but raises the first limit to the largest block ever freed and the second to twice that: after one large request, every arena would keep as much.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const KEPT_BYTES: libc::c_int = 1 << 20;
 
-/// Has the allocator keep little of what is freed, in a process that runs for long.
+/// Limits how much freed memory the allocator keeps, for a process that runs for a long time.
 pub(crate) fn keep_little() {
     // SAFETY: sets numbers of the allocator, which it takes at any time.
     #[cfg(all(target_os = "linux", target_env = "gnu"))]

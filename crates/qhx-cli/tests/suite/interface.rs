@@ -199,7 +199,7 @@ fn both_binaries_are_built() {
     assert!(String::from_utf8(help.stdout).unwrap().contains("qhx_generate MANIFEST"));
 }
 
-/// What could not be said is no success.
+/// A command that cannot print its help fails.
 #[cfg(target_os = "linux")]
 #[test]
 fn help_for_a_full_device_fails() {

@@ -68,7 +68,7 @@ impl Gemma4 {
         }
         c.only("use_bidirectional_attention", &[])?;
         c.only("tie_word_embeddings", &[true.into()])?;
-        // Absent it is 256. transformers refuses null, so a model whose maker meant none by it cannot be told from one that has them.
+        // Absent means 256. transformers refuses null, which could mean none or the default.
         if c.is_null("hidden_size_per_layer_input") {
             return Err(c.error("hidden_size_per_layer_input", "must be an integer, found null; a model without inputs per layer has 0"));
         }

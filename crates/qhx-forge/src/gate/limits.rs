@@ -205,7 +205,7 @@ pub(super) fn of_what_is_broken(limits: Limits) -> Limits {
     Limits { flips: (BROKEN * limits.flips).min(0.9), mean_kl: BROKEN * limits.mean_kl, p99_kl: None, wide_flips: None }
 }
 
-/// The limits that a measurement exceeds, each as what was found beside what is allowed.
+/// The limits that a measurement exceeds, each with the measured value.
 pub(super) fn exceeded(found: &Closeness) -> Vec<String> {
     let Closeness { tokens, ties, wide_flips, mean_kl, mean_kl_error, p99_kl, above_p99, limits, .. } = found;
     let (counted, is_above) = (found.counted(), |count: usize, limit: f64| is_above(count, *tokens, limit));

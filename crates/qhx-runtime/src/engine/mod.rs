@@ -61,7 +61,7 @@ impl Default for EngineOptions {
     }
 }
 
-/// What is kept of prompts where nobody says how much, with so much memory free.
+/// The default size of the prefix cache, given the free memory.
 fn prefix_bytes_with(free: Option<u64>) -> u64 {
     const MOST: u64 = 2 << 30;
     free.map_or(MOST, |free| (free / 16).min(MOST))
