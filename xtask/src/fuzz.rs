@@ -1,7 +1,7 @@
 //! Coverage-guided fuzzing: `fuzz/` is a workspace of its own, built with instrumentation by a `cargo fuzz` that is fetched.
 
-use crate::{Failure, cargo, programs, root, run, suites::Tier, target};
-use std::{fs, path::PathBuf, process::Command};
+use crate::{Failure, assets, programs, root, run, suites::Tier, target};
+use std::{fs, process::Command};
 
 /// The version of `cargo fuzz` that is fetched.
 const CARGO_FUZZ: &str = "0.13.2";
@@ -17,7 +17,7 @@ pub(crate) fn test(_: Tier) -> Result<(), Failure> {
 
 /// Some seconds for each target, from the same seeds as `cargo xtask attack`. New inputs are kept in `fuzz/corpus`, crashes in `fuzz/artifacts`.
 pub(crate) fn fuzz(seconds: u32) -> Result<(), Failure> {
-    let program = cargo_fuzz()?;
+    let program = assets::cargo_tool("cargo-fuzz", CARGO_FUZZ)?;
     let seeds = target().join("fuzz-seeds");
     run(Command::new(programs::binary("qhx-attack")).arg("corpus").arg(&seeds))?;
     for name in targets()? {
@@ -40,14 +40,4 @@ fn targets() -> Result<Vec<String>, Failure> {
     let manifest: toml::Table = manifest.parse().map_err(|e| format!("{}: {e}", file.display()))?;
     let bins = manifest.get("bin").and_then(toml::Value::as_array).into_iter().flatten();
     Ok(bins.filter_map(|bin| bin.get("name")?.as_str().map(str::to_owned)).collect())
-}
-
-/// `cargo fuzz`, installed where it is missing.
-fn cargo_fuzz() -> Result<PathBuf, Failure> {
-    let folder = target().join(format!("assets/cargo-fuzz-{CARGO_FUZZ}"));
-    let program = folder.join("bin/cargo-fuzz");
-    if !program.exists() {
-        run(cargo().args(["install", "cargo-fuzz", "--version", CARGO_FUZZ, "--locked", "--debug", "--root"]).arg(&folder))?;
-    }
-    Ok(program)
 }

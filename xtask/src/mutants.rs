@@ -1,6 +1,6 @@
 //! Mutation tests of guards: `cargo mutants` makes one mistake at a time in what keeps strangers, large requests and wrong numbers out, and the tests of the crate must notice it.
 
-use crate::{Failure, cargo, graph, programs::PROFILE, root, run, target};
+use crate::{Failure, assets, graph, programs::PROFILE, root, target};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -44,7 +44,7 @@ pub(crate) fn test(names: &[&str]) -> Result<(), Failure> {
     for file in files {
         packages.entry(file.split('/').nth(1).unwrap_or_default()).or_default().push(file);
     }
-    let (program, tree, explained) = (install()?, copy()?, explained()?);
+    let (program, tree, explained) = (assets::cargo_tool("cargo-mutants", CARGO_MUTANTS)?, copy()?, explained()?);
     let mut problems = Vec::new();
     for (package, files) in packages {
         let out = target().join("mutants").join(package);
@@ -114,16 +114,6 @@ fn explained() -> Result<BTreeSet<String>, Failure> {
         explained.insert((*line).to_owned());
     }
     Ok(explained)
-}
-
-/// `cargo mutants`, fetched and compiled if it is not there.
-fn install() -> Result<PathBuf, Failure> {
-    let folder = target().join(format!("assets/cargo-mutants-{CARGO_MUTANTS}"));
-    let program = folder.join("bin/cargo-mutants");
-    if !program.exists() {
-        run(cargo().args(["install", "cargo-mutants", "--version", CARGO_MUTANTS, "--locked", "--debug", "--root"]).arg(&folder))?;
-    }
-    Ok(program)
 }
 
 /// A copy of what git tracks, for the mistakes. Files that are as they were keep their times, so that little is compiled again.

@@ -3,9 +3,9 @@
 //! `cargo deny` reads the same file. What is read here needs no tool and no network.
 
 use crate::{
-    Failure, cargo,
+    Failure, assets,
     graph::{self, Id, Package},
-    root, run, suites, target,
+    root, run, suites,
 };
 use std::{collections::BTreeMap, fs, process::Command};
 use toml::{Table, Value};
@@ -51,12 +51,7 @@ pub(crate) fn check() -> Result<(), Failure> {
 
 /// Everything that `cargo deny` checks. Security advisories need the network: in CI (CI=true) they must be checked.
 pub(crate) fn deny() -> Result<(), Failure> {
-    let folder = target().join(format!("assets/cargo-deny-{CARGO_DENY}"));
-    let program = folder.join("bin/cargo-deny");
-    if !program.exists() {
-        // It runs for seconds: compiling it well would take minutes more.
-        run(cargo().args(["install", "cargo-deny", "--version", CARGO_DENY, "--locked", "--debug", "--root"]).arg(&folder))?;
-    }
+    let program = assets::cargo_tool("cargo-deny", CARGO_DENY)?;
     let deny = |arguments: &[&str]| {
         let mut deny = Command::new(&program);
         deny.current_dir(root()).args(arguments);
